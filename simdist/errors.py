@@ -1,0 +1,112 @@
+"""Every error that simdist itself raises.
+
+A *simulated* failure is torch's own exception type, so user code catches it as in production. The classes here are
+for misuse (`SimdistError` and its children) and for what only a simulator can know: a deadlock, a stall, a run that
+failed. `InternalError` means that an invariant of simdist broke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "DeadlockError",
+    "FaultError",
+    "InternalError",
+    "MismatchError",
+    "RunFailedError",
+    "ScenarioError",
+    "SimdistError",
+    "StallError",
+    "StrictError",
+    "TopologyError",
+    "UnsupportedError",
+]
+
+
+class SimdistError(Exception):
+    """Base of everything that simdist raises about its own use."""
+
+
+class InternalError(SimdistError):
+    """A broken invariant of simdist."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} (this is a bug in simdist, please report it)"
+
+
+class UnsupportedError(SimdistError, NotImplementedError):
+    """Something that the real backend can do and the simulation cannot yet; says what and what to use instead."""
+
+
+class TopologyError(SimdistError, ValueError):
+    """A cluster description that does not hold together, or a rank or host that it does not have."""
+
+
+class FaultError(SimdistError, ValueError):
+    """A fault that fits nothing in the world it is given to. `problems` holds one line for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(tuple(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return _problem_text("faults", self.problems)
+
+
+class ScenarioError(SimdistError, ValueError):
+    """Bad scenario input. `source` is the file, `problems` one line for each thing that is wrong with it."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        super().__init__(source, tuple(problems))
+        self.source = source
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return _problem_text(self.source, self.problems)
+
+
+class DeadlockError(SimdistError):
+    """Ranks wait for each other in a cycle. `report` is the whole story, `cycle` the ranks in waiting order."""
+
+    def __init__(self, report: str, cycle: Sequence[str], time_ns: int) -> None:
+        super().__init__(report, tuple(cycle), time_ns)
+        self.report = report
+        self.cycle = tuple(cycle)
+        self.time_ns = time_ns
+
+    def __str__(self) -> str:
+        return self.report
+
+
+class StallError(SimdistError):
+    """A rank kept the baton for too long in real time: it blocks on something the simulation does not know."""
+
+    def __init__(self, task: str, seconds: float, stack: str) -> None:
+        super().__init__(task, seconds, stack)
+        self.task = task
+        self.seconds = seconds
+        self.stack = stack
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task} has run for {self.seconds:g} s of real time without giving the baton back; "
+            f"it blocks on something outside the simulation, here:\n{self.stack}"
+        )
+
+
+class MismatchError(SimdistError, RuntimeError):
+    """Ranks called one collective with arguments that do not fit; the text names every rank's call and call site."""
+
+
+class StrictError(SimdistError, RuntimeError):
+    """Something that the backend accepts in silence and a strict run does not; the text names the line that did it."""
+
+
+class RunFailedError(SimdistError):
+    """A run did not end well; raised by `RunResult.raise_for_failure`, with the first failure as its cause."""
+
+
+def _problem_text(source: str, problems: Sequence[str]) -> str:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return "\n".join([f"{source}: {count}", *(f"  {problem}" for problem in problems)])

@@ -1,0 +1,38 @@
+"""The kernel: virtual time, an event queue, and tasks of which exactly one runs at a time.
+
+It has never heard of torch, ranks or networks. It rests on simpy's `Environment` for the queue and on OS threads for
+the tasks: each task is a thread parked on its own lock, and whoever parks steps the queue itself until it knows the
+next task and hands the baton to it directly.
+
+Open `_simulation.py` first: it is the loop. `_task.py` holds what a task is, `_policy.py` who goes next among equals,
+`_deadlock.py` what is said when nobody can, `_events.py` the record of it all and its digest, `_bus.py` the seam for
+everything that watches or interferes, `_core.py` why one core and batch scheduling make it twice as fast.
+"""
+
+from simdist.kernel._bus import PASS, Bus, Verdict
+from simdist.kernel._core import one_core
+from simdist.kernel._deadlock import Wait, describe_deadlock
+from simdist.kernel._events import EventLog
+from simdist.kernel._policy import FifoPolicy, Policy, RandomPolicy, make_policy
+from simdist.kernel._simulation import Simulation, Timer
+from simdist.kernel._streams import stream
+from simdist.kernel._task import Task, TaskKilled
+
+__all__ = [
+    "PASS",
+    "Bus",
+    "EventLog",
+    "FifoPolicy",
+    "Policy",
+    "RandomPolicy",
+    "Simulation",
+    "Task",
+    "TaskKilled",
+    "Timer",
+    "Verdict",
+    "Wait",
+    "describe_deadlock",
+    "make_policy",
+    "one_core",
+    "stream",
+]

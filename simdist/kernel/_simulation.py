@@ -1,0 +1,461 @@
+"""The loop: virtual time moves, tasks take turns, and nothing hangs.
+
+Two kinds of things lie in the future. A *timer* is certain (a sleep ends, a message arrives, a fault strikes) and is
+an event in simpy's queue. A *deadline* is what happens only if nothing else does (a timeout); deadlines stand in a
+dictionary beside the queue, because nearly all are withdrawn again, and a queue would keep each until its time comes.
+When no task is runnable and no timer is left, only deadlines can move the world: that instant is *quiescence*, where
+deadlocks are looked for. A timeout of 30 virtual minutes therefore costs no real time, and a deadlock is found at the
+instant it forms although every rank in it has a timeout.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import simpy
+
+from simdist.errors import DeadlockError, InternalError, SimdistError, StallError
+from simdist.kernel._bus import Bus
+from simdist.kernel._deadlock import Wait, describe_deadlock
+from simdist.kernel._events import EventLog
+from simdist.kernel._policy import FifoPolicy, Policy
+from simdist.kernel._task import Task, TaskKilled, TaskState
+
+__all__ = ["Expiring", "Simulation", "Timer"]
+
+# The watchdog is the one part that must know real time, also inside a world where `time` is virtual.
+_real_seconds = time.monotonic  # noqa: TID251
+
+_READY, _RUNNING, _PARKED = TaskState.READY, TaskState.RUNNING, TaskState.PARKED
+_FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
+
+
+class Timer:
+    """A callback at a virtual time; `cancel` withdraws it. Looks like a simpy event to simpy's queue."""
+
+    __slots__ = ("_ok", "_simulation", "action", "callbacks")
+
+    def __init__(self, simulation: Simulation, action: Callable[[], None]) -> None:
+        self._ok = True
+        self._simulation = simulation
+        self.action: Callable[[], None] | None = action
+        self.callbacks: Any = (_fire,)
+
+    def cancel(self) -> None:
+        """Withdraw the timer; does nothing after it has fired."""
+        if self.action is not None:
+            self.action = None
+            self._simulation._live_timers -= 1
+
+
+def _fire(timer: Timer) -> None:
+    action = timer.action
+    if action is not None:
+        timer.action = None
+        timer._simulation._live_timers -= 1
+        action()
+
+
+class Expiring(Protocol):
+    """Something with a deadline. Registered with `Simulation.watch_deadline`."""
+
+    deadline_ns: int | None
+
+    def expire(self) -> None:
+        """The deadline has come."""
+
+
+class _Sleep:
+    __slots__ = ("until_ns",)
+
+    def __init__(self, until_ns: int) -> None:
+        self.until_ns = until_ns
+
+    def describe(self) -> str:
+        return f"sleep until {self.until_ns / 1e9:.9f} s"
+
+    def waits_for(self) -> Iterable[Task]:
+        return ()
+
+
+class Simulation:
+    """Virtual time and the tasks that live in it.
+
+    Example:
+        >>> simulation = Simulation()
+        >>> task = simulation.spawn(lambda: simulation.sleep(5), "sleeper")
+        >>> simulation.run()
+        >>> simulation.now_ns
+        5
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy | None = None,
+        on_switch: Callable[[Any, Any], None] | None = None,
+        stall_s: float = 30.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._environment = simpy.Environment()
+        self._ready: Policy = FifoPolicy() if policy is None else policy
+        self._on_switch = on_switch
+        self._stall_s = stall_s
+        self._progress = progress
+        self._host = _thread.allocate_lock()  # held while the world runs; whoever ends the world releases it
+        self._host.acquire()
+        self._deadlines: dict[Expiring, None] = {}
+        self._earliest_deadline: float = math.inf  # never later than the true one
+        self._live_timers = 0
+        self._alive = 0  # tasks that are neither done nor frozen
+        self._turns = 0  # hand-overs and queue steps: the watchdog's pulse
+        self._closing = False
+        self._broken: BaseException | None = None  # what failed inside the kernel itself
+        self._previous: Any = None  # context of the task that ran last
+        self.tasks: list[Task] = []
+        self.current: Task | None = None
+        self.current_ident = 0  # thread of the current task; dispatchers compare with it
+        self.events = EventLog()
+        self.bus = Bus()
+        self.deadlock: DeadlockError | None = None  # the first one found
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual nanoseconds since the start of the world."""
+        return self._environment._now  # type: ignore[return-value]  # an int: every delay is
+
+    def call_at(self, time_ns: int, action: Callable[[], None]) -> Timer:
+        """Call `action` at virtual time `time_ns` (not before now), outside any task; it must not park."""
+        timer = Timer(self, action)
+        self._live_timers += 1
+        now = self._environment._now
+        self._environment.schedule(timer, delay=time_ns - now if time_ns > now else 0)  # type: ignore[arg-type]
+        return timer
+
+    def watch_deadline(self, thing: Expiring) -> None:
+        """Call `thing.expire()` when virtual time reaches its `deadline_ns`, unless it is unwatched before.
+
+        The deadline may move while it is watched, but only to a later time.
+        """
+        if thing.deadline_ns is None:
+            raise InternalError(f"{thing!r} has no deadline to watch")
+        self._deadlines[thing] = None
+        self._earliest_deadline = min(self._earliest_deadline, thing.deadline_ns)
+
+    def unwatch_deadline(self, thing: Expiring) -> None:
+        """Withdraw a deadline; does nothing if there is none."""
+        self._deadlines.pop(thing, None)
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    def spawn(self, function: Callable[[], None], name: str, context: Any = None) -> Task:
+        """Add a task that calls `function`; it becomes runnable now. `context` is handed to the switch hook."""
+        task = Task(self, name, function, context)
+        self.tasks.append(task)
+        self._alive += 1
+        self._ready.push(task)
+        return task
+
+    def park(self, wait: Wait, deadline_ns: int | None = None) -> bool:
+        """Give the baton away until someone wakes the running task.
+
+        Returns False if the deadline came first. A task may be woken early: whoever parks checks its condition again.
+
+        Raises:
+            TaskKilled: the task was killed and its world is being torn down.
+        """
+        task = self.current
+        if task is None or task.doomed:
+            raise TaskKilled
+        task.state = _PARKED
+        task.waiting = wait
+        task.parked_at_ns = self.now_ns
+        if deadline_ns is not None:
+            task.deadline_ns = deadline_ns
+            self.watch_deadline(task)
+        following = self._choose()
+        if following is not task:
+            self._hand_over(following)
+            task.lock.acquire()
+            self.current_ident = task.ident
+            if task.doomed:
+                raise TaskKilled
+        task.state = _RUNNING
+        task.waiting = None
+        if deadline_ns is not None:
+            expired = task.deadline_ns == -1
+            self._deadlines.pop(task, None)
+            task.deadline_ns = None
+            return not expired
+        return True
+
+    def wake(self, task: Task) -> None:
+        """Make a parked task runnable; does nothing to any other."""
+        if task.state is _PARKED:
+            if task.paused:
+                task.woken_while_paused = True
+            else:
+                task.state = _READY
+                self._ready.push(task)
+
+    def sleep(self, duration_ns: int) -> None:
+        """Park the running task for a span of virtual time; zero lets every other runnable task go first."""
+        task = self._running()
+        until_ns = self.now_ns + max(0, duration_ns)
+        wait = _Sleep(until_ns)
+        task.sleep_timer = self.call_at(until_ns, lambda: self.wake(task))
+        timer = task.sleep_timer
+        while timer.action is not None:
+            self.park(wait)
+        task.sleep_timer = None
+
+    def kill(self, task: Task) -> None:
+        """Stop a task for good: it never runs again, and its thread is unwound at teardown, every effect refused.
+
+        A task that kills itself does not come back from this call.
+        """
+        if task.state in (_DONE, _FROZEN):
+            return
+        running = task is self.current and task.state is _RUNNING
+        task.state = _FROZEN
+        self._alive -= 1
+        self._deadlines.pop(task, None)
+        if task.sleep_timer is not None:
+            task.sleep_timer.cancel()
+        if running and _thread.get_ident() == task.ident:
+            self._hand_over(self._choose())
+            task.lock.acquire()
+            self.current_ident = task.ident
+            raise TaskKilled
+
+    def pause(self, task: Task) -> None:
+        """Stop a task as SIGSTOP does, until `resume`. The running task stops at its next `park`."""
+        if not task.paused:
+            task.paused = True
+            task.woken_while_paused = False
+
+    def resume(self, task: Task) -> None:
+        """Let a paused task go on."""
+        if task.paused:
+            task.paused = False
+            if task.woken_while_paused:
+                task.woken_while_paused = False
+                self.wake(task)
+
+    def keep_open(self) -> None:
+        """The world is not over although every task may have ended: more will be spawned. Undone by `let_end`."""
+        self._alive += 1
+
+    def let_end(self) -> None:
+        """Undo one `keep_open`."""
+        self._alive -= 1
+
+    def check(self) -> Task:
+        """The running task.
+
+        Raises:
+            TaskKilled: it was killed; nothing that it does has an effect any more.
+            SimdistError: the caller is no task of this world.
+        """
+        task = self._running()
+        if task.doomed:
+            raise TaskKilled
+        return task
+
+    def owns_this_thread(self) -> bool:
+        """True if the calling thread is the task that holds the baton."""
+        return _thread.get_ident() == self.current_ident
+
+    # -- the world -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until no task can go on. Afterwards call `close`.
+
+        Raises:
+            StallError: a task kept the baton for longer than the watchdog allows.
+            InternalError: the kernel broke.
+        """
+        first = self._choose()
+        if first is not None:
+            self._hand_over(first)
+            self._watch()
+        if self._broken is not None:
+            raise InternalError(f"the kernel failed: {self._broken!r}") from self._broken
+
+    def close(self) -> list[str]:
+        """Unwind every task that is left, so that no thread outlives the world; return the names of those that did.
+
+        A thread does only if it blocks outside the simulation, or swallows every exception in a loop.
+        """
+        self._closing = True
+        leaked = []
+        for task in self.tasks:
+            if task.state is _DONE or not task.started:
+                continue
+            task.doomed = True
+            if task is self.current and task.state is _RUNNING:
+                continue  # it was abandoned by the watchdog, which has done what can be done
+            self._hand_over(task)
+            if not self._host.acquire(timeout=self._stall_s):
+                leaked.append(task.name)
+        leaked += [
+            task.name for task in self.tasks if task.started and task.state is not _DONE and task.name not in leaked
+        ]
+        self._deadlines.clear()
+        self._switch_context(None)
+        self.current = None
+        self.current_ident = 0
+        for task in self.tasks:
+            task.context = task.waiting = None  # these and the task refer to each other
+        return leaked
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _running(self) -> Task:
+        task = self.current
+        if task is None or _thread.get_ident() != self.current_ident:
+            raise SimdistError(
+                "this thread is not a simulated rank; threads that a rank starts itself cannot use simulated operations"
+            )
+        return task
+
+    def _choose(self) -> Task | None:
+        """The next task to run, stepping the queue as far as needed; None when the world is over."""
+        try:
+            while True:
+                ready = self._ready
+                while len(ready):
+                    task = ready.pop()
+                    if task.state is _READY:
+                        if not task.paused:
+                            return task
+                        task.state = _PARKED
+                        task.woken_while_paused = True
+                if self._alive == 0 or self._closing:
+                    return None
+                upcoming = self._environment.peek() if self._live_timers else math.inf
+                if self._earliest_deadline <= upcoming and not self._arm_deadline(upcoming):
+                    return None
+                if upcoming == math.inf and not self._live_timers:
+                    return None  # nothing will ever happen again
+                self._turns += 1
+                self._environment.step()
+        except BaseException as error:  # in a timer's action: a bug, and no task's fault
+            self._broken = error
+            return None
+
+    def _arm_deadline(self, upcoming: float) -> bool:
+        """Turn the earliest deadline into a timer if it is due before `upcoming`; False if there is nothing at all."""
+        if not self._live_timers:
+            self._look_for_deadlock()
+        earliest = min((thing.deadline_ns for thing in self._deadlines if thing.deadline_ns is not None), default=None)
+        self._earliest_deadline = math.inf if earliest is None else earliest
+        if earliest is None:
+            return bool(self._live_timers) or self._at_rest()
+        if earliest <= upcoming:
+            self.call_at(earliest, self._expire)
+        return True
+
+    def _at_rest(self) -> bool:
+        self._look_for_deadlock()
+        return False
+
+    def _expire(self) -> None:
+        now = self.now_ns
+        due = [thing for thing in self._deadlines if thing.deadline_ns is not None and thing.deadline_ns <= now]
+        for thing in due:
+            # Expiring one thing may settle another.
+            if thing in self._deadlines:
+                del self._deadlines[thing]
+                thing.expire()
+        self._earliest_deadline = -1  # unknown: look again
+
+    def _look_for_deadlock(self) -> None:
+        if self.deadlock is None:
+            self.deadlock = describe_deadlock(self)
+            if self.deadlock is not None:
+                self.events.add((self.now_ns, "deadlock", -1, self.deadlock.cycle, self.deadlock.report))
+
+    def _switch_context(self, context: Any) -> None:
+        if self._on_switch is not None and context is not self._previous:
+            self._on_switch(self._previous, context)
+            self._previous = context
+
+    def _hand_over(self, task: Task | None) -> None:
+        self._turns += 1
+        if task is None:
+            if self._host.locked():  # a task that ends long after it was given up finds it open
+                self._host.release()
+            return
+        self.current = task
+        if self._on_switch is not None and task.context is not self._previous:
+            self._on_switch(self._previous, task.context)
+            self._previous = task.context
+        if task.started:
+            task.lock.release()
+        else:
+            task.started = True
+            _thread.start_new_thread(self._thread_main, (task,))
+
+    def _thread_main(self, task: Task) -> None:
+        task.ident = self.current_ident = _thread.get_ident()
+        task.state = _RUNNING
+        try:
+            if not task.doomed:
+                task.function()
+        except TaskKilled:
+            pass
+        except BaseException as error:
+            task.error = error
+        finally:
+            # A thread not made by `threading` leaves a dummy behind there if anyone asked for the current thread.
+            threading._active.pop(task.ident, None)  # type: ignore[attr-defined]
+            if task.state is not _FROZEN:
+                self._alive -= 1
+            task.state = _DONE
+            self._hand_over(None if self._closing else self._choose())
+
+    def _watch(self) -> None:
+        """Wait on the host's thread until the world is over, and be the net under tasks that really block."""
+        turns, since = self._turns, _real_seconds()
+        tick = 0.1 if self._progress is not None else min(1.0, max(0.05, self._stall_s / 10))
+        try:
+            while not self._host.acquire(timeout=tick):
+                if self._progress is not None:
+                    self._progress(self.now_ns, len(self.events))
+                if self._turns != turns:
+                    turns, since = self._turns, _real_seconds()
+                elif _real_seconds() - since > self._stall_s:
+                    raise self._stalled(_real_seconds() - since)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _stalled(self, seconds: float) -> StallError:
+        task = self.current
+        assert task is not None
+        frame = sys._current_frames().get(task.ident)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no Python frame)\n"
+        return StallError(task.name, round(seconds, 1), stack)
+
+    def _abandon(self) -> None:
+        """Get the baton back from a task that does not give it: after Ctrl-C, or when it stalls."""
+        self._closing = True
+        task = self.current
+        if task is None:
+            return
+        task.doomed = True
+        if self._host.acquire(timeout=0.2):
+            return
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.ident), ctypes.py_object(TaskKilled))
+        self._host.acquire(timeout=1.0)

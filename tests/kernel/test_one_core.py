@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from simdist.kernel import one_core
+
+Placed = tuple[set[int], int]
+
+CHILD = "from simdist.kernel import one_core\nwith one_core() as core:\n    print(core)"
+
+
+def placed() -> Placed:
+    return os.sched_getaffinity(0), os.sched_getscheduler(0)
+
+
+@contextmanager
+def all_cores_claimed() -> Iterator[None]:
+    """As if other simulations ran on every core; some of them may be real ones."""
+    with ExitStack() as stack:
+        for core in os.sched_getaffinity(0):
+            claim = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            try:
+                claim.bind(f"\0simdist.core.{core}")
+            except OSError:  # a real one
+                continue
+        yield
+
+
+def test_the_calling_thread_keeps_to_one_core_with_batch_scheduling_and_is_put_back() -> None:
+    before = placed()
+
+    with one_core() as core:
+        inside = placed()
+
+    assert inside == (before[0] if core is None else {core}, os.SCHED_BATCH)
+    assert placed() == before
+
+
+def test_threads_started_inside_share_the_core() -> None:
+    found: list[Placed] = []
+
+    with one_core():
+        inside = placed()
+        thread = threading.Thread(target=lambda: found.append(placed()))
+        thread.start()
+        thread.join()
+
+    assert found == [inside]
+
+
+def test_an_exception_puts_everything_back() -> None:
+    before = placed()
+
+    with pytest.raises(ValueError, match="x"), one_core():
+        raise ValueError("x")
+
+    assert placed() == before
+
+
+def test_a_second_one_inside_stays_on_the_core_and_leaves_it_to_the_first() -> None:
+    with one_core():
+        outer = placed()
+        with one_core():
+            inner = placed()
+        after = placed()
+
+    assert outer == inner == after
+
+
+def test_with_every_core_taken_nothing_is_pinned() -> None:
+    before = placed()
+
+    with all_cores_claimed(), one_core() as core:
+        inside = placed()
+
+    assert core is None
+    assert inside == (before[0], os.SCHED_BATCH)
+    assert placed() == before
+
+
+def test_a_process_side_by_side_takes_another_core() -> None:
+    with one_core() as ours:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the child has every core to choose from
+        printed = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout
+
+    assert ours is None or printed.strip() != str(ours)
+
+
+def test_a_core_is_free_again_afterwards() -> None:
+    with one_core() as core:
+        pass
+
+    if core is not None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+            claim.bind(f"\0simdist.core.{core}")
