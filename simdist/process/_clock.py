@@ -1,0 +1,155 @@
+"""Virtual time behind `time.*`. The epoch is 0: a world starts on 1 January 1970."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._runtime import Patches, current_process
+
+__all__ = ["install"]
+
+_FLOAT_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+
+
+def install(patches: Patches) -> None:
+    """Replace the clocks and `sleep`."""
+    for name in _FLOAT_CLOCKS:
+        patches.wrap(time, name, _seconds)
+        patches.wrap(time, f"{name}_ns", _nanoseconds)
+    for name in ("localtime", "gmtime", "ctime"):
+        patches.wrap(time, name, _defaulting_to_now)
+    patches.wrap(time, "strftime", _strftime)
+    patches.wrap(time, "asctime", _asctime)
+    if hasattr(time, "clock_gettime"):
+        patches.wrap(time, "clock_gettime", _by_number)
+        patches.wrap(time, "clock_gettime_ns", _by_number_ns)
+    patches.wrap(datetime, "datetime", _datetime)
+    patches.wrap(datetime, "date", _date)
+    patches.wrap(time, "sleep", _sleep)
+
+
+def _seconds(original: Callable[[], float]) -> Callable[[], float]:
+    @functools.wraps(original)
+    def clock() -> float:
+        process = current_process()
+        return original() if process is None else process.simulation.now_ns / 1e9
+
+    return clock
+
+
+def _nanoseconds(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def clock() -> int:
+        process = current_process()
+        return original() if process is None else process.simulation.now_ns
+
+    return clock
+
+
+def _defaulting_to_now(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def convert(seconds: float | None = None) -> Any:
+        process = current_process()
+        if seconds is None and process is not None:
+            seconds = process.simulation.now_ns / 1e9
+        return original(seconds)
+
+    return convert
+
+
+def _strftime(original: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(original)
+    def strftime(format: str, moment: Any = None) -> str:
+        return original(format, time.localtime() if moment is None else moment)
+
+    return strftime
+
+
+def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
+    @functools.wraps(original)
+    def sleep(seconds: float) -> None:
+        process = current_process()
+        if process is None:
+            original(seconds)
+            return
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        simulation = process.simulation
+        duration_ns = round(seconds * 1e9)
+        simulation.events.add((simulation.now_ns, "sleep", process.rank, duration_ns))
+        simulation.sleep(duration_ns)
+        process.drain()
+
+    return sleep
+
+
+def _asctime(original: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(original)
+    def asctime(moment: Any = None) -> str:
+        return original(time.localtime() if moment is None else moment)
+
+    return asctime
+
+
+def _by_number(original: Callable[[int], float]) -> Callable[[int], float]:
+    @functools.wraps(original)
+    def clock_gettime(number: int) -> float:
+        process = current_process()
+        return original(number) if process is None else process.simulation.now_ns / 1e9
+
+    return clock_gettime
+
+
+def _by_number_ns(original: Callable[[int], int]) -> Callable[[int], int]:
+    @functools.wraps(original)
+    def clock_gettime_ns(number: int) -> int:
+        process = current_process()
+        return original(number) if process is None else process.simulation.now_ns
+
+    return clock_gettime_ns
+
+
+class _SameInstances(type):
+    """Instances of the real class are instances of the stand-in: nobody ever makes one of the stand-in itself."""
+
+    _real: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls._real)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls._real)
+
+
+def _datetime(original: Any) -> Any:
+    def now(tz: datetime.tzinfo | None = None) -> Any:
+        process = current_process()
+        return original.now(tz) if process is None else original.fromtimestamp(process.simulation.now_ns / 1e9, tz)
+
+    def utcnow() -> Any:
+        process = current_process()
+        if process is None:
+            return original.utcnow()
+        return original.fromtimestamp(process.simulation.now_ns / 1e9, datetime.UTC).replace(tzinfo=None)
+
+    return _stand_in(original, now=now, utcnow=utcnow, today=lambda: now())
+
+
+def _date(original: Any) -> Any:
+    def today() -> Any:
+        process = current_process()
+        return original.today() if process is None else original.fromtimestamp(process.simulation.now_ns / 1e9)
+
+    return _stand_in(original, today=today)
+
+
+def _stand_in(original: type, **methods: Callable[..., Any]) -> type:
+    """A subclass that reads another clock and constructs objects of the original."""
+    body: dict[str, Any] = {name: staticmethod(method) for name, method in methods.items()}
+    body["__new__"] = lambda cls, *args, **kwargs: original(*args, **kwargs)
+    body["_real"] = original
+    return _SameInstances(original.__name__, (original,), body)

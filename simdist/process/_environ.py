@@ -1,0 +1,70 @@
+"""A rank's own `os.environ`. The mapping object stays the same; only where it keeps its data depends on the caller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+from simdist.process._runtime import Patches, current_process
+
+__all__ = ["encoded", "install"]
+
+
+class _EnvironData(MutableMapping[Any, Any]):
+    """Stands in for `os.environ._data`: encoded names and values, of the rank that asks or of the host."""
+
+    def __init__(self, host: dict[Any, Any]) -> None:
+        self._host = host
+
+    def _here(self) -> dict[Any, Any]:
+        process = current_process()
+        return self._host if process is None else process.environ
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._here()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._here()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._here()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._here())
+
+    def __len__(self) -> int:
+        return len(self._here())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._here()
+
+    def copy(self) -> dict[Any, Any]:
+        return self._here().copy()
+
+
+def encoded(environ: dict[str, str]) -> dict[Any, Any]:
+    """`environ` as `os.environ` keeps it: names and values encoded."""
+    encode_key, encode_value = os.environ.encodekey, os.environ.encodevalue
+    return {encode_key(name): encode_value(value) for name, value in environ.items()}
+
+
+def install(patches: Patches) -> None:
+    """Give each rank its own data, and keep its changes away from the C environment of the host."""
+    environ: Any = os.environ
+    data = _EnvironData(environ._data)
+    patches.replace(environ, "_data", data)
+    if hasattr(os, "environb"):
+        patches.replace(os.environb, "_data", data)
+    real_putenv, real_unsetenv = os.putenv, os.unsetenv
+
+    def putenv(name: Any, value: Any) -> None:
+        if current_process() is None:
+            real_putenv(name, value)
+
+    def unsetenv(name: Any) -> None:
+        if current_process() is None:
+            real_unsetenv(name)
+
+    patches.replace(os, "putenv", putenv)
+    patches.replace(os, "unsetenv", unsetenv)

@@ -1,0 +1,166 @@
+"""Ways to leave, and what a process may do to another: `os._exit`, `os.kill`, signals, `atexit`, forks, threads."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from simdist.errors import UnsupportedError
+from simdist.process._runtime import Patches, current_process, current_runtime
+
+__all__ = ["install"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def install(patches: Patches) -> None:
+    """Replace what ends a process, names it, or starts another."""
+    for owner, name, replacement in (
+        (os, "getpid", _getpid),
+        (os, "_exit", _exit),
+        (os, "kill", _kill),
+        (os, "abort", _abort),
+        (signal, "raise_signal", _raise_signal),
+        (signal, "signal", _signal),
+        (atexit, "register", _atexit_register),
+        (atexit, "unregister", _atexit_unregister),
+        (os, "fork", _refused("os.fork (and with it DataLoader workers and multiprocessing)")),
+        (threading.Thread, "start", _refused("starting a thread", of_method=True)),
+    ):
+        if hasattr(owner, name):
+            patches.wrap(owner, name, replacement)
+
+
+def _getpid(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def getpid() -> int:
+        process = current_process()
+        return original() if process is None else process.pid
+
+    return getpid
+
+
+def _exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
+    @functools.wraps(original)
+    def _exit(status: int) -> Any:
+        process = current_process()
+        if process is None:
+            original(status)
+        else:
+            process.simulation.check()
+            process.exit(status)
+
+    return _exit
+
+
+def _abort(original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def abort() -> Any:
+        process = current_process()
+        if process is None:
+            original()
+        else:
+            process.simulation.check()
+            process.kill(signal.SIGABRT)
+
+    return abort
+
+
+def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    @functools.wraps(original)
+    def kill(pid: int, number: int) -> None:
+        runtime = current_runtime()
+        if runtime is None:
+            original(pid, number)
+            return
+        runtime.simulation.check()
+        target = runtime.processes.get(pid)
+        if target is None or not target.running:
+            raise ProcessLookupError(3, "No such process")
+        if number not in signal.valid_signals() and number != 0:
+            raise OSError(22, "Invalid argument")
+        if number == signal.SIGINT and target is current_process():
+            raise KeyboardInterrupt
+        target.signal(number)
+        if number == signal.SIGSTOP and target is current_process():
+            runtime.simulation.sleep(0)  # the running task stops where it parks
+
+    return kill
+
+
+def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
+    @functools.wraps(original)
+    def raise_signal(number: int) -> None:
+        process = current_process()
+        if process is None:
+            original(number)
+        else:
+            os.kill(process.pid, number)
+
+    return raise_signal
+
+
+def _signal(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_handler(number: int, handler: Any) -> Any:
+        if current_process() is not None and callable(handler) and handler is not signal.default_int_handler:
+            raise UnsupportedError("simdist does not deliver signals to Python handlers yet; signals act by default")
+        process = current_process()
+        if process is None:
+            return original(number, handler)
+        before = signal.SIG_IGN if number in process.ignored else signal.SIG_DFL
+        if handler == signal.SIG_IGN:
+            process.ignored.add(int(number))
+        else:
+            process.ignored.discard(int(number))
+        return before
+
+    return set_handler
+
+
+def _atexit_register(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def register(function: _F, *args: Any, **kwargs: Any) -> _F:
+        process = current_process()
+        if process is None:
+            original(function, *args, **kwargs)
+        else:
+            process.at_exit.append((function, args, kwargs))
+        return function
+
+    return register
+
+
+def _atexit_unregister(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def unregister(function: Callable[..., Any]) -> None:
+        process = current_process()
+        if process is None:
+            original(function)
+        else:
+            process.at_exit = [entry for entry in process.at_exit if entry[0] != function]
+
+    return unregister
+
+
+def _refused(what: str, *, of_method: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            process = current_process()
+            if process is None:
+                return original(*args, **kwargs)
+            subject = f" ({args[0].name})" if of_method else ""
+            raise UnsupportedError(
+                f"rank {process.rank}: {what}{subject} is not supported inside a simulated rank yet; "
+                "it would run outside the simulation, in real time"
+            )
+
+        return refuse
+
+    return wrap

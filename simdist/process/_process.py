@@ -1,0 +1,149 @@
+"""One simulated process: a rank in one of its lives."""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from simdist.kernel import Simulation, Task
+
+if TYPE_CHECKING:
+    from simdist.process._randomness import States
+
+__all__ = ["ProcessEnded", "SimProcess"]
+
+Status = Literal["running", "returned", "raised", "exited", "killed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """Announced on the bus just before a process ends, in whatever way."""
+
+    process: SimProcess
+    status: Status
+    exit_code: int
+
+
+class SimProcess:
+    """A rank's process.
+
+    `end_listeners` are called, in order, when it has ended: its connections close then. `inbox` holds callbacks that
+    must run on its own thread, when it next gets the baton.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        *,
+        rank: int,
+        pid: int,
+        life: int,
+        host: str,
+        environ: dict[str, str],
+        argv: list[str],
+    ) -> None:
+        self.simulation = simulation
+        self.rank = rank
+        self.pid = pid
+        self.life = life
+        self.host = host
+        self.environ = environ
+        self.argv = argv
+        self.streams: tuple[Any, Any] | None = None  # what it has in sys.stdout and sys.stderr; None: never looked
+        self.task: Task | None = None
+        self.status: Status = "running"
+        self.exit_code: int | None = None
+        self.value: Any = None
+        self.exception: BaseException | None = None
+        self.ended_ns = 0
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+        self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no end
+        self.operations = 0
+        self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
+        self.ignored: set[int] = set()  # signals
+        self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.random_states: States = ((), (), ())  # set before its first turn
+        self.torch_state: Any = None  # belongs to the c10d layer
+        self.end_listeners: dict[Callable[[SimProcess], None], None] = {}
+        self.inbox: list[Callable[[], None]] = []
+
+    @property
+    def running(self) -> bool:
+        """False once it has returned, raised, exited or been killed."""
+        return self.status == "running"
+
+    def end(self, status: Status, exit_code: int, exception: BaseException | None = None) -> None:
+        """Mark the process as ended, and tell the listeners; does nothing to one that has ended."""
+        if not self.running:
+            return
+        simulation = self.simulation
+        self.flush()
+        self.status = status
+        self.exit_code = exit_code
+        self.exception = exception
+        self.ended_ns = simulation.now_ns
+        simulation.events.add((simulation.now_ns, "exit", self.rank, status, exit_code, self.life))
+        for listener in list(self.end_listeners):
+            listener(self)
+        self.end_listeners.clear()
+
+    def kill(self, signal: int) -> None:
+        """Die by a signal. The process may be the running one; then this does not return."""
+        if self.running:
+            self.end("killed", -int(signal))
+            assert self.task is not None
+            self.simulation.kill(self.task)
+
+    def exit(self, code: int) -> None:
+        """Leave at once, as `os._exit` does. Same rules as `kill`."""
+        if self.running:
+            self.end("exited", code & 0xFF)
+            assert self.task is not None
+            self.simulation.kill(self.task)
+
+    def stop(self) -> None:
+        """Stop as under SIGSTOP, connections open; `resume` lets it go on."""
+        assert self.task is not None
+        self.simulation.pause(self.task)
+
+    def resume(self) -> None:
+        """Go on as after SIGCONT."""
+        assert self.task is not None
+        self.simulation.resume(self.task)
+
+    def signal(self, number: int) -> None:
+        """Receive a signal, with what the operating system does by default."""
+        if number == _signal.SIGSTOP:
+            self.stop()
+        elif number == _signal.SIGCONT:
+            self.resume()
+        elif number in self.ignored and number != _signal.SIGKILL:
+            pass
+        elif number not in (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH):
+            self.kill(number)
+
+    def deliver(self, callback: Callable[[], None]) -> None:
+        """Run `callback` on the process's own thread, as soon as that gets the baton."""
+        self.inbox.append(callback)
+        assert self.task is not None
+        self.simulation.wake(self.task)
+
+    def drain(self) -> None:
+        """Run what was delivered. Called on the process's own thread."""
+        while self.inbox:
+            pending, self.inbox = self.inbox, []
+            for callback in pending:
+                callback()
+
+    def flush(self) -> None:
+        """Complete the last lines of both streams."""
+        for name, lines in (("stdout", self.stdout), ("stderr", self.stderr)):
+            if self.partial[name]:
+                lines.append(self.partial[name])
+                self.partial[name] = ""
+
+    def __repr__(self) -> str:
+        return f"<SimProcess rank {self.rank} life {self.life} {self.status}>"

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from time import monotonic, sleep, time_ns  # taken early, as user code does it
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simdist
+from tests.strategies import delays_ns
+
+SECONDS = ("time", "monotonic", "perf_counter")
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_clock_starts_at_zero_and_moves_by_sleeps_alone(name: str) -> None:
+    def body() -> list[float]:
+        clock: Callable[[], float] = getattr(time, name)
+        readings = [clock(), sum(range(10_000)) * 0 + clock()]
+        time.sleep(1.5)
+        return [*readings, clock()]
+
+    assert simdist.run(body, world_size=1).values == [[0.0, 0.0, 1.5]]
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_clock_in_nanoseconds_is_exact(name: str) -> None:
+    def body() -> int:
+        clock: Callable[[], int] = getattr(time, f"{name}_ns")
+        time.sleep(0.123456789)
+        return clock()
+
+    result = simdist.run(body, world_size=1)
+
+    assert result.values == [123_456_789]
+    assert type(result.values[0]) is int
+
+
+@pytest.mark.parametrize("clock", [time.CLOCK_REALTIME, time.CLOCK_MONOTONIC])
+def test_the_systems_clocks_by_number_are_virtual_too(clock: int) -> None:
+    def body() -> tuple[float, int]:
+        time.sleep(0.25)
+        return time.clock_gettime(clock), time.clock_gettime_ns(clock)
+
+    assert simdist.run(body, world_size=1).values == [(0.25, 250_000_000)]
+
+
+def test_calendars_start_in_1970() -> None:
+    def body() -> tuple[object, ...]:
+        time.sleep(86_400)
+        return (
+            time.strftime("%Y-%m-%d %H:%M:%S"),
+            time.strftime("%d", time.gmtime()),
+            time.gmtime()[:6],
+            time.localtime()[:6],
+            time.ctime(),
+            time.asctime(),
+        )
+
+    local = time.localtime(86_400)
+    assert simdist.run(body, world_size=1).values == [
+        (
+            time.strftime("%Y-%m-%d %H:%M:%S", local),
+            "02",
+            (1970, 1, 2, 0, 0, 0),
+            local[:6],
+            time.ctime(86_400),
+            time.asctime(local),
+        )
+    ]
+
+
+def test_calendars_of_a_given_moment_are_the_usual_ones() -> None:
+    def body() -> tuple[object, ...]:
+        return time.ctime(1e9), time.gmtime(1e9), time.localtime(0)[:6], time.strftime("%Y", time.gmtime(1e9))
+
+    expected = (time.ctime(1e9), time.gmtime(1e9), time.localtime(0)[:6], "2001")
+    assert simdist.run(body, world_size=1).values == [expected]
+
+
+def test_ranks_sleep_side_by_side() -> None:
+    def body() -> int:
+        time.sleep(int(os.environ["RANK"]) + 1)
+        return time.time_ns()
+
+    result = simdist.run(body, world_size=3)
+
+    assert result.values == [1_000_000_000, 2_000_000_000, 3_000_000_000]
+    assert result.virtual_time_ns == 3_000_000_000
+
+
+def test_a_sleep_of_zero_lets_the_others_go_first() -> None:
+    log = []
+
+    def body() -> None:
+        log.append(f"{os.environ['RANK']} before")
+        time.sleep(0)
+        log.append(f"{os.environ['RANK']} after")
+
+    simdist.run(body, world_size=2)
+
+    assert log == ["0 before", "1 before", "0 after", "1 after"]
+
+
+def test_a_sleep_refuses_what_a_real_one_refuses() -> None:
+    def body() -> None:
+        with pytest.raises(ValueError, match="sleep length must be non-negative"):
+            time.sleep(-1)
+        with pytest.raises(TypeError):
+            time.sleep("1")  # type: ignore[arg-type]
+
+    simdist.run(body, world_size=1).raise_for_failure()
+
+
+def test_a_month_costs_no_real_time() -> None:
+    def body() -> float:
+        for _ in range(30):
+            time.sleep(86_400)
+        return time.time()
+
+    assert simdist.run(body, world_size=2).values == [30 * 86_400.0] * 2
+
+
+@given(st.lists(st.lists(delays_ns, max_size=4), min_size=1, max_size=3))
+def test_every_ranks_clock_is_the_sum_of_its_sleeps(spans: list[list[int]]) -> None:
+    def body() -> list[int]:
+        readings = []
+        for span_ns in spans[int(os.environ["RANK"])]:
+            time.sleep(span_ns / 1e9)
+            readings.append(time.monotonic_ns())
+        return readings
+
+    result = simdist.run(body, world_size=len(spans))
+
+    assert result.values == [[sum(chain[: index + 1]) for index in range(len(chain))] for chain in spans]
+    assert result.virtual_time_ns == max(map(sum, spans))
+
+
+def test_names_taken_from_the_module_before_the_world_are_virtual_in_it() -> None:
+    def body() -> tuple[float, int]:
+        sleep(2)
+        return monotonic(), time_ns()
+
+    before = sleep, monotonic, time_ns
+
+    assert simdist.run(body, world_size=1).values == [(2.0, 2_000_000_000)]
+    assert (sleep, monotonic, time_ns) == before
+
+
+def test_another_thread_of_the_host_sees_real_clocks_while_a_world_runs() -> None:
+    go, done = threading.Event(), threading.Event()
+    seen: dict[str, object] = {}
+
+    def host() -> None:
+        go.wait(10)
+        begin = time.perf_counter()
+        time.sleep(0.002)
+        seen["slept"] = time.perf_counter() - begin >= 0.001
+        seen["year"] = time.gmtime().tm_year >= 2024 and time.strftime("%Y") != "1970"
+        seen["time"] = time.time() > 1e9
+        seen["pid"] = os.getpid()
+        seen["rank"] = os.environ.get("RANK")
+        done.set()
+
+    def body() -> None:
+        time.sleep(1)
+        go.set()
+        assert done.wait(10)
+
+    thread = threading.Thread(target=host)
+    thread.start()
+    simdist.run(body, world_size=2).raise_for_failure()
+    thread.join()
+
+    assert seen == {"slept": True, "year": True, "time": True, "pid": os.getpid(), "rank": os.environ.get("RANK")}

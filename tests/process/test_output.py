@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+import simdist
+from simdist.faults import Crash
+
+RANK = "RANK"
+
+
+def test_each_ranks_lines_are_its_own_however_they_interleave(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> None:
+        rank = os.environ[RANK]
+        for index in range(3):
+            print("rank", rank, "line", index)
+            print("oh", rank, file=sys.stderr)
+            time.sleep(0.001)
+
+    result = simdist.run(body, world_size=2)
+
+    assert [rank.stdout for rank in result.ranks] == [
+        "rank 0 line 0\nrank 0 line 1\nrank 0 line 2\n",
+        "rank 1 line 0\nrank 1 line 1\nrank 1 line 2\n",
+    ]
+    assert [rank.stderr for rank in result.ranks] == ["oh 0\n" * 3, "oh 1\n" * 3]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_line_may_be_written_in_pieces_while_others_write() -> None:
+    def body() -> None:
+        rank = os.environ[RANK]
+        for piece in (f"{rank}a", "b", f"c\n{rank}d", "e"):
+            print(piece, end="", flush=True)
+            time.sleep(0.001)
+
+    result = simdist.run(body, world_size=3)
+
+    assert [rank.stdout for rank in result.ranks] == ["0abc\n0de", "1abc\n1de", "2abc\n2de"]
+
+
+def test_lines_are_echoed_whole_with_their_virtual_time() -> None:
+    heard: list[tuple[int, int, str, str]] = []
+
+    def body() -> None:
+        time.sleep(1e-6 * (1 + int(os.environ[RANK])))
+        print("one\ntwo", end="")
+        time.sleep(1e-5)
+        print(" and a half")
+        print("bad", file=sys.stderr)
+
+    simdist.run(body, world_size=2, echo=lambda *line: heard.append(line))
+
+    assert heard == [
+        (0, 1_000, "stdout", "one"),
+        (1, 2_000, "stdout", "one"),
+        (0, 11_000, "stdout", "two and a half"),
+        (0, 11_000, "stderr", "bad"),
+        (1, 12_000, "stdout", "two and a half"),
+        (1, 12_000, "stderr", "bad"),
+    ]
+
+
+def test_a_ranks_streams_are_no_terminal_and_have_no_file() -> None:
+    def body() -> tuple[object, ...]:
+        with pytest.raises(io.UnsupportedOperation):
+            sys.stdout.fileno()
+        with pytest.raises(TypeError):
+            sys.stdout.write(3)  # type: ignore[arg-type]
+        return sys.stdout.isatty(), sys.stdout.writable(), sys.stderr.encoding, sys.stdout.write("four")
+
+    result = simdist.run(body, world_size=1)
+
+    result.raise_for_failure()
+    assert result.values == [(False, True, "utf-8", 4)]
+    assert result.ranks[0].stdout == "four"
+
+
+def test_bytes_go_the_same_way() -> None:
+    def body() -> None:
+        sys.stdout.buffer.write("grüße\n".encode())
+        sys.stdout.write("plain\n")
+
+    result = simdist.run(body, world_size=1)
+
+    result.raise_for_failure()
+    assert result.ranks[0].stdout == "grüße\nplain\n"
+
+
+def test_a_rank_that_redirects_its_output_redirects_only_its_own() -> None:
+    def body() -> str:
+        caught = io.StringIO()
+        with contextlib.redirect_stdout(caught) if os.environ[RANK] == "0" else contextlib.nullcontext():
+            time.sleep(0.001 * (1 + int(os.environ[RANK])))
+            print("from", os.environ[RANK])
+            time.sleep(0.010)
+        return caught.getvalue()
+
+    result = simdist.run(body, world_size=2)
+
+    assert result.values == ["from 0\n", ""]
+    assert [rank.stdout for rank in result.ranks] == ["", "from 1\n"]
+
+
+def test_a_killed_rank_writes_no_more() -> None:
+    def body() -> None:
+        print("before", end="")
+        try:
+            time.sleep(1)
+        finally:
+            print("after")
+
+    result = simdist.run(body, world_size=1, faults=[Crash(rank=0, at_ns=5)])
+
+    assert result.ranks[0].stdout == "before"
+
+
+def test_what_a_hung_rank_wrote_is_told() -> None:
+    def body() -> None:
+        print("half a line", end="")
+        time.sleep(1)
+
+    result = simdist.run(body, world_size=1, faults=[simdist.faults.Hang(rank=0, at_ns=5)])
+
+    assert result.ranks[0].stdout == "half a line"
+
+
+def test_an_exception_is_told_on_stderr_without_frames_of_the_engine() -> None:
+    def body() -> None:
+        raise ValueError("two\nlines")
+
+    result = simdist.run(body, world_size=1)
+
+    lines = result.ranks[0].stderr.splitlines()
+    assert lines[0] == "[rank0]: Traceback (most recent call last):"
+    assert lines[1].startswith(f'[rank0]:   File "{__file__}", line ')
+    assert lines[-2:] == ["[rank0]: ValueError: two", "[rank0]: lines"]
+
+
+def test_a_line_is_an_event_with_its_size_and_checksum() -> None:
+    result = simdist.run(lambda: print("grün"), world_size=1)
+
+    (event,) = [event for event in result.events if event.kind == "output"]
+    assert (event.time_ns, event.rank) == (0, 0)
+    assert event.data == {"stream": "stdout", "size": 5, "crc": 1570091429}
+
+
+def test_another_thread_of_the_host_writes_to_the_hosts_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    go, done = threading.Event(), threading.Event()
+
+    def host() -> None:
+        go.wait(10)
+        print("from the host")
+        print("trouble", file=sys.stderr)
+        done.set()
+
+    def body() -> None:
+        print("from the rank")
+        go.set()
+        assert done.wait(10)
+
+    thread = threading.Thread(target=host)
+    thread.start()
+    result = simdist.run(body, world_size=1)
+    thread.join()
+
+    result.raise_for_failure()
+    assert capsys.readouterr() == ("from the host\n", "trouble\n")
+    assert result.ranks[0].stdout == "from the rank\n"

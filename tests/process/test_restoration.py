@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import _thread
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from time import sleep, time_ns  # taken early, as user code does it
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c
+
+import simdist
+from simdist.errors import SimdistError, StallError
+from simdist.faults import Crash, Hang
+from tests.host_state import host_state
+
+
+def disturbs() -> None:
+    """Change whatever a rank may change, and take a little time."""
+    rank = int(os.environ["RANK"])
+    os.environ["DISTURBED"] = "1"
+    sys.argv.append("disturbed")
+    sys.argv = [*sys.argv, "more"]
+    sys.excepthook = lambda *_: None
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(2)
+    dist.init_process_group("gloo")
+    _c.set_debug_level(_c.DebugLevel.INFO)
+    sleep(0.001)
+    dist.all_reduce(torch.ones(1))
+
+
+def raises() -> None:
+    disturbs()
+    raise ValueError("x")
+
+
+def deadlocks() -> None:
+    disturbs()
+    dist.recv(torch.zeros(1), 1 - dist.get_rank())
+
+
+def exits() -> None:
+    disturbs()
+    os._exit(3)
+
+
+def spins() -> None:
+    disturbs()
+    while os.environ["RANK"] == "0":
+        pass
+
+
+def blocks() -> None:
+    disturbs()
+    with LOCK:
+        pass
+
+
+LOCK = _thread.allocate_lock()
+
+
+@pytest.fixture
+def taken_lock() -> Iterator[None]:
+    LOCK.acquire()
+    yield
+    if LOCK.locked():
+        LOCK.release()
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        (disturbs, {}),
+        (raises, {}),
+        (exits, {}),
+        (disturbs, {"faults": [Crash(rank=1, nth=1, when="during")]}),
+        (disturbs, {"faults": [Crash(rank=0, at_ns=700_000)], "max_restarts": 1}),
+        (disturbs, {"faults": [Hang(rank=0, at_ns=700_000)]}),
+        (deadlocks, {}),
+        (deadlocks, {"backend": "sim"}),
+    ],
+    ids=["returns", "raises", "exits", "crashes", "restarts", "hangs", "times out", "deadlocks"],
+)
+def test_a_world_leaves_no_trace_however_it_ends(body: Callable[[], None], arguments: dict[str, Any]) -> None:
+    before, ours = host_state(), (sleep, time_ns)
+
+    simdist.run(body, world_size=2, **arguments)
+
+    assert host_state() == before
+    assert (sleep, time_ns) == ours
+
+
+@pytest.mark.parametrize("body", [spins, blocks])
+def test_a_world_that_stalls_leaves_no_trace(body: Callable[[], None], taken_lock: None) -> None:
+    before, ours = host_state(), (sleep, time_ns)
+
+    with pytest.raises(StallError) as caught:
+        simdist.run(body, world_size=2, stall_s=0.3)
+    after = host_state()
+
+    assert after == before
+    assert (sleep, time_ns) == ours
+    assert caught.value.task.startswith("rank 0 (virtual time 0.00")
+
+
+def test_an_interrupted_world_leaves_no_trace() -> None:
+    before = host_state()
+
+    def forever() -> None:
+        disturbs()
+        while True:
+            sleep(1)
+
+    def progress(now_ns: int, events: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simdist.run(forever, world_size=2, progress=progress)
+
+    assert host_state() == before
+
+
+def test_a_world_that_never_starts_leaves_no_trace() -> None:
+    before = host_state()
+
+    with pytest.raises(SimdistError):
+        simdist.run(disturbs, world_size=0)
+
+    assert host_state() == before
+
+
+def test_a_nested_world_is_refused_and_leaves_the_outer_one_alone() -> None:
+    before = host_state()
+
+    def body() -> int:
+        with pytest.raises(SimdistError, match="another simulated world is running in this process"):
+            simdist.run(disturbs, world_size=2)
+        time.sleep(0.001)
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return int(total.item())
+
+    result = simdist.run(body, world_size=2)
+
+    result.raise_for_failure()
+    assert result.values == [2, 2]
+    assert host_state() == before
+
+
+def test_a_world_after_a_stall_works(taken_lock: None) -> None:
+    with pytest.raises(StallError):
+        simdist.run(blocks, world_size=2, stall_s=0.3)
+
+    assert simdist.run(lambda: os.environ["RANK"], world_size=2).values == ["0", "1"]
+
+
+def test_the_hosts_own_settings_come_back() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        inside = simdist.run(torch.get_default_dtype, world_size=2).values
+        after = torch.get_default_dtype()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert inside == [torch.float32, torch.float32]
+    assert after is torch.float64
