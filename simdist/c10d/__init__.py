@@ -1,0 +1,17 @@
+"""torch.distributed, simulated: groups, works, stores and what they do when something breaks.
+
+A rank's `SimProcessGroup` (`_group.py`) checks arguments as Gloo does and hands the call to its `Communicator`, which
+all members share. There calls are matched into a `Collective`, or into messages of the `Mailbox`. Time comes from the
+cluster's cost model; data from `_numerics.py`, in Gloo's order of summation; trouble is worked out message by message
+in a `Flow` over the schedules of `_programs.py`. Stores (`_store.py`, `_tcp_store.py`) are where groups meet
+(`_rendezvous.py`). `_install.py` puts all of it where torch looks.
+
+Open `_communicator.py` first, then `_collective.py`.
+"""
+
+from simdist.c10d._announcement import OperationIssued, StepReached
+from simdist.c10d._install import RankState, TorchState
+from simdist.c10d._strict import problems_at_end
+from simdist.c10d._tcp_store import host_server
+
+__all__ = ["OperationIssued", "RankState", "StepReached", "TorchState", "host_server", "problems_at_end"]

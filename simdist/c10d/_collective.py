@@ -1,0 +1,469 @@
+"""One collective of one group, from its first caller to its last."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from simdist.c10d import _data
+from simdist.c10d._callsite import call_site
+from simdist.c10d._flow import ABORTED, Blocked, Done, Failed, Flow
+from simdist.c10d._movement import LARGEST, Movement
+from simdist.c10d._numerics import checksum
+from simdist.c10d._operation import Operation
+from simdist.c10d._work import SimWork
+from simdist.errors import MismatchError
+from simdist.kernel import Timer
+from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d._communicator import Communicator, Member
+
+__all__ = ["Collective"]
+
+_CHECKSUM_BYTES = 1 << 12
+_ROOTED = ("broadcast", "gather", "scatter")
+_FOLLOWED = ("all_reduce", "reduce", "broadcast")  # work in one buffer
+_SPECIAL = ("broadcast", "gather", "scatter", "reduce")
+
+
+class _Arrival:
+    __slots__ = ("held", "inputs", "operation", "settled", "time_ns", "timeout_ns", "work")
+
+    def __init__(self, work: SimWork, operation: Operation, inputs: Any, time_ns: int, timeout_ns: int) -> None:
+        self.work = work
+        self.operation = operation
+        self.inputs = inputs
+        self.time_ns = time_ns
+        self.timeout_ns = timeout_ns
+        self.settled: Failed | Done | None = None  # how it ended, once it did
+        self.held: Any = None  # a copy of the tensor as it came, where its bytes are followed
+
+
+class Collective:
+    """Arrivals of the members at one sequence number.
+
+    In the good case it counts arrivals and completes everyone with one timer. Otherwise `_flow` is built, and decides
+    for each rank.
+    """
+
+    __slots__ = (
+        "_flow",
+        "_followed",
+        "_movement",
+        "_one_by_one",
+        "_strikes",
+        "_timers",
+        "_voided",
+        "arrivals",
+        "begin_ns",
+        "communicator",
+        "deadline_ns",
+        "executed",
+        "expected",
+        "in_flight",
+        "mismatched",
+        "operation",
+        "sequence",
+        "unsettled",
+    )
+
+    def __init__(self, communicator: Communicator, operation: Operation, sequence: int) -> None:
+        self.communicator = communicator
+        self.operation = operation
+        self._one_by_one = operation.name in _SPECIAL and operation.lets_some_go(communicator.size)
+        self.sequence = sequence
+        self.arrivals: dict[int, _Arrival] = {}
+        self.expected: dict[int, Operation] = {}
+        self.unsettled = communicator.size  # members that still have to end it
+        self.begin_ns = 0
+        self.mismatched = False  # ranks do not agree on what this is
+        self._followed = False  # its bytes are followed: see `_movement`
+        self._movement: Movement | None = None
+        self.in_flight = False  # everyone is inside, data is under way
+        self.executed: Any = None  # the data plane's state
+        self.deadline_ns: int | None = None
+        self._flow: Flow | None = None
+        self._timers: dict[int, Timer] = {}
+        self._strikes: dict[int, tuple[str, Callable[[], None]]] = {}
+        self._voided: set[int] = set()  # ranks whose messages never left; only ever asked for members
+
+    # -- arrivals ------------------------------------------------------------------------------------------------
+
+    def expect(self, rank: int, operation: Operation) -> None:
+        """A member has called it but does not take part yet."""
+        self.expected[rank] = operation
+
+    def operation_of(self, rank: int) -> Operation:
+        """What `rank` called."""
+        return self.expected[rank]
+
+    def strike(self, rank: int, when: str, action: Callable[[], None]) -> None:
+        """Call `action` while the rank's data is under way ("during") or when its part is over ("after")."""
+        self._strikes[rank] = (when, action)
+
+    def arrive(self, member: Member, work: SimWork, operation: Operation, inputs: Any, timeout_ns: int) -> None:
+        """A member takes part from now on."""
+        communicator = self.communicator
+        simulation = communicator.simulation
+        now = simulation.now_ns
+        arrivals = self.arrivals
+        arrivals[member.rank] = _Arrival(work, operation, inputs, now, timeout_ns)
+        work.blockers = self
+        if operation is not self.operation and not operation.fits(self.operation, strict=communicator.strict):
+            if communicator.strict:
+                self._mismatch()
+                return
+            self.mismatched = self._one_by_one = True
+        if communicator.troubled or self._one_by_one or self._flow is not None:
+            if self._flow is None or (self.mismatched and self._movement is None):
+                self.rebuild()
+            else:
+                self._tell_gone(self._flow, member.rank)
+                self._flow.arrive(member.rank, now)
+                self._follow()
+        elif len(arrivals) == communicator.size:
+            self._start()
+        elif communicator.personality.has_timeouts:
+            if self.deadline_ns is None:
+                self.deadline_ns = now + timeout_ns
+                simulation.watch_deadline(self)
+            elif now + timeout_ns < self.deadline_ns:
+                self._move_deadline(now + timeout_ns)
+
+    def _start(self) -> None:
+        communicator = self.communicator
+        simulation = communicator.simulation
+        if self.deadline_ns is not None:
+            simulation.unwatch_deadline(self)
+            self.deadline_ns = None
+        self.begin_ns = now = simulation.now_ns
+        self.in_flight = True
+        duration_ns = self.operation.duration_ns(communicator.size, *communicator.slowest())
+        self._timers[-1] = simulation.call_at(now + duration_ns, self._complete)
+        if self._strikes:
+            for rank, (when, _) in self._strikes.items():
+                if when == "during":
+                    simulation.call_at(now + duration_ns // 2, functools.partial(self._strike_during, rank))
+
+    def _complete(self) -> None:
+        communicator = self.communicator
+        simulation = communicator.simulation
+        self._timers.clear()
+        crc = self._execute()
+        operation = self.operation
+        simulation.events.add(
+            (simulation.now_ns, "complete", -1, operation.name, communicator.name, self.sequence, self.begin_ns, crc)
+        )
+        del communicator.collectives[self.sequence]
+        simulation.events.settle()
+        error = _data.verdict_of(operation) if operation.reduction == "avg" else None
+        for rank, arrival in self.arrivals.items():
+            work = arrival.work
+            del work.member.pending[work]
+            work.blockers = None
+            if error is None:
+                work.finish()
+            else:
+                work.fail(error)
+            if self._strikes:
+                self._strike_after(rank)
+        self.arrivals = {}
+
+    # -- everything that is not the good case --------------------------------------------------------------------
+
+    def rebuild(self, *, following: bool = False) -> None:
+        """Work out everything anew: something is known now that changes the future.
+
+        The bytes are followed too if anything is wrong, or if the caller knows that something is about to be.
+        """
+        communicator = self.communicator
+        if not self.arrivals:
+            return
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if not self._followed and all(arrival.settled is None for arrival in self.arrivals.values()):
+            # Not later: the tensors of those that are done may hold something else by now. A broadcast that goes well
+            # needs no copies.
+            trouble = self.mismatched or communicator.closed or communicator.gone or following
+            self._followed = bool(trouble) or self.operation.name != "broadcast"
+        self._movement = Movement() if self._followed else None
+        flow = Flow(self._program, communicator, slot=self._slot, movement=self._movement)
+        for (rank, peer), (time_ns, text) in communicator.closed.items():
+            flow.close(rank, peer, time_ns, text)
+        for rank in self.arrivals:
+            self._tell_gone(flow, rank)
+        for rank, arrival in self.arrivals.items():
+            if rank in self._voided:
+                flow.limit(rank, arrival.time_ns, "the process is gone")
+            elif isinstance(arrival.settled, Failed):
+                flow.limit(rank, arrival.settled.time_ns, arrival.settled.text)
+        self._flow = flow
+        for rank, arrival in self.arrivals.items():
+            flow.arrive(rank, arrival.time_ns)
+        self._follow()
+
+    def _tell_gone(self, flow: Flow, rank: int) -> None:
+        """Tell the flow which connections of `rank` end because their other side is gone."""
+        communicator = self.communicator
+        for peer in communicator.gone:
+            closed = communicator.closed_pair(rank, peer)
+            if closed is not None:
+                flow.close(rank, peer, *closed)
+
+    def leave(self, rank: int) -> None:
+        """A member is gone for good, and will not be waited for."""
+        arrival = self.arrivals.get(rank)
+        if arrival is None:
+            self.unsettled -= 1
+            self._maybe_drop()
+        elif arrival.settled is None:
+            self._settle(rank, Failed(self.communicator.simulation.now_ns, "the process is gone"))
+            if self.unsettled:
+                self.rebuild()  # what was timed for everyone no longer holds
+
+    def expire(self) -> None:
+        """The earliest timeout of those who wait has come."""
+        self.deadline_ns = None
+        communicator = self.communicator
+        now = communicator.simulation.now_ns
+        if self._flow is None or self._movement is None:
+            self.rebuild(following=True)  # which also tells since when each rank waits in what
+        assert self._flow is not None
+        late = []
+        for rank, arrival in self.arrivals.items():
+            outcome = self._flow.outcome(rank)
+            if (
+                arrival.settled is None
+                and isinstance(outcome, Blocked)
+                and outcome.since_ns + arrival.timeout_ns <= now
+            ):
+                text = communicator.personality.timed_out(outcome.kind, arrival.timeout_ns)
+                late.append((rank, Failed(now, text)))
+        for rank, failed in late:
+            self._settle(rank, failed)
+            communicator.timed_out(rank)
+        if late:
+            communicator.reconsider()
+        else:
+            self._watch()
+
+    def _program(self, rank: int) -> Any:
+        arrival = self.arrivals[rank]
+        operation = arrival.operation
+        program = operation.program(rank, self.communicator.size, self._sizes)
+        if self._movement is not None and operation.name in _FOLLOWED and operation.size <= LARGEST:
+            if arrival.held is None:
+                arrival.held = arrival.inputs.clone()
+            self._movement.enter(rank, arrival.held, program, operation.reduction)
+        return program
+
+    def _slot(self, rank: int) -> str:
+        return self.arrivals[rank].operation.slot
+
+    def _sizes(self, rank: int) -> tuple[list[int], list[int]]:
+        return _data.exchange_sizes(self.arrivals[rank].inputs)
+
+    def _follow(self) -> None:
+        """Act on what the flow has found out."""
+        flow = self._flow
+        assert flow is not None
+        flow.conclude()
+        simulation = self.communicator.simulation
+        now = simulation.now_ns
+        self.in_flight = len(self.arrivals) == self.communicator.size
+        if self.in_flight and not self.begin_ns:
+            self.begin_ns = now
+        changed, flow.changed = flow.changed, []
+        for rank in changed:
+            arrival = self.arrivals[rank]
+            outcome = flow.outcome(rank)
+            if arrival.settled is not None or isinstance(outcome, Blocked) or outcome is None:
+                continue
+            if outcome.time_ns <= now:
+                self._settle(rank, outcome)
+            else:
+                self._timers[rank] = simulation.call_at(outcome.time_ns, functools.partial(self._settle, rank, outcome))
+                strike = self._strikes.get(rank)
+                if strike is not None and strike[0] == "during":
+                    simulation.call_at((now + outcome.time_ns) // 2, functools.partial(self._strike_during, rank))
+        self._watch()
+
+    def _watch(self) -> None:
+        """Wait for the earliest timeout of those who are stuck."""
+        flow = self._flow
+        assert flow is not None
+        if not self.communicator.personality.has_timeouts:
+            return
+        deadlines = []
+        for rank, arrival in self.arrivals.items():
+            outcome = flow.outcome(rank)
+            if arrival.settled is None and isinstance(outcome, Blocked):
+                deadlines.append(outcome.since_ns + arrival.timeout_ns)
+        self._move_deadline(min(deadlines, default=None))
+
+    def _move_deadline(self, deadline_ns: int | None) -> None:
+        simulation = self.communicator.simulation
+        simulation.unwatch_deadline(self)
+        self.deadline_ns = deadline_ns
+        if deadline_ns is not None:
+            simulation.watch_deadline(self)
+
+    def _settle(self, rank: int, outcome: Done | Failed) -> None:
+        """A rank's part has ended."""
+        arrival = self.arrivals[rank]
+        if arrival.settled is not None:
+            return
+        communicator = self.communicator
+        simulation = communicator.simulation
+        arrival.settled = outcome
+        timer = self._timers.pop(rank, None)
+        if timer is not None:
+            timer.cancel()
+        work = arrival.work
+        work.member.pending.pop(work, None)
+        work.blockers = None
+        self.unsettled -= 1
+        if isinstance(outcome, Done):
+            crc = self._execute_for(rank)
+            simulation.events.add(
+                (
+                    simulation.now_ns,
+                    "complete",
+                    work.process.rank,
+                    self.operation.name,
+                    communicator.name,
+                    self.sequence,
+                    self.begin_ns or arrival.time_ns,
+                    crc,
+                )
+            )
+            error = _data.verdict_of(self.operation)
+            if error is None:
+                work.finish()
+            else:
+                work.fail(error)
+        elif work.process.running:
+            self._leave_partial(rank)
+            if outcome.text is ABORTED:
+                self._maybe_drop()
+                self._abort(work.process)
+                return
+            self._report(work, RuntimeError(outcome.text))
+        self._maybe_drop()
+        if self._strikes:
+            self._strike_after(rank)
+
+    def _leave_partial(self, rank: int) -> None:
+        """Put into the rank's tensor what had arrived when its part failed."""
+        if self._movement is not None and self._movement.follows(rank):
+            self.arrivals[rank].inputs.copy_(self._movement.result(rank))
+
+    def _abort(self, process: SimProcess) -> None:
+        process.stderr.append(ABORTED + "\n")
+        process.kill(signal.SIGABRT)
+
+    def _report(self, work: SimWork, error: BaseException) -> None:
+        simulation = self.communicator.simulation
+        simulation.events.add(
+            (
+                simulation.now_ns,
+                "error",
+                work.process.rank,
+                work.name,
+                self.communicator.name,
+                self.sequence,
+                type(error).__name__,
+                str(error),
+            )
+        )
+        work.fail(error)
+
+    def _maybe_drop(self) -> None:
+        if self.unsettled == 0:
+            self._move_deadline(None)
+            self.communicator.collectives.pop(self.sequence, None)
+
+    def _mismatch(self) -> None:
+        lines = [f"ranks do not agree on collective #{self.sequence} in group {self.communicator.name!r}:"]
+        for _, arrival in sorted(self.arrivals.items()):
+            site = call_site(arrival.work.process.task)
+            lines.append(f"  rank {arrival.work.process.rank} called {arrival.operation.describe()}{site}")
+        text = "\n".join(lines)
+        for arrival in list(self.arrivals.values()):
+            if arrival.settled is None:
+                arrival.settled = Failed(self.communicator.simulation.now_ns, text)
+                arrival.work.member.pending.pop(arrival.work, None)
+                self.unsettled -= 1
+                self._report(arrival.work, MismatchError(text))
+        self._maybe_drop()
+
+    def _strike_during(self, rank: int) -> None:
+        strike = self._strikes.pop(rank, None)
+        if strike is not None and self.arrivals and self.arrivals[rank].settled is None:
+            # It dies with its data still in its own buffers: otherwise a short message would already have left, and
+            # nobody would notice.
+            self._voided.add(rank)
+            strike[1]()
+
+    def _strike_after(self, rank: int) -> None:
+        strike = self._strikes.pop(rank, None)
+        if strike is not None and strike[0] == "after":
+            strike[1]()
+
+    # -- data ----------------------------------------------------------------------------------------------------
+
+    def _inputs(self) -> list[Any]:
+        arrivals = self.arrivals
+        return [arrivals[rank].inputs for rank in range(self.communicator.size)]
+
+    def _execute(self) -> int:
+        if self.executed is None:
+            self.executed = _data.execute(self.operation, self._inputs(), _CHECKSUM_BYTES)
+        return int(self.executed)
+
+    def _execute_for(self, rank: int) -> int:
+        if self._movement is not None and self._movement.follows(rank):
+            arrival = self.arrivals[rank]
+            arrival.inputs.copy_(self._movement.result(rank))
+            if arrival.operation.reduction == "avg" and _data.verdict_of(arrival.operation) is None:
+                _data.divide(arrival.operation, arrival.inputs, self.communicator.size)
+            return checksum([arrival.inputs], _CHECKSUM_BYTES)
+        if self.mismatched:
+            return self._execute_disagreeing(rank)
+        if self.operation.name not in _ROOTED:
+            if len(self.arrivals) == self.communicator.size:
+                return self._execute()
+            # A reduce in which this rank has no more part: its tensor is the caller's again, so remember what it held.
+            arrival = self.arrivals[rank]
+            tensor = arrival.inputs
+            arrival.inputs = tensor.clone()
+            present = {other: entry.inputs for other, entry in self.arrivals.items()}
+            _data.leave_reduce(self.operation, rank, self.communicator.size, tensor, present)
+            return 0
+        if self.executed is None:
+            self.executed = _data.Rooted(self.operation, self.communicator.size)
+        return int(self.executed.finish(rank, self._inputs_so_far(), _CHECKSUM_BYTES))
+
+    def _execute_disagreeing(self, rank: int) -> int:
+        """Of ranks that do not agree, those that gather or scatter still get what fits."""
+        operation = self.arrivals[rank].operation
+        if operation.name in ("gather", "scatter") and self.arrivals.keys() >= {operation.root}:
+            if self.executed is None:
+                self.executed = _data.Rooted(operation, self.communicator.size)
+            return int(self.executed.finish(rank, self._inputs_so_far(), _CHECKSUM_BYTES))
+        return 0
+
+    def _inputs_so_far(self) -> dict[int, Any]:
+        return {rank: arrival.inputs for rank, arrival in self.arrivals.items()}
+
+    def blockers_of(self, rank: int) -> list[int]:
+        """Group ranks that hold up `rank`, for the wait-for graph."""
+        if self._flow is not None:
+            outcome = self._flow.outcome(rank)
+            if isinstance(outcome, Blocked):
+                return [] if outcome.lost else [outcome.peer]
+        return [other for other in range(self.communicator.size) if other not in self.arrivals]

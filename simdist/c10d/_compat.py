@@ -1,0 +1,63 @@
+"""Names and shapes that moved between torch versions, in one place. Everything from 2.11 on is served."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c
+
+__all__ = [
+    "REDUCE_NAMES",
+    "Future",
+    "ProcessGroup",
+    "Store",
+    "Work",
+    "group_class_aliases",
+    "reduce_name",
+    "timeout_ns",
+]
+
+ProcessGroup: Any = dist.ProcessGroup
+Store: Any = _c.Store
+Work: Any = _c.Work
+Future: Any = torch.futures.Future
+
+# Old name -> new name of the methods that were renamed; a group answers to both.
+group_class_aliases = {
+    "_allgather_base": "all_gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "alltoall_base": "all_to_all_single",
+}
+
+REDUCE_NAMES: dict[Any, str] = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+}
+
+
+def reduce_name(operation: Any) -> str:
+    """The name of a reduce operation, given as `ReduceOp` or as its enum; "premul_sum" for what is not in the table."""
+    kind = getattr(operation, "op", operation)  # a ReduceOp holds its enum there
+    return REDUCE_NAMES.get(kind, "premul_sum")
+
+
+_UNSET = timedelta(0)
+
+
+def timeout_ns(options: Any, default_ns: int) -> int:
+    """The timeout that `options` ask for, or the group's when they leave it unset (a negative duration)."""
+    if options is None:
+        return default_ns
+    timeout = options.timeout
+    return default_ns if timeout < _UNSET else round(timeout.total_seconds() * 1e9)

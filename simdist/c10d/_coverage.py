@@ -1,0 +1,201 @@
+"""Which calls of torch.distributed a simulated rank can make: a table for people and for a test.
+
+`FUNCTIONS` holds every public function of `torch.distributed` and `distributed_c10d`, `METHODS` every method of
+`ProcessGroup` and `ProcessGroupGloo`, of every torch version served. `tests/test_completeness.py` fails for a call of
+the installed torch that is in neither, and checks what is said here of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+__all__ = ["FUNCTIONS", "METHODS", "Coverage"]
+
+Status = Literal["supported", "refused", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a simulated rank gets from one call.
+
+    "supported": it works as on real Gloo. "refused": it raises `error`, which says `says`; `real` tells whether real
+    Gloo raises that, too. "local": it asks or sets something on the rank itself and talks to nobody.
+    """
+
+    status: Status
+    error: str = ""
+    says: str = ""
+    real: bool = False
+
+
+_SUPPORTED = Coverage("supported")
+_LOCAL = Coverage("local")
+
+
+def _gloo_lacks(says: str, error: str = "RuntimeError") -> Coverage:
+    return Coverage("refused", error, says, real=True)
+
+
+def _not_simulated(says: str) -> Coverage:
+    return Coverage("refused", "UnsupportedError", says)
+
+
+def _table(
+    supported: Iterable[str], local: Iterable[str], refused: Mapping[str, Coverage]
+) -> MappingProxyType[str, Coverage]:
+    whole = dict.fromkeys(supported, _SUPPORTED) | dict.fromkeys(local, _LOCAL) | dict(refused)
+    return MappingProxyType(dict(sorted(whole.items())))
+
+
+FUNCTIONS = _table(
+    supported=(
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_gather_single",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "batch_isend_irecv",
+        "breakpoint",
+        "broadcast",
+        "broadcast_object_list",
+        "destroy_process_group",
+        "gather",
+        "gather_object",
+        "init_device_mesh",
+        "init_process_group",
+        "irecv",
+        "isend",
+        "monitored_barrier",
+        "new_group",
+        "new_subgroups",
+        "new_subgroups_by_enumeration",
+        "recv",
+        "recv_object_list",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "reduce_scatter_tensor",
+        "rendezvous",
+        "scatter",
+        "scatter_object_list",
+        "send",
+        "send_object_list",
+    ),
+    local=(
+        "GroupName",  # a type for annotations
+        "get_backend",
+        "get_backend_config",
+        "get_debug_level",
+        "get_default_backend_for_device",
+        "get_global_rank",
+        "get_group_rank",
+        "get_node_local_rank",
+        "get_pg_count",
+        "get_process_group_ranks",
+        "get_rank",
+        "get_world_size",
+        "has_torch_function",
+        "is_available",
+        "is_backend_available",
+        "is_gloo_available",
+        "is_initialized",
+        "is_mpi_available",
+        "is_nccl_available",
+        "is_torchelastic_launched",
+        "is_ucc_available",
+        "is_xccl_available",
+        "record_comm",
+        "register_rendezvous_handler",
+        "set_debug_level",
+        "set_debug_level_from_env",
+        "supports_complex",
+    ),
+    refused={
+        "shrink_group": _gloo_lacks("does not support shrinking operations", "TypeError"),
+        "split_group": _gloo_lacks("No device associated with the default pg, not safe to split any process groups"),
+    },
+)
+
+METHODS = _table(
+    supported=(
+        "_allgather_base",
+        "_reduce_scatter_base",
+        "abort",
+        "all_gather_single",
+        "all_gather_single_coalesced",
+        "all_to_all_single",
+        "allgather",
+        "allgather_coalesced",
+        "allgather_into_tensor_coalesced",
+        "allreduce",
+        "allreduce_coalesced",
+        "alltoall",
+        "alltoall_base",
+        "barrier",
+        "broadcast",
+        "gather",
+        "monitored_barrier",
+        "recv",
+        "recv_anysource",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "reduce_scatter_single_coalesced",
+        "reduce_scatter_tensor_coalesced",
+        "scatter",
+        "send",
+        "shutdown",
+    ),
+    local=(
+        "_enable_collectives_timing",
+        "_get_backend",
+        "_get_backend_name",
+        "_get_sequence_number_for_group",
+        "_has_hooks",
+        "_id",
+        "_register_backend",
+        "_set_default_backend",
+        "_set_default_timeout",
+        "_set_group_desc",
+        "_set_group_name",
+        "_set_sequence_number_for_group",
+        "boxed",
+        "create_default_device",
+        "create_device",
+        "eager_connect_single_device",
+        "get_group_store",
+        "name",
+        "rank",
+        "set_timeout",
+        "setUsePgForSymmMemRendezvous",
+        "size",
+        "supports_tensor_alloc",
+        "unbox",
+    ),
+    refused={
+        "_backend_id": _not_simulated("has no C++ backend"),
+        "_end_coalescing": _gloo_lacks("Backend gloo does not implement endCoalescing"),
+        "_register_on_completion_hook": _gloo_lacks(
+            "Only ProcessGrouppNCCL supports onCompletion hook, but got gloo backend."
+        ),
+        "_start_coalescing": _gloo_lacks("Backend gloo does not implement startCoalescing"),
+        "_wait_for_pending_works": _gloo_lacks(
+            "Only ProcessGrouppNCCL supports waitForPendingWorks, but got gloo backend."
+        ),
+        "allocate_tensor": _gloo_lacks("Backend gloo does not support allocateTensor"),
+        "merge_remote_group": _not_simulated("merge_remote_group is not simulated"),
+        "memory_stats": _gloo_lacks("Backend gloo does not support getMemoryStats"),
+        "resume": _gloo_lacks("Backend gloo does not support resume"),
+        "shrink": _gloo_lacks("Backend gloo does not support shrink"),
+        "split_group": _not_simulated("split_group is not simulated; use torch.distributed.new_group"),
+        "suspend": _gloo_lacks("Backend gloo does not support suspend"),
+    },
+)

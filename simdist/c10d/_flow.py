@@ -1,0 +1,275 @@
+"""The messages of one collective, worked out as a dataflow in virtual time.
+
+A plain state machine: arrivals, limits and closed pairs in, each rank's outcome out; no task, no waiting. A rank runs
+its program (see `_programs`) from its arrival on; the k-th send between two ranks meets the k-th receive. Sends are
+rendezvous at every size, as Gloo's: the data leaves when the receiver's word that it has posted has reached the sender.
+
+What a rank sends goes out one after the other, in the order in which it becomes known that it can; different ranks do
+not compete for a link. Adding arrivals is incremental. A failure that strikes in the middle changes what would have
+happened later, so whoever learns of one builds a new flow with all the facts and asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from simdist.c10d._movement import Movement
+from simdist.c10d._programs import Program
+
+__all__ = ["ABORTED", "Blocked", "Costs", "Done", "Failed", "Flow"]
+
+# The text of a rank whose process aborts, as its log shows it (gloo/transport/tcp/pair.cc).
+ABORTED = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. "
+    "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The rank's part is over at `time_ns`."""
+
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The rank waits for a transfer with `peer` since `since_ns`; `kind` is "send" or "recv".
+
+    `lost`: the peer has done its part, and the network never delivers.
+    """
+
+    kind: str
+    peer: int
+    since_ns: int
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The rank's part failed at `time_ns`, with this text."""
+
+    time_ns: int
+    text: str
+
+
+class Costs(Protocol):
+    """What messages between two group ranks cost."""
+
+    def latency_ns(self, source: int, target: int, now_ns: int) -> int:
+        """One-way latency of a message that leaves now."""
+        ...
+
+    def byte_ns(self, source: int, target: int) -> float:
+        """Transfer time per byte."""
+        ...
+
+    def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
+        """When a message that leaves now gets through; None for never."""
+        ...
+
+
+class _Channel:
+    """Sends and receives posted from one rank to another, and when each transfer ends."""
+
+    __slots__ = ("ends", "receives", "sends", "waiting")
+
+    def __init__(self) -> None:
+        self.sends: list[tuple[int, int, int]] = []  # (posted at, bytes, which of the sender's sends)
+        self.receives: list[tuple[int, int, int]] = []  # likewise
+        self.ends: list[
+            tuple[int | None, int | None]
+        ] = []  # of each matched transfer: (sender's, receiver's); None: never
+        self.waiting: list[int] = []  # ranks blocked on a transfer that is not matched yet
+
+
+class _Rank:
+    __slots__ = ("clock_ns", "outcome", "program", "receives", "sends", "slot", "step")
+
+    def __init__(self, program: Program, clock_ns: int, slot: str) -> None:
+        self.program = program
+        self.slot = slot
+        self.step = 0
+        self.clock_ns = clock_ns
+        self.sends: list[tuple[int, int]] = []  # (peer, index on that channel)
+        self.receives: list[tuple[int, int]] = []
+        self.outcome: Done | Blocked | Failed | None = None
+
+
+class Flow:
+    """One collective in flight.
+
+    `program(rank)` gives a group rank's steps; `slot(rank)` a name under which its messages are matched, the same for
+    all by default. Limits and closed pairs must be told before the ranks arrive. A `movement`, if there is one, is told
+    which send met which receive, and when a rank has waited for what it received.
+
+    Example:
+        >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
+        >>> flow.arrive(0, 100)
+        >>> flow.outcome(0)
+        Blocked(kind='send', peer=1, since_ns=100)
+    """
+
+    def __init__(
+        self,
+        program: Callable[[int], Program],
+        costs: Costs,
+        *,
+        slot: Callable[[int], str] | None = None,
+        movement: Movement | None = None,
+    ) -> None:
+        self._program = program
+        self._costs = costs
+        self._slot = slot
+        self._movement = movement
+        self._ranks: dict[int, _Rank] = {}
+        self._channels: dict[tuple[int, int, str], _Channel] = {}
+        self._aborts: dict[int, int] = {}  # ranks that were sent more than they expected, and when it reached them
+        self._limits: dict[int, tuple[int, str]] = {}
+        self._closed: dict[tuple[int, int], tuple[int, str]] = {}
+        self._free_ns: dict[int, int] = {}  # what a rank sends goes out one after the other
+        self._ready: list[int] = []
+        self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
+
+    def limit(self, rank: int, time_ns: int, text: str) -> None:
+        """The rank stops at `time_ns`, failing with `text`: it died, or it ran out of time."""
+        if rank not in self._limits or time_ns < self._limits[rank][0]:
+            self._limits[rank] = (time_ns, text)
+
+    def close(self, rank: int, peer: int, time_ns: int, text: str) -> None:
+        """From `time_ns` on, what `rank` does with `peer` fails with `text`, and no data passes between them."""
+        known = self._closed.get((rank, peer))
+        if known is None or time_ns < known[0]:
+            self._closed[rank, peer] = (time_ns, text)
+
+    def arrive(self, rank: int, time_ns: int) -> None:
+        """A rank enters; work out everything that follows."""
+        slot = "" if self._slot is None else self._slot(rank)
+        self._ranks[rank] = _Rank(self._program(rank), time_ns, slot)
+        self._ready.append(rank)
+        while self._ready:
+            self._advance(self._ready.pop())
+
+    def conclude(self) -> None:
+        """All arrivals up to now are in: those who are stuck on a closed pair, or have a limit, fail.
+
+        Nobody who fails here could have helped anybody else, so the order does not matter.
+        """
+        for rank, time_ns in self._aborts.items():
+            if not isinstance(self._ranks[rank].outcome, Failed):
+                self._settle(rank, Failed(time_ns, ABORTED))
+        for rank, state in self._ranks.items():
+            blocked = state.outcome
+            if not isinstance(blocked, Blocked):
+                continue
+            ends = []
+            closed = self._closed.get((rank, blocked.peer))
+            if closed is not None:
+                ends.append((max(closed[0], blocked.since_ns), closed[1]))
+            if rank in self._limits:
+                ends.append(self._limits[rank])
+            if ends:
+                self._settle(rank, Failed(*min(ends)))
+
+    def outcome(self, rank: int) -> Done | Blocked | Failed | None:
+        """Where the rank stands at the end of all that is known; None if it has not arrived."""
+        state = self._ranks.get(rank)
+        return None if state is None else state.outcome
+
+    def _advance(self, rank: int) -> None:
+        state = self._ranks[rank]
+        if isinstance(state.outcome, Done | Failed):
+            return
+        limit = self._limits.get(rank)
+        while state.step < len(state.program):
+            if limit is not None and state.clock_ns >= limit[0]:
+                self._settle(rank, Failed(*limit))
+                return
+            kind, *operands = state.program[state.step]
+            outcome = (
+                self._post(rank, state, kind, operands[0], operands[1])
+                if kind in ("send", "recv")
+                else self._wait(rank, state, kind[5:], operands[0])
+            )
+            if outcome is not None:
+                self._settle(rank, outcome)
+                return
+            state.step += 1
+        self._settle(rank, Done(state.clock_ns))
+
+    def _settle(self, rank: int, outcome: Done | Blocked | Failed) -> None:
+        self._ranks[rank].outcome = outcome
+        if not isinstance(outcome, Blocked):
+            self.changed.append(rank)
+
+    def _post(self, rank: int, state: _Rank, kind: str, peer: int, size: int) -> Failed | None:
+        closed = self._closed.get((rank, peer))
+        if closed is not None and closed[0] <= state.clock_ns:
+            return Failed(state.clock_ns, closed[1])
+        key = (rank, peer, state.slot) if kind == "send" else (peer, rank, state.slot)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = _Channel()
+        if kind == "send":
+            channel.sends.append((state.clock_ns, size, len(state.sends)))
+            state.sends.append((peer, len(channel.sends) - 1))
+        else:
+            channel.receives.append((state.clock_ns, size, len(state.receives)))
+            state.receives.append((peer, len(channel.receives) - 1))
+        self._match(key[0], key[1], channel)
+        return None
+
+    def _match(self, source: int, target: int, channel: _Channel) -> None:
+        while len(channel.ends) < min(len(channel.sends), len(channel.receives)):
+            index = len(channel.ends)
+            send, receive = channel.sends[index], channel.receives[index]
+            ends = self._transfer(source, target, send[0], send[1], receive[0])
+            if ends[1] is not None:
+                if send[1] > receive[1]:
+                    # The receiver's I/O thread finds more data than it has room for, and takes the process with it.
+                    self._aborts[target] = min(ends[1], self._aborts.get(target, ends[1]))
+                    ends = ends[0], None
+                elif self._movement is not None:
+                    self._movement.move(source, send[2], target, receive[2])
+            channel.ends.append(ends)
+            self._ready.extend(channel.waiting)
+            channel.waiting.clear()
+
+    def _transfer(
+        self, source: int, target: int, sent_ns: int, size: int, posted_ns: int
+    ) -> tuple[int | None, int | None]:
+        costs = self._costs
+        # The receiver tells the sender when it has posted; the data leaves when both are ready.
+        start = max(sent_ns, posted_ns + costs.latency_ns(target, source, posted_ns))
+        opened = costs.open_from_ns(source, target, start)
+        if opened is None:
+            return None, None
+        start = sent = opened
+        wire_ns = round(size * costs.byte_ns(source, target))
+        if wire_ns:
+            start = max(opened, self._free_ns.get(source, 0))
+            sent = self._free_ns[source] = start + wire_ns
+        received = sent + costs.latency_ns(source, target, start)
+        closed = [
+            c[0] for c in (self._closed.get((source, target)), self._closed.get((target, source))) if c is not None
+        ]
+        if closed and min(closed) < sent:
+            return None, None
+        return sent, received  # what has left arrives, even if the sender is gone by then
+
+    def _wait(self, rank: int, state: _Rank, kind: str, index: int) -> Blocked | None:
+        peer, position = (state.sends if kind == "send" else state.receives)[index]
+        channel = self._channels[(rank, peer, state.slot) if kind == "send" else (peer, rank, state.slot)]
+        if position < len(channel.ends):
+            end = channel.ends[position][0 if kind == "send" else 1]
+            if end is not None:
+                state.clock_ns = max(state.clock_ns, end)
+                if kind == "recv" and self._movement is not None:
+                    self._movement.received(rank, index)
+                return None
+        if position >= len(channel.ends) and rank not in channel.waiting:
+            channel.waiting.append(rank)
+        return Blocked(kind, peer, state.clock_ns, lost=position < len(channel.ends))

@@ -1,0 +1,84 @@
+"""The bytes of a collective that is followed message by message.
+
+When ranks disagree, or one is missing, Gloo still moves what it can: a shorter message fills part of a buffer, segments
+land where the receiver expects another, a rank that times out keeps half of a sum. A `Movement` does that to copies of
+the tensors, in the order that the flow finds, so that what is left in every rank's tensor is what Gloo leaves there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from simdist.c10d import _numerics
+from simdist.c10d._programs import Program
+
+__all__ = ["LARGEST", "Movement"]
+
+LARGEST = 1 << 20  # bytes per rank up to which tensors are followed; larger ones keep what they held when things fail
+
+Tensor = torch.Tensor
+
+
+class _Side:
+    """One rank: a copy of its tensor, and where its sends and receives lie in it."""
+
+    __slots__ = ("buffer", "receives", "reduction", "scratch", "sends")
+
+    def __init__(self, tensor: Tensor, program: Program, reduction: str) -> None:
+        self.buffer = tensor.clone()
+        self.reduction = reduction
+        self.sends = [(step[2], step[3]) for step in program if step[0] == "send"]  # (bytes, offset)
+        self.receives = [(step[2], step[3], step[4]) for step in program if step[0] == "recv"]  # and: reduced or placed
+        self.scratch: dict[int, Tensor] = {}  # what has arrived and waits to be reduced, by receive
+
+    def bytes(self) -> Tensor:
+        """The buffer as bytes."""
+        return self.buffer if self.buffer.dtype is torch.uint8 else self.buffer.view(torch.uint8)
+
+
+class Movement:
+    """The copies of all ranks that have arrived."""
+
+    def __init__(self) -> None:
+        self._sides: dict[int, _Side] = {}
+
+    def enter(self, rank: int, tensor: Tensor, program: Program, reduction: str) -> None:
+        """A rank takes part with the flat `tensor`."""
+        self._sides[rank] = _Side(tensor, program, reduction)
+
+    def move(self, source: int, send: int, target: int, receive: int) -> None:
+        """The n-th send of one rank meets the m-th receive of another; no more bytes move than both expect."""
+        if source not in self._sides or target not in self._sides:
+            return
+        ours, theirs = self._sides[source], self._sides[target]
+        size, begin = ours.sends[send]
+        room, place, reduced = theirs.receives[receive]
+        size = min(size, room)
+        data = ours.bytes()[begin : begin + size]
+        if reduced:
+            theirs.scratch[receive] = data.clone()
+        else:
+            theirs.bytes()[place : place + size] = data
+
+    def received(self, rank: int, receive: int) -> None:
+        """The rank has waited for a receive: what came is reduced into its buffer."""
+        side = self._sides.get(rank)
+        if side is None:
+            return
+        data = side.scratch.pop(receive, None)
+        if data is None:
+            return
+        element = side.buffer.element_size()
+        came = data[: len(data) // element * element].view(side.buffer.dtype)
+        first = side.receives[receive][1] // element
+        local = side.buffer[first : first + len(came)]
+        _numerics.combine(side.reduction, side.buffer.dtype)(local, came, came)
+        local.copy_(came)
+
+    def follows(self, rank: int) -> bool:
+        """True if the rank's tensor is among the copies."""
+        return rank in self._sides
+
+    def result(self, rank: int) -> Tensor:
+        """What the rank's tensor holds now."""
+        return self._sides[rank].buffer

@@ -1,0 +1,135 @@
+"""What a collective is, apart from who calls it: its name, size, root, and the functions that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from simdist.c10d import _programs
+from simdist.c10d._programs import Program
+from simdist.cluster import allgather_ns, allreduce_ns, alltoall_ns, barrier_ns, reduce_ns, reduce_segments
+
+__all__ = ["Operation"]
+
+_ROOTED = ("broadcast", "gather", "scatter")
+
+
+class Operation:
+    """An operation with its parameters: what ranks compare to see whether they called the same thing.
+
+    `size` is the payload in bytes (per rank for all_gather, gather, scatter), `element` the bytes of one element,
+    `reduction` the reduce operation's name, `root` a group rank or -1, `extra` the form it was
+    called in: "list" or "single" for reduce_scatter, the tensors' shapes for coalesced operations, "sparse".
+    """
+
+    __slots__ = (
+        "_duration",
+        "dtype_name",
+        "element",
+        "extra",
+        "name",
+        "reduction",
+        "root",
+        "shape",
+        "size",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        size: int = 0,
+        element: int = 1,
+        dtype: Any = None,
+        shape: tuple[int, ...] = (),
+        reduction: str = "",
+        root: int = -1,
+        extra: Any = None,
+    ) -> None:
+        self.name = name
+        self.size = size
+        self.element = element
+        self.dtype_name = "" if dtype is None else str(dtype).removeprefix("torch.")
+        self.shape = tuple(shape)
+        self.reduction = reduction
+        self.root = root
+        self.extra = extra
+        self._duration: tuple[Any, int] | None = None
+
+    def fits(self, other: Operation, *, strict: bool = False) -> bool:
+        """True if two ranks may call these two together; `strict` also wants equal shapes."""
+        if strict and self.shape != other.shape and self.name not in ("all_to_all", "reduce_scatter"):
+            return False
+        return self is other or (
+            self.name == other.name
+            and self.root == other.root
+            and self.reduction == other.reduction
+            and (
+                self.name in ("all_to_all", "barrier")
+                or (self.name == "sparse_all_reduce" and self.shape == other.shape)
+                or (self.size == other.size and self.dtype_name == other.dtype_name)
+            )
+        )
+
+    @property
+    def slot(self) -> str:
+        """Under which name Gloo matches its messages: a reduce_scatter is made of all-reduces."""
+        return "all_reduce" if self.name == "reduce_scatter" else self.name
+
+    def shapes(self) -> Sequence[Sequence[int]]:
+        """The shapes of the tensors that the caller gave: several for a coalesced operation, none for a barrier."""
+        if isinstance(self.extra, tuple):
+            return self.extra
+        return [self.shape] if self.dtype_name else []
+
+    def describe(self) -> str:
+        """For a mismatch: everything that must agree."""
+        parts = [f"{self.dtype_name}{list(self.shape)}" if self.dtype_name else ""]
+        parts += [self.reduction, f"root={self.root}" if self.root >= 0 else ""]
+        return f"{self.name}({', '.join(part for part in parts if part)})"
+
+    def lets_some_go(self, ranks: int) -> bool:
+        """True if a rank may be done before all have come: rooted operations, and a reduce shorter than the ring."""
+        if self.name in _ROOTED:
+            return True
+        if self.name != "reduce" or not self.size:
+            return False
+        _, per_rank, segment = reduce_segments(self.size, self.element, ranks)
+        return per_rank * segment * (ranks - 1) >= self.size  # the last rank owns nothing
+
+    def duration_ns(self, ranks: int, latency_ns: int, byte_ns: float) -> int:
+        """From the last arrival to completion on an idle network, for operations that need everyone."""
+        key = (ranks, latency_ns, byte_ns)
+        if self._duration is None or self._duration[0] != key:
+            self._duration = (key, self._work_out(ranks, latency_ns, byte_ns))
+        return self._duration[1]
+
+    def _work_out(self, ranks: int, latency_ns: int, byte_ns: float) -> int:
+        if self.name in ("all_reduce", "reduce_scatter"):
+            return allreduce_ns(self.size, self.element, ranks, latency_ns, byte_ns)
+        if self.name == "reduce":
+            return reduce_ns(self.size, self.element, ranks, latency_ns, byte_ns)
+        if self.name in ("all_gather", "sparse_all_reduce"):
+            return allgather_ns(self.size, ranks, latency_ns, byte_ns)
+        if self.name == "all_to_all":
+            return alltoall_ns(self.size // max(1, ranks), ranks, latency_ns, byte_ns)
+        return barrier_ns(ranks, latency_ns)
+
+    def program(self, rank: int, ranks: int, sizes: Callable[[int], tuple[list[int], list[int]]]) -> Program:
+        """The message schedule of one rank; `sizes` gives what it sends and receives in an all_to_all."""
+        name = self.name
+        if name in ("all_reduce", "reduce_scatter"):
+            return _programs.allreduce(rank, ranks, self.size, self.element)
+        if name == "reduce":
+            return _programs.reduce(rank, ranks, self.size, self.element, self.root)
+        if name == "broadcast":
+            return _programs.broadcast(rank, ranks, self.size, self.root)
+        if name in ("all_gather", "sparse_all_reduce"):
+            # What the ranks contribute to a sparse sum may differ in size; each is taken to send its own all the way.
+            return _programs.allgather(rank, ranks, self.size)
+        if name == "gather":
+            return _programs.gather(rank, ranks, self.size, self.root)
+        if name == "scatter":
+            return _programs.scatter(rank, ranks, self.size, self.root)
+        if name == "all_to_all":
+            return _programs.alltoall(rank, ranks, *sizes(rank))
+        return _programs.barrier(rank, ranks)

@@ -1,0 +1,98 @@
+"""How the members of a group find each other: through the store that they share.
+
+Real Gloo exchanges addresses through the store and connects every pair, which is quadratic; here the members meet in a
+communicator that belongs to the store's server and is named by the store's prefix, and each parks once until all have
+come. What is visible of the exchange (a key per rank, the error of a rank whose peers never come) is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from simdist.c10d._communicator import Communicator, Member
+from simdist.c10d._gloo import Personality
+from simdist.c10d._store import SimStore
+from simdist.cluster import Network
+from simdist.errors import SimdistError
+from simdist.kernel import Task
+from simdist.process import SimProcess
+
+__all__ = ["connect"]
+
+_CONNECT_NS = 200_000  # a TCP handshake with each peer, all at once, and a round trip to the store
+
+
+class _Connecting:
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+
+    def describe(self) -> str:
+        missing = [r for r, member in enumerate(self._communicator.members) if member is None]
+        return f"connecting group {self._communicator.name!r}; not there yet: {missing}"
+
+    def waits_for(self) -> Iterable[Task]:
+        return ()
+
+
+def connect(
+    process: SimProcess,
+    network: Network,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout_ns: int,
+    personality: Personality,
+    *,
+    strict: bool = False,
+) -> Member:
+    """Join the group that meets at `store`'s prefix; park until all `size` members have.
+
+    Raises:
+        DistStoreError: they have not, within `timeout_ns`; a TCPStore's text names the key of the first one missing.
+        RuntimeError: likewise, at a FileStore.
+        SimdistError: the store is a real one.
+    """
+    if not isinstance(store, SimStore):
+        raise SimdistError(
+            f"the group's store is a real {type(store).__name__}, made outside the simulation; "
+            "make it inside the rank's function, or use init_method='env://'"
+        )
+    simulation = process.simulation
+    prefix = store._name("")
+    generations = store.server.groups.setdefault(prefix, [])
+    communicator = next((c for c in generations if c.members[rank] is None and c.size == size), None)
+    if communicator is None:
+        communicator = Communicator(simulation, network, _group_name(prefix), size, personality, strict=strict)
+        generations.append(communicator)
+    store.set(f"0/{rank}", b"simdist")
+    member = communicator.join(rank, process)
+    task = process.task
+    assert task is not None
+    if communicator.joined == size:
+        begin = simulation.now_ns + (_CONNECT_NS if size > 1 else 0)
+        simulation.call_at(begin, lambda: _release(communicator))
+    wait = _Connecting(communicator)
+    limit_ns = timeout_ns
+    if store._kind == "file":
+        limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+    deadline_ns = simulation.now_ns + limit_ns if personality.has_timeouts else None
+    while not communicator.connected:
+        if not simulation.park(wait, deadline_ns) and not communicator.connected:
+            missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
+            store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
+    process.drain()
+    return member
+
+
+def _release(communicator: Communicator) -> None:
+    communicator.connected = True
+    for member in communicator.members:
+        if member is not None and member.process.task is not None:
+            communicator.simulation.wake(member.process.task)
+
+
+def _group_name(prefix: str) -> str:
+    # "default_pg/0//cpu//" -> "0": torch's own name of the group.
+    parts = [part for part in prefix.split("/") if part]
+    return parts[-2] if len(parts) >= 2 else prefix

@@ -1,0 +1,378 @@
+"""The simulated store: one server's data, and the clients that ranks hold.
+
+A client is a Python subclass of `torch.distributed.Store`, so it also works where torch's C++ wraps it. Operations cost
+no virtual time of their own, except waiting for a key and asking for what is not there (so that a polling loop lets
+others run). Texts, timeouts and what is counted as a key differ between TCPStore, HashStore and FileStore, and are
+theirs (measured, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from simdist.c10d._compat import Store
+from simdist.errors import SimdistError, UnsupportedError
+from simdist.kernel import Task
+from simdist.process import SimProcess, current_process
+
+__all__ = ["SimPrefixStore", "SimStore", "StoreServer"]
+
+_POLL_NS = 100_000  # a round trip to the server on one machine
+_DEFAULT_TIMEOUT = timedelta(seconds=300)
+_CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+_NUMBER = re.compile(rb"\s*[+-]?\d+")
+
+Kind = Literal["tcp", "hash", "file"]
+
+
+class _KeyWait:
+    """A rank waits for keys."""
+
+    def __init__(self, server: StoreServer, keys: list[str]) -> None:
+        self.server = server
+        self.keys = keys
+
+    def describe(self) -> str:
+        return f"store.wait({self.keys})"
+
+    def waits_for(self) -> Iterable[Task]:
+        # Anyone may set the key.
+        return [process.task for process in self.server.clients if process.running and process.task is not None]
+
+
+class StoreServer:
+    """The data of one store, and who waits for what in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.data: dict[str, bytes] = {}
+        self.queues: dict[str, list[bytes]] = {}
+        # Keys, those of them that have been set meanwhile, and whether the wait is over.
+        self.waiters: dict[Task, tuple[list[str], set[str], Callable[[], bool]]] = {}
+        self.clients: dict[SimProcess, None] = {}
+        self.groups: dict[str, list[Any]] = {}  # communicators that met here, by prefix, one for each generation
+        self.joined = 0  # clients that counted themselves in
+        self.master: Task | None = None  # waits for them
+        self.gone = False  # the process that hosted it has ended
+
+    def changed(self, key: str) -> None:
+        """Wake whoever waits for `key` and lacks nothing else."""
+        for task, (keys, arrived, over) in list(self.waiters.items()):
+            if key in keys:
+                arrived.add(key)
+                if over():
+                    task.simulation.wake(task)
+
+    def has(self, key: str) -> bool:
+        """True if the key has a value or its queue an element."""
+        return key in self.data or bool(self.queues.get(key))
+
+
+class _Connection:
+    """What a client shares with the views of it that have a prefix."""
+
+    __slots__ = ("closed", "noticed", "timeout")
+
+    def __init__(self) -> None:
+        self.timeout = _DEFAULT_TIMEOUT
+        self.closed = False  # by the server
+        self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview | list | tuple):
+        return bytes(value)
+    raise TypeError(f"incompatible function arguments: a store's value is str or bytes, not {type(value).__name__}")
+
+
+class SimStore(Store):  # type: ignore[misc]
+    """A client of a `StoreServer`. Stands in for TCPStore, HashStore and FileStore."""
+
+    def __init__(self, server: StoreServer, *, kind: Kind = "tcp", host: str = "", port: int = 0) -> None:
+        super().__init__()
+        self.server = server
+        self._kind: Kind = kind
+        self.host = host
+        self.port = port
+        self._connection = _Connection()
+
+    @property
+    def path(self) -> str:
+        """The file of a FileStore."""
+        return self.server.name
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait."""
+        return self._connection.timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the timeout of this client and of all views of it."""
+        self._connection.timeout = timeout
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self._enter("set", key)
+        name = self._name(key)
+        self.server.data[name] = _bytes(value)
+        self.server.changed(name)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, waiting for it.
+
+        Raises:
+            DistStoreError: it was not set in time; RuntimeError from a FileStore.
+        """
+        process = self._enter("get", key)
+        name = self._name(key)
+        if name not in self.server.data:
+            self._wait(process, [name], what=f"Timeout waiting for key: {name}")
+        return self.server.data.get(name, b"")  # empty: the key is that of a queue
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; its new value.
+
+        Raises:
+            DistNetworkError: it is no number; a TCPStore's server then closes the connection.
+            ValueError: likewise, from the other stores.
+        """
+        self._enter("add", key)
+        name = self._name(key)
+        held = _NUMBER.match(self.server.data.get(name, b"0"))
+        if held is None:
+            if self._kind != "tcp":
+                raise ValueError("stoll")
+            self._connection.closed = True
+            raise dist.DistNetworkError(_CLOSED)
+        value = int(held[0]) + amount
+        self.server.data[name] = str(value).encode()
+        self.server.changed(name)
+        return value
+
+    def append(self, key: str, value: Any) -> None:
+        """Append to a value."""
+        self._enter("append", key)
+        name = self._name(key)
+        self.server.data[name] = self.server.data.get(name, b"") + _bytes(value)
+        self.server.changed(name)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set the key if it has the expected value, or if it is missing and nothing is expected; what it then has."""
+        self._enter("compare_set", key)
+        name = self._name(key)
+        held = self.server.data.get(name)
+        if held is None:
+            if _bytes(expected):
+                return _bytes(expected)
+            self.server.data[name] = _bytes(desired)
+        elif held == _bytes(expected):
+            self.server.data[name] = _bytes(desired)
+        self.server.changed(name)
+        return self.server.data[name]
+
+    compareSet = compare_set
+
+    def check(self, keys: list[str]) -> bool:
+        """True if all keys are there. Asking in vain lets the other ranks run."""
+        process = self._enter("check", ",".join(keys))
+        present = all(self.server.has(self._name(key)) for key in keys)
+        if not present:
+            process.simulation.sleep(_POLL_NS)
+        return present
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Park until all keys are there.
+
+        Raises:
+            DistStoreError: they are not, in time; RuntimeError from a FileStore.
+        """
+        process = self._enter("wait", ",".join(keys))
+        self._wait(process, [self._name(key) for key in keys], timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; False if there was none (a FileStore does not know)."""
+        self._enter("delete_key", key)
+        return self.server.data.pop(self._name(key), None) is not None or self._kind == "file"
+
+    deleteKey = delete_key
+
+    def num_keys(self) -> int:
+        """How many keys there are, under any prefix."""
+        process = self._enter("num_keys", "")
+        process.simulation.sleep(_POLL_NS)
+        # Both count a key with which their clients announced themselves.
+        hidden = self._kind == "file" or (self._kind == "tcp" and self.server.joined > 0)
+        return len(self.server.data) + hidden
+
+    getNumKeys = num_keys
+
+    def list_keys(self) -> list[str]:
+        """The names of all keys under this view's prefix, without it."""
+        self._enter("list_keys", "")
+        prefix = self._name("")
+        names = [name for name in self.server.data if name.startswith(prefix)]
+        if self._kind == "file" and not prefix:
+            names.append("efcount/")  # how many have opened the file
+        return sorted(name.removeprefix(prefix) for name in names)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """`get` for several keys.
+
+        Raises:
+            DistStoreError: they were not all there in time.
+        """
+        process = self._enter("multi_get", ",".join(keys))
+        names = [self._name(key) for key in keys]
+        self._wait(process, names)
+        return [self.server.data.get(name, b"") for name in names]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        """`set` for several keys."""
+        if len(keys) != len(values):
+            raise dist.DistStoreError("multiSet keys and values vectors must be of same size")
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """True if append, multi_get and multi_set are single operations of the store."""
+        return self._kind != "file"
+
+    def queue_push(self, key: str, value: Any) -> None:
+        """Append to a queue."""
+        self._enter_queue("queue_push", key)
+        name = self._name(key)
+        self.server.queues.setdefault(name, []).append(_bytes(value))
+        self.server.changed(name)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first element of a queue, waiting for one.
+
+        Raises:
+            QueueEmptyError: there is none and `block` is False.
+            DistStoreError: none came in time.
+        """
+        process = self._enter_queue("queue_pop", key)
+        name = self._name(key)
+        queues = self.server.queues
+        if not block and not queues.get(name):
+            raise dist.QueueEmptyError("queue is empty")
+        self._wait(process, [name], over=lambda: bool(queues.get(name)))
+        return queues[name].pop(0)
+
+    def queue_len(self, key: str) -> int:
+        """How many elements a queue has."""
+        process = self._enter_queue("queue_len", key)
+        process.simulation.sleep(_POLL_NS)
+        return len(self.server.queues.get(self._name(key), ()))
+
+    def clone(self) -> SimStore:
+        """Another client of the same server."""
+        other = SimStore(self.server, kind=self._kind, host=self.host, port=self.port)
+        other.set_timeout(self.timeout)
+        return other
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Not simulated."""
+        raise UnsupportedError("Store.barrier is not simulated; use torch.distributed.barrier")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _name(self, key: str) -> str:
+        return key
+
+    def _enter(self, operation: str, key: str) -> SimProcess:
+        process = current_process()
+        if process is None:
+            raise SimdistError("a simulated store can only be used by simulated ranks")
+        simulation = process.simulation
+        simulation.check()
+        self.server.clients[process] = None
+        simulation.events.add((simulation.now_ns, "store", process.rank, operation, key))
+        connection = self._connection
+        if self.server.gone or connection.closed:
+            if connection.noticed:
+                raise dist.DistNetworkError("Broken pipe")
+            connection.noticed = True
+            raise dist.DistNetworkError(_CLOSED)
+        return process
+
+    def _enter_queue(self, operation: str, key: str) -> SimProcess:
+        if self._kind == "file":
+            raise NotImplementedError("queue support is not implemented.")
+        return self._enter(operation, key)
+
+    def _wait(
+        self,
+        process: SimProcess,
+        names: list[str],
+        timeout: timedelta | None = None,
+        *,
+        over: Callable[[], bool] | None = None,
+        what: str = "Wait timeout",
+    ) -> None:
+        """Park until `over()`, which is: until all `names` are there. `what` a FileStore says if they never are."""
+        server = self.server
+        arrived = {name for name in names if server.has(name)}
+        if over is None:
+
+            def over() -> bool:
+                if self._kind == "tcp":  # its server counts the keys that come, and does not look whether they stay
+                    return arrived.issuperset(names)
+                return all(server.has(name) for name in names)
+
+        if over():
+            return
+        simulation = process.simulation
+        task = process.task
+        assert task is not None
+        limit = self._connection.timeout if timeout is None else timeout
+        limit_ns = round(limit.total_seconds() * 1e9)
+        if self._kind == "file":
+            limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+        wait = _KeyWait(server, [name for name in names if not server.has(name)])
+        deadline_ns = simulation.now_ns + limit_ns
+        server.waiters[task] = names, arrived, over
+        try:
+            while not over():
+                in_time = simulation.park(wait, deadline_ns)
+                if over():
+                    return  # even if the server is gone by now: it has answered
+                if server.gone:
+                    raise dist.DistNetworkError(_CLOSED)
+                if not in_time:
+                    self._give_up(names, round(limit.total_seconds() * 1e3), what)
+        finally:
+            server.waiters.pop(task, None)
+
+    def _give_up(self, names: list[str], limit_ms: int, what: str) -> None:
+        if self._kind == "hash":
+            raise dist.DistStoreError("Wait timeout")
+        if self._kind == "file":
+            raise RuntimeError(what if what == "Wait timeout" else f"{what} after {limit_ms} ms")
+        keys = ", ".join("/" + name for name in names)
+        raise dist.DistStoreError(f"wait timeout after {limit_ms}ms, keys: {keys}")
+
+
+class SimPrefixStore(SimStore):
+    """A view of another store in which every key has a prefix."""
+
+    def __init__(self, prefix: str, store: SimStore) -> None:
+        super().__init__(store.server, kind=store._kind, host=store.host, port=store.port)
+        self.prefix = prefix
+        self.underlying_store = store
+        self._connection = store._connection
+        self._joined = store._name(f"{prefix}/")
+
+    def _name(self, key: str) -> str:
+        return self._joined + key
+
+    def clone(self) -> SimStore:
+        """Another view of a clone of the store."""
+        return SimPrefixStore(self.prefix, self.underlying_store.clone())

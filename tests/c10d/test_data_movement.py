@@ -1,0 +1,327 @@
+"""Collectives that move data: everything arrives where it should, whatever its type, shape and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simdist
+from simdist.errors import MismatchError
+from tests.c10d.worlds import attempt, in_group, now_ns, ones, sleep_s
+
+# torch 2.13 renames some collectives; the old names are the ones that every supported version has
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
+
+def mine(rank: int, dtype: torch.dtype = torch.float32, count: int = 6) -> torch.Tensor:
+    values = torch.arange(count) + 10 * rank
+    return values.to(dtype) if dtype is not torch.bool else values % (rank + 2) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_broadcast_gives_everyone_the_root_s_data(dtype: torch.dtype) -> None:
+    def body(rank: int) -> torch.Tensor:
+        tensor = mine(rank, dtype)
+        dist.broadcast(tensor, 2)
+        return tensor
+
+    for result in in_group(body, 5):
+        assert torch.equal(result, mine(2, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_gather_gives_everyone_everything(dtype: torch.dtype) -> None:
+    def body(rank: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        parts = [torch.zeros(6, dtype=dtype) for _ in range(3)]
+        whole = torch.zeros(18, dtype=dtype)
+        dist.all_gather(parts, mine(rank, dtype))
+        dist.all_gather_into_tensor(whole, mine(rank, dtype))
+        return parts, whole
+
+    expected = [mine(rank, dtype) for rank in range(3)]
+    for parts, whole in in_group(body, 3):
+        assert all(torch.equal(a, b) for a, b in zip(parts, expected, strict=True))
+        assert torch.equal(whole, torch.cat(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:-1])
+def test_gather_and_scatter_undo_each_other(dtype: torch.dtype) -> None:
+    def body(rank: int) -> torch.Tensor:
+        parts = [torch.zeros(6, dtype=dtype) for _ in range(3)] if rank == 1 else None
+        back = torch.zeros(6, dtype=dtype)
+        dist.gather(mine(rank, dtype), parts, 1)
+        dist.scatter(back, parts, 1)
+        return back
+
+    for rank, result in enumerate(in_group(body, 3)):
+        assert torch.equal(result, mine(rank, dtype))
+
+
+def test_complex_tensors_are_scattered_but_not_gathered() -> None:
+    def body(rank: int) -> tuple[list[complex], str]:
+        parts = [mine(peer, torch.complex64, 2) for peer in range(2)] if rank == 0 else None
+        output = torch.zeros(2, dtype=torch.complex64)
+        dist.scatter(output, parts, 0)
+        return output.tolist(), attempt(lambda: dist.gather(output, parts, 0))
+
+    refused = "RuntimeError: Invalid scalar type"
+    assert in_group(body, 2) == [([0, 1], refused), ([10, 11], refused)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_to_all_transposes(dtype: torch.dtype) -> None:
+    def body(rank: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        parts = [torch.zeros(2, dtype=dtype) for _ in range(3)]
+        whole = torch.zeros(6, dtype=dtype)
+        dist.all_to_all(parts, list(torch.split(mine(rank, dtype), 2)))
+        dist.all_to_all_single(whole, mine(rank, dtype))
+        return parts, whole
+
+    for rank, (parts, whole) in enumerate(in_group(body, 3)):
+        expected = [mine(source, dtype)[2 * rank : 2 * rank + 2] for source in range(3)]
+        assert all(torch.equal(a, b) for a, b in zip(parts, expected, strict=True))
+        assert torch.equal(whole, torch.cat(expected))
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), ranks=st.integers(1, 5), width=st.integers(1, 3))
+def test_an_uneven_all_to_all_delivers_every_row(data: st.DataObject, ranks: int, width: int) -> None:
+    row = st.lists(st.integers(0, 3), min_size=ranks, max_size=ranks)
+    rows = data.draw(st.lists(row, min_size=ranks, max_size=ranks))  # rows[s][t]: how many rows s sends to t
+
+    def sent(rank: int) -> torch.Tensor:
+        return (torch.arange(sum(rows[rank]) * width) + 100.0 * rank).reshape(-1, width)
+
+    def body(rank: int) -> torch.Tensor:
+        received = [rows[source][rank] for source in range(ranks)]
+        output = torch.full((sum(received), width), -1.0)
+        dist.all_to_all_single(output, sent(rank), received, rows[rank])
+        return output
+
+    results = in_group(body, ranks)
+
+    for rank, result in enumerate(results):
+        parts = [torch.split(sent(source), rows[source])[rank] for source in range(ranks)]
+        assert torch.equal(result, torch.cat(parts))
+
+
+def test_all_to_all_refuses_parts_of_different_shapes() -> None:
+    def main() -> None:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        dist.all_to_all([torch.zeros(rank + 1) for _ in range(2)], [torch.ones(peer + 1) for peer in range(2)])
+
+    result = simdist.run(main, world_size=2)
+
+    for rank in result.ranks:
+        assert "ProcessGroupGloo::alltoall: invalid tensor size at index 1" in str(rank.exception)
+
+
+def test_coalesced_reductions_are_one_ring_over_all_tensors() -> None:
+    def body(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = [torch.full((3,), float(rank)), torch.full((2, 2), 10.0 * rank)]
+        dist.all_reduce_coalesced(tensors)
+        return tensors[0], tensors[1]
+
+    for first, second in in_group(body, 3):
+        assert torch.equal(first, torch.full((3,), 3.0))
+        assert torch.equal(second, torch.full((2, 2), 30.0))
+
+
+def test_coalesced_gathers_give_everyone_every_tensor() -> None:
+    def body(rank: int) -> list[list[list[float]]]:
+        outputs = [[torch.zeros(2), torch.zeros(1)] for _ in range(2)]
+        dist.all_gather_coalesced(outputs, [torch.full((2,), float(rank)), torch.full((1,), 5.0 + rank)])
+        return [[tensor.tolist() for tensor in row] for row in outputs]
+
+    assert in_group(body, 2) == [[[[0, 0], [5]], [[1, 1], [6]]]] * 2
+
+
+def test_an_asynchronous_coalesced_call_returns_a_future_of_its_tensors() -> None:
+    def body(rank: int) -> list[list[float]]:
+        future: Any = dist.all_reduce_coalesced([ones(4), ones(2)], async_op=True)
+        return [tensor.tolist() for tensor in future.wait()]
+
+    assert in_group(body, 2) == [[[2.0] * 4, [2.0] * 2]] * 2
+
+
+def test_the_coalescing_manager_runs_what_was_called_inside_it() -> None:
+    def body(rank: int) -> list[float]:
+        from torch.distributed.distributed_c10d import _coalescing_manager
+
+        tensors = [torch.full((2,), float(rank + index)) for index in range(3)]
+        with _coalescing_manager(async_ops=True) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        manager.wait()
+        return [tensor[0].item() for tensor in tensors]
+
+    assert in_group(body, 2) == [[1, 3, 5]] * 2
+
+
+def test_multi_dimensional_tensors_keep_their_shape() -> None:
+    def body(rank: int) -> torch.Tensor:
+        whole = torch.zeros(4, 3)
+        dist.all_gather_into_tensor(whole, torch.full((2, 3), float(rank)))
+        return whole
+
+    for result in in_group(body, 2):
+        assert result[:, 0].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "call", ["broadcast", "all_reduce", "reduce", "all_gather", "all_to_all_single", "gather", "scatter"]
+)
+def test_empty_tensors_pass(call: str) -> None:
+    def body(rank: int) -> str:
+        parts = [ones(0), ones(0)]
+        calls: dict[str, Callable[[], object]] = {
+            "broadcast": lambda: dist.broadcast(ones(0), 0),
+            "all_reduce": lambda: dist.all_reduce(ones(0)),
+            "reduce": lambda: dist.reduce(ones(0), 0),
+            "all_gather": lambda: dist.all_gather(parts, ones(0)),
+            "all_to_all_single": lambda: dist.all_to_all_single(ones(0), ones(0)),
+            "gather": lambda: dist.gather(ones(0), parts if rank == 0 else None, 0),
+            "scatter": lambda: dist.scatter(ones(0), parts if rank == 0 else None, 0),
+        }
+        return attempt(calls[call])
+
+    assert in_group(body, 2) == ["ok", "ok"]
+
+
+def test_a_transposed_tensor_is_broadcast_in_memory_order() -> None:
+    def body(rank: int) -> torch.Tensor:
+        tensor = mine(rank).reshape(2, 3).t()
+        dist.broadcast(tensor, 0)
+        return tensor
+
+    for result in in_group(body, 2):
+        assert torch.equal(result, mine(0).reshape(2, 3).t())
+
+
+def test_a_broadcast_is_done_for_the_root_s_side_of_the_tree_before_the_last_rank_comes() -> None:
+    def body(rank: int) -> float:
+        dist.barrier()
+        begin = now_ns()
+        sleep_s(1.0 * (rank == 3))
+        tensor = torch.tensor([float(rank)])
+        dist.broadcast(tensor, 0)
+        assert tensor.item() == 0.0
+        return round((now_ns() - begin) / 1e9, 2)
+
+    # Rank 1 sends to rank 3 in the second round.
+    assert in_group(body, 4) == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_a_gather_lets_the_leaves_go_on_when_the_root_has_heard_them() -> None:
+    def body(rank: int) -> float:
+        dist.barrier()
+        begin = now_ns()
+        sleep_s(1.0 * (rank == 2))
+        dist.gather(ones(1), [ones(1) for _ in range(3)] if rank == 0 else None, 0)
+        return round((now_ns() - begin) / 1e9, 2)
+
+    assert in_group(body, 3) == [1.0, 0.0, 1.0]
+
+
+# -- ranks that do not agree -------------------------------------------------------------------------------------------
+
+
+def test_different_collectives_at_one_number_name_every_rank_and_where_it_called() -> None:
+    def main() -> None:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            dist.broadcast(ones(), 0)
+        else:
+            dist.all_reduce(ones())
+
+    result = simdist.run(main, world_size=3, strict=True)
+
+    told = [str(rank.exception) for rank in result.ranks if isinstance(rank.exception, MismatchError)]
+    assert told
+    assert "ranks do not agree on collective #0" in told[0]
+    assert "rank 0 called all_reduce(float32[4], sum) at test_data_movement.py:" in told[0]
+    assert "rank 1 called broadcast(float32[4], root=0) at test_data_movement.py:" in told[0]
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(5), torch.ones(4, dtype=torch.float64)], ids=["another size", "another dtype"]
+)
+def test_payloads_that_do_not_fit_are_a_mismatch(tensor: torch.Tensor) -> None:
+    def main() -> None:
+        dist.init_process_group("gloo")
+        dist.all_reduce(tensor.clone() if dist.get_rank() == 1 else ones())
+
+    result = simdist.run(main, world_size=2, strict=True)
+
+    assert all(isinstance(rank.exception, MismatchError) for rank in result.ranks)
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+def test_objects_are_gathered_everywhere() -> None:
+    def body(rank: int) -> list[Any]:
+        gathered: list[Any] = [None] * 3
+        dist.all_gather_object(gathered, {"rank": rank, "text": "x" * 10 * rank})
+        return gathered
+
+    assert in_group(body, 3) == [[{"rank": rank, "text": "x" * 10 * rank} for rank in range(3)]] * 3
+
+
+def test_objects_are_broadcast() -> None:
+    def body(rank: int) -> list[Any]:
+        objects = [{"a": 1}, [2, 3], "four"] if rank == 1 else [None, None, None]
+        dist.broadcast_object_list(objects, 1)
+        return objects
+
+    assert in_group(body, 3) == [[{"a": 1}, [2, 3], "four"]] * 3
+
+
+def test_objects_are_gathered_on_a_root() -> None:
+    def body(rank: int) -> list[Any] | None:
+        gathered = [None] * 3 if rank == 2 else None
+        dist.gather_object((rank,), gathered, 2)
+        return gathered
+
+    assert in_group(body, 3) == [None, None, [(0,), (1,), (2,)]]
+
+
+def test_objects_are_scattered() -> None:
+    def body(rank: int) -> list[Any]:
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, ["a", {"b": 1}, 3] if rank == 0 else None, 0)
+        return received
+
+    assert in_group(body, 3) == [["a"], [{"b": 1}], [3]]
+
+
+def test_objects_are_sent() -> None:
+    def body(rank: int) -> list[Any]:
+        objects = ["hello", {"n": 1}] if rank == 0 else [None, None]
+        if rank == 0:
+            dist.send_object_list(objects, 1)
+        else:
+            dist.recv_object_list(objects, 0)
+        return objects
+
+    assert in_group(body, 2)[1] == ["hello", {"n": 1}]
+
+
+def test_objects_in_a_sub_group() -> None:
+    def body(rank: int) -> list[Any]:
+        group = dist.new_group([0, 2])
+        gathered: list[Any] = [None, None]
+        if rank != 1:
+            dist.all_gather_object(gathered, rank, group=group)
+        return gathered
+
+    assert in_group(body, 3) == [[0, 2], [None, None], [0, 2]]

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simdist.c10d._flow import Blocked, Done, Failed, Flow
+from simdist.c10d._operation import Operation
+from tests.c10d.strategies import Case, FakeCosts, cases, costs
+
+SECOND = 1_000_000_000
+
+
+def arrivals(ranks: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 20_000_000), min_size=ranks, max_size=ranks)
+
+
+def ends(case: Case, network: FakeCosts, times: list[int], order: list[int]) -> list[int]:
+    flow = Flow(case.program, network)
+    for rank in order:
+        flow.arrive(rank, times[rank])
+    outcomes = [flow.outcome(rank) for rank in range(case.ranks)]
+    assert all(isinstance(outcome, Done) for outcome in outcomes), outcomes
+    return [outcome.time_ns for outcome in outcomes if isinstance(outcome, Done)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), case=cases(), network=costs)
+def test_once_everyone_has_come_everyone_is_done(data: st.DataObject, case: Case, network: FakeCosts) -> None:
+    times = data.draw(arrivals(case.ranks))
+    order = data.draw(st.permutations(range(case.ranks)))
+
+    done = ends(case, network, times, order)
+
+    assert all(end >= begin for begin, end in zip(times, done, strict=True))
+    if case.needs_everyone:
+        assert min(done) >= max(times)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), case=cases(), network=costs.map(lambda network: replace(network, per_byte=0.0)))
+def test_where_nobody_waits_for_the_wire_the_order_in_which_arrivals_become_known_changes_nothing(
+    data: st.DataObject, case: Case, network: FakeCosts
+) -> None:
+    times = data.draw(arrivals(case.ranks))
+    order = data.draw(st.permutations(range(case.ranks)))
+
+    assert ends(case, network, times, order) == ends(case, network, times, list(range(case.ranks)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), case=cases(), network=costs, late=st.integers(0, 10_000_000))
+def test_arriving_later_makes_nobody_earlier(data: st.DataObject, case: Case, network: FakeCosts, late: int) -> None:
+    times = data.draw(arrivals(case.ranks))
+    straggler = data.draw(st.integers(0, case.ranks - 1))
+    later = [time + late * (rank == straggler) for rank, time in enumerate(times)]
+    order = list(range(case.ranks))
+
+    before, after = ends(case, network, times, order), ends(case, network, later, order)
+
+    # Which of two messages goes out first may change, and with it who waits for whom.
+    assert all(b <= a + 2 * network.latency * 4 * case.ranks for b, a in zip(before, after, strict=True))
+    if network.latency == 0:
+        assert all(b <= a for b, a in zip(before, after, strict=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases())
+def test_what_one_rank_sends_the_other_receives(case: Case) -> None:
+    sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+    received: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank in range(case.ranks):
+        for kind, *operands in case.program(rank):
+            if kind == "send":
+                sent[rank, operands[0]].append(operands[1])
+            elif kind == "recv":
+                received[operands[0], rank].append(operands[1])
+
+    assert sent == received
+    assert all(source != target for source, target in sent)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_every_transfer_that_is_posted_is_waited_for_once_and_after_it_was_posted(case: Case) -> None:
+    for rank in range(case.ranks):
+        posted = {"send": 0, "recv": 0}
+        waited: dict[str, list[int]] = {"send": [], "recv": []}
+        for kind, *operands in case.program(rank):
+            if kind in posted:
+                posted[kind] += 1
+            else:
+                assert operands[0] < posted[kind.removeprefix("wait_")]
+                waited[kind.removeprefix("wait_")].append(operands[0])
+
+        assert {kind: sorted(indices) for kind, indices in waited.items()} == {
+            kind: list(range(count)) for kind, count in posted.items()
+        }
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("count", [1, 4, 1000, 1 << 20])
+def test_a_ring_all_reduce_moves_each_byte_almost_twice(ranks: int, count: int) -> None:
+    size = 4 * count
+
+    total = sum(
+        operands[1]
+        for rank in range(ranks)
+        for kind, *operands in Case("all_reduce", ranks, size, 0).program(rank)
+        if kind == "send"
+    )
+
+    assert total == 2 * (ranks - 1) * size
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("barrier", 0),
+        *((name, size) for name in ("all_reduce", "all_gather") for size in (16, 32_000, 4 << 20)),
+        *(("reduce", size) for size in (16, 32_000, 1 << 20)),
+    ],
+)
+def test_the_closed_form_of_an_idle_network_agrees_with_the_messages(name: str, ranks: int, size: int) -> None:
+    case = Case(name, ranks, size * ranks, 0)  # no clipped segments
+    last = max(ends(case, FakeCosts(50_000, 0.25), [0] * ranks, list(range(ranks))))
+
+    assert Operation(name, case.size, 4).duration_ns(ranks, 50_000, 0.25) == pytest.approx(last, rel=0.05)
+
+
+# -- who is stuck in what when one rank never comes: the kinds that real Gloo reports ---------------------------------
+
+SEND, RECV, OK = "send", "recv", "ok"
+MISSING = [
+    (Case("all_reduce", 3, 16, 0), 1, {0: RECV, 2: SEND}),
+    (Case("all_reduce", 4, 4, 0), 1, {0: RECV, 2: SEND, 3: RECV}),
+    (Case("all_reduce", 4, 16, 0), 1, {0: RECV, 2: SEND, 3: RECV}),
+    (Case("all_reduce", 4, 4000, 0), 1, {0: RECV, 2: SEND, 3: RECV}),
+    (Case("all_reduce", 4, 4 << 20, 0), 1, {0: RECV, 2: SEND, 3: RECV}),
+    (Case("all_reduce", 5, 4, 0), 1, {0: RECV, 2: SEND, 3: RECV, 4: RECV}),
+    (Case("all_reduce", 5, 16, 0), 1, {0: RECV, 2: SEND, 3: RECV, 4: RECV}),
+    (Case("broadcast", 4, 16, 0), 1, {0: SEND, 2: OK, 3: RECV}),
+    (Case("broadcast", 4, 16, 0), 0, {1: RECV, 2: RECV, 3: RECV}),
+    (Case("broadcast", 4, 16, 0), 2, {0: SEND, 1: OK, 3: OK}),
+    (Case("broadcast", 4, 16, 0), 3, {0: OK, 1: SEND, 2: OK}),
+    (Case("gather", 3, 16, 0), 1, {0: RECV, 2: OK}),
+    (Case("gather", 3, 16, 0), 0, {1: SEND, 2: SEND}),
+    (Case("scatter", 3, 16, 0), 1, {0: SEND, 2: OK}),
+    (Case("scatter", 3, 16, 0), 0, {1: RECV, 2: RECV}),
+    (Case("reduce", 3, 16, 0), 1, {0: RECV, 2: SEND}),
+    (Case("reduce", 3, 16, 0), 0, {1: RECV, 2: RECV}),
+    (Case("reduce", 4, 16, 0), 1, {0: RECV, 2: SEND, 3: OK}),
+    (Case("all_gather", 3, 16, 0), 1, {0: SEND, 2: RECV}),
+    (Case("all_gather", 4, 16, 0), 1, {0: SEND, 2: RECV, 3: SEND}),
+    (Case("all_to_all", 3, 16, 0), 1, {0: SEND, 2: SEND}),
+    (Case("all_to_all", 4, 16, 0), 1, {0: SEND, 2: SEND, 3: SEND}),
+    (Case("barrier", 3, 0, 0), 1, {0: SEND, 2: RECV}),
+    (Case("barrier", 4, 0, 0), 1, {0: SEND, 2: RECV, 3: RECV}),
+]
+
+
+def kinds(flow: Flow, ranks: int, absent: int) -> dict[int, str]:
+    flow.conclude()
+    found = {}
+    for rank in range(ranks):
+        outcome = flow.outcome(rank)
+        if rank == absent:
+            assert outcome is None
+        elif isinstance(outcome, Blocked):
+            found[rank] = outcome.kind
+        else:
+            assert outcome is not None
+            found[rank] = OK if isinstance(outcome, Done) else outcome.text
+    return found
+
+
+@pytest.mark.parametrize(("case", "absent", "expected"), MISSING, ids=lambda value: str(value))
+def test_ranks_are_stuck_in_what_real_gloo_reports_when_one_is_missing(
+    case: Case, absent: int, expected: dict[int, str]
+) -> None:
+    flow = Flow(case.program, FakeCosts())
+    for rank in range(case.ranks):
+        if rank != absent:
+            flow.arrive(rank, 300_000_000)
+
+    assert kinds(flow, case.ranks, absent) == expected
+
+
+# -- the same when it is dead: some see the closed connection, some only wait ------------------------------------------
+
+CLOSED = "closed"
+DEAD = [
+    (Case("all_reduce", 3, 16, 0), 1, {0: CLOSED, 2: CLOSED}),
+    (Case("all_reduce", 4, 16, 0), 1, {0: CLOSED, 2: CLOSED, 3: SEND}),
+    (Case("all_reduce", 4, 4000, 0), 1, {0: CLOSED, 2: CLOSED, 3: RECV}),
+    (Case("all_reduce", 5, 16, 0), 1, {0: CLOSED, 2: CLOSED, 3: SEND, 4: RECV}),
+    (Case("broadcast", 4, 16, 0), 1, {0: CLOSED, 2: RECV, 3: CLOSED}),
+    (Case("broadcast", 4, 16, 0), 0, {1: CLOSED, 2: CLOSED, 3: RECV}),
+    (Case("broadcast", 4, 16, 0), 2, {0: CLOSED, 1: OK, 3: OK}),
+    (Case("broadcast", 4, 16, 0), 3, {0: OK, 1: CLOSED, 2: OK}),
+    (Case("gather", 3, 16, 0), 1, {0: CLOSED, 2: SEND}),
+    (Case("gather", 3, 16, 0), 0, {1: CLOSED, 2: CLOSED}),
+    (Case("scatter", 3, 16, 0), 1, {0: CLOSED, 2: RECV}),
+    (Case("scatter", 3, 16, 0), 0, {1: CLOSED, 2: CLOSED}),
+    (Case("reduce", 3, 16, 0), 1, {0: CLOSED, 2: CLOSED}),
+    (Case("reduce", 3, 16, 0), 0, {1: RECV, 2: CLOSED}),
+    (Case("reduce", 4, 16, 0), 1, {0: CLOSED, 2: CLOSED, 3: SEND}),
+    (Case("all_gather", 3, 16, 0), 1, {0: CLOSED, 2: CLOSED}),
+    (Case("all_gather", 4, 16, 0), 1, {0: CLOSED, 2: CLOSED, 3: SEND}),
+    (Case("all_to_all", 4, 16, 0), 1, {0: CLOSED, 2: CLOSED, 3: CLOSED}),
+    (Case("barrier", 3, 0, 0), 1, {0: CLOSED, 2: CLOSED}),
+    (Case("barrier", 4, 0, 0), 1, {0: CLOSED, 2: CLOSED, 3: RECV}),
+]
+
+
+@pytest.mark.parametrize(("case", "dead", "expected"), DEAD, ids=lambda value: str(value))
+def test_only_those_who_talk_to_a_dead_rank_see_the_closed_connection(
+    case: Case, dead: int, expected: dict[int, str]
+) -> None:
+    flow = Flow(case.program, FakeCosts())
+    for rank in range(case.ranks):
+        flow.close(rank, dead, 0, CLOSED)
+    for rank in range(case.ranks):
+        if rank != dead:
+            flow.arrive(rank, 300_000_000)
+
+    assert kinds(flow, case.ranks, dead) == expected
+
+
+# -- single transfers --------------------------------------------------------------------------------------------------
+
+
+def pair(source_ns: int, target_ns: int, network: FakeCosts, size: int = 1000) -> list[Done | Blocked | Failed | None]:
+    flow = Flow(Case("broadcast", 2, size, 0).program, network)
+    flow.arrive(0, source_ns)
+    flow.arrive(1, target_ns)
+    return [flow.outcome(0), flow.outcome(1)]
+
+
+def test_data_goes_at_once_to_a_receiver_that_was_there_first() -> None:
+    assert pair(900_000, 0, FakeCosts(50_000, 2.0)) == [Done(902_000), Done(952_000)]
+
+
+def test_a_sender_that_was_there_first_waits_for_the_receiver_s_word() -> None:
+    assert pair(0, 900_000, FakeCosts(50_000, 2.0)) == [Done(952_000), Done(1_002_000)]
+
+
+def test_a_sender_that_comes_while_the_receiver_s_word_is_on_its_way_waits_for_the_rest_of_it() -> None:
+    assert pair(30_000, 0, FakeCosts(50_000, 2.0)) == [Done(52_000), Done(102_000)]
+
+
+def test_data_waits_for_the_network_to_open() -> None:
+    assert pair(0, 0, FakeCosts(50_000, 2.0, opens_ns=3_000_000)) == [Done(3_002_000), Done(3_052_000)]
+
+
+def test_on_a_network_that_never_opens_both_ends_are_lost() -> None:
+    assert pair(5, 0, FakeCosts(opens_ns=None)) == [Blocked("send", 1, 5, lost=True), Blocked("recv", 0, 0, lost=True)]
+
+
+def test_a_waiting_rank_is_blocked_since_its_arrival() -> None:
+    flow = Flow(Case("broadcast", 2, 8, 0).program, FakeCosts())
+
+    flow.arrive(0, 100)
+
+    assert flow.outcome(0) == Blocked("send", 1, 100)
+    assert flow.outcome(1) is None
+
+
+def test_a_limit_fails_a_rank_that_is_stuck_and_spares_one_that_is_done_before() -> None:
+    flow = Flow(Case("gather", 3, 8, 0).program, FakeCosts(latency=0, per_byte=0))
+    for rank in (0, 2):
+        flow.limit(rank, SECOND, "late")
+        flow.arrive(rank, 10)
+    flow.conclude()
+
+    assert flow.outcome(0) == Failed(SECOND, "late")
+    assert flow.outcome(2) == Done(10)
+
+
+def test_the_earliest_reason_ends_a_stuck_rank() -> None:
+    flow = Flow(Case("broadcast", 2, 8, 0).program, FakeCosts())
+    flow.limit(0, 3 * SECOND, "late")
+    flow.limit(0, 2 * SECOND, "dead")
+    flow.limit(0, 4 * SECOND, "later")
+    flow.close(0, 1, SECOND, CLOSED)
+    flow.arrive(0, 100)
+    flow.conclude()
+
+    assert flow.outcome(0) == Failed(SECOND, CLOSED)
+
+
+def test_who_posts_to_a_closed_pair_fails_at_once() -> None:
+    flow = Flow(Case("broadcast", 2, 8, 0).program, FakeCosts())
+    flow.close(0, 1, 500, CLOSED)
+    flow.arrive(0, 900)
+
+    assert flow.outcome(0) == Failed(900, CLOSED)
+
+
+def test_what_has_left_before_the_connection_closes_arrives() -> None:
+    flow = Flow(Case("broadcast", 2, 1000, 0).program, FakeCosts(50_000, 2.0))
+    flow.close(1, 0, 103_000, CLOSED)
+    flow.arrive(1, 0)
+    flow.arrive(0, 101_000)
+    flow.conclude()
+
+    assert flow.outcome(1) == Done(153_000)
+
+
+def test_what_is_cut_off_in_the_middle_does_not_arrive() -> None:
+    flow = Flow(Case("broadcast", 2, 1000, 0).program, FakeCosts(50_000, 2.0))
+    flow.close(1, 0, 102_999, CLOSED)
+    flow.arrive(1, 0)
+    flow.arrive(0, 101_000)
+    flow.conclude()
+
+    assert flow.outcome(1) == Failed(102_999, CLOSED)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), case=cases(), network=costs)
+def test_whatever_breaks_nobody_fails_before_it_came(data: st.DataObject, case: Case, network: FakeCosts) -> None:
+    times = data.draw(arrivals(case.ranks))
+    gone = data.draw(st.integers(0, case.ranks - 1))
+    moment = data.draw(st.integers(0, 20_000_000))
+    flow = Flow(case.program, network)
+    flow.limit(gone, moment, "gone")
+    for rank in range(case.ranks):
+        flow.limit(rank, times[rank] + SECOND, "late")
+        if rank != gone:
+            flow.close(rank, gone, moment, CLOSED)
+    for rank in range(case.ranks):
+        flow.arrive(rank, times[rank])
+    flow.conclude()
+
+    for rank in range(case.ranks):
+        outcome = flow.outcome(rank)
+        assert isinstance(outcome, Done | Failed)  # everyone has a limit, so nobody is left hanging
+        if isinstance(outcome, Done) or rank != gone:
+            assert outcome.time_ns >= times[rank]
+        assert outcome.time_ns <= times[rank] + SECOND + 1_000_000_000

@@ -1,0 +1,128 @@
+"""What a strict run refuses, with the line that did it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.errors import MismatchError, StrictError
+
+
+def start() -> int:
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+def strided_tensor() -> None:
+    start()
+    dist.all_reduce(torch.ones(8)[::2])
+
+
+def nan_in_a_maximum() -> None:
+    start()
+    dist.all_reduce(torch.tensor([1.0, float("nan")]), dist.ReduceOp.MAX)
+
+
+def buffer_changed_after_isend() -> None:
+    tensor = torch.ones(4)
+    if start() == 0:
+        work = dist.isend(tensor, 1)
+        assert work is not None
+        tensor.fill_(3)
+        work.wait()
+    else:
+        time.sleep(1)
+        dist.recv(tensor, 0)
+
+
+def nobody_waits() -> None:
+    start()
+    dist.all_reduce(torch.ones(2), async_op=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def group_left_open() -> None:
+    start()
+
+
+def send_without_partner() -> None:
+    if start() == 0:
+        dist.isend(torch.ones(2), 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (strided_tensor, "strides [2] has gaps in memory"),
+        (nan_in_a_maximum, "the tensor holds a NaN"),
+        (buffer_changed_after_isend, "rank 0 changed the tensor of its send(dst=1, tag=0)"),
+        (nobody_waits, "nobody waited for all_reduce #0 in group '0', issued at test_strict.py:"),
+        (group_left_open, "group '0' was never destroyed"),
+        (send_without_partner, "send(dst=1, tag=0) in group '0' never met its partner"),
+    ],
+)
+def test_a_strict_run_names_it_and_an_ordinary_one_does_not_mind(program: Callable[[], None], told: str) -> None:
+    strict = simdist.run(program, world_size=2, strict=True)
+    ordinary = simdist.run(program, world_size=2)
+
+    error = strict.ranks[0].exception
+    assert isinstance(error, StrictError)
+    assert told in str(error)
+    assert ordinary.ranks[0].ok
+
+
+def test_ranks_that_disagree_are_named_with_their_calls() -> None:
+    def main() -> None:
+        if start() == 0:
+            dist.barrier()
+        else:
+            dist.all_reduce(torch.ones(2))
+
+    result = simdist.run(main, world_size=2, strict=True)
+
+    for rank in result.ranks:
+        assert isinstance(rank.exception, MismatchError)
+        assert "rank 0 called barrier() at test_strict.py:" in str(rank.exception)
+        assert "rank 1 called all_reduce(float32[2], sum) at test_strict.py:" in str(rank.exception)
+
+
+def test_another_shape_of_the_same_size_is_a_mismatch_only_if_strict() -> None:
+    def main() -> None:
+        dist.all_reduce(torch.ones(2, 3) if start() else torch.ones(6))
+        dist.destroy_process_group()
+
+    assert not simdist.run(main, world_size=2, strict=True).ok
+    assert simdist.run(main, world_size=2).ok
+
+
+def test_a_clean_program_passes() -> None:
+    def main() -> list[float]:
+        rank = start()
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        work.wait()
+        other = torch.zeros(4)
+        pair = [dist.isend(tensor, 1 - rank), dist.irecv(other, 1 - rank)]
+        for message in pair:
+            assert message is not None
+            message.wait()
+        dist.destroy_process_group()
+        return other.tolist()
+
+    result = simdist.run(main, world_size=2, strict=True)
+
+    result.raise_for_failure()
+    assert result.values == [[4.0] * 4] * 2
+
+
+def test_the_ideal_backend_is_strict_by_default() -> None:
+    assert not simdist.run(group_left_open, world_size=2, backend="sim").ok
+    assert simdist.run(group_left_open, world_size=2, backend="sim", strict=False).ok

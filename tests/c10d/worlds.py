@@ -1,0 +1,159 @@
+"""What the c10d tests share: small worlds, and a rank's diary of calls with the virtual moment at which each ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.process import current_process
+
+__all__ = [
+    "APP_CLOSED",
+    "BROKEN",
+    "CLOSED",
+    "RESET",
+    "Diary",
+    "Entry",
+    "attempt",
+    "in_group",
+    "now_ns",
+    "ones",
+    "outcome",
+    "plain",
+    "sleep_s",
+    "timed_out",
+    "values",
+    "world",
+]
+
+MS = 1_000_000
+
+# Real Gloo's words after the bracketed location (see `plain`), from measurements on torch 2.13.
+CLOSED = (
+    "RuntimeError: Connection closed by peer [host]:port. This is typically caused by a remote worker crashing. "
+    "Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
+)
+RESET = (
+    "RuntimeError: Read error [host]:port: Connection reset by peer. This is typically caused by a remote worker "
+    "hanging or bugs in the application. Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
+)
+APP_CLOSED = "RuntimeError: Application timeout caused pair closure"
+# Both ends of one closed connection: which of them a rank saw varies from run to run on real processes.
+BROKEN = (CLOSED, APP_CLOSED)
+
+
+def timed_out(kind: str, limit_ms: int) -> str:
+    """The outcome of a wait for a transfer that ran out of time."""
+    return f"RuntimeError: Timed out waiting {limit_ms}ms for {kind} operation to complete"
+
+
+def plain(message: str) -> str:
+    """A message without source locations and addresses."""
+    message = re.sub(r"\[[^\]\s]*\.cc:\d+\] ", "", message)
+    return re.sub(r"\[127\.0\.0\.1\]:\d+", "[host]:port", message)
+
+
+def outcome(error: BaseException) -> str:
+    """The type and text of an exception, as the diary writes it."""
+    return f"{type(error).__name__}: {plain(str(error))}"
+
+
+def attempt(call: Callable[[], object]) -> str:
+    """`call` it: "ok", or what it raised."""
+    try:
+        call()
+    except Exception as error:
+        return outcome(error)
+    return "ok"
+
+
+def world(body: Callable[[], Any], size: int, **options: Any) -> simdist.RunResult:
+    """Run `body` on every rank; all of them must end well."""
+    result = simdist.run(body, world_size=size, **options)
+    result.raise_for_failure()
+    return result
+
+
+def values(body: Callable[[], Any], size: int, **options: Any) -> list[Any]:
+    """What `body` returned on each rank of a world that ended well."""
+    return world(body, size, **options).values
+
+
+def in_group(body: Callable[[int], Any], size: int, *, timeout_s: float = 1800, **options: Any) -> list[Any]:
+    """What `body(rank)` returned on each rank, called inside an initialised default group."""
+
+    def main() -> Any:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        return body(dist.get_rank())
+
+    return values(main, size, **options)
+
+
+def now_ns() -> int:
+    """The virtual time on the calling rank."""
+    process = current_process()
+    assert process is not None
+    return process.simulation.now_ns
+
+
+def sleep_s(seconds: float) -> None:
+    """Let virtual time pass on the calling rank."""
+    process = current_process()
+    assert process is not None
+    process.simulation.sleep(round(seconds * 1e9))
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Four ones, or as many as the shape says."""
+    return torch.ones(shape or (4,), dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call: what came of it, and the milliseconds after the diary's zero at which it ended."""
+
+    name: str
+    outcome: str
+    ended_ms: float
+
+    def is_as(self, ended_s: float, expected: str | Sequence[str]) -> bool:
+        """True if it came out so (or in one of those ways) at that time, give or take the scale of 1 ms."""
+        allowed = (expected,) if isinstance(expected, str) else tuple(expected)
+        return self.outcome in allowed and abs(self.ended_ms - 1000 * ended_s) < 5
+
+
+@dataclass(slots=True)
+class Diary:
+    """What one rank called. `seconds` count from the barrier at the start of the world."""
+
+    zero_ns: int = 0
+    entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, timeout_s: float) -> Diary:
+        """Join the default group, pass a barrier, start the clock."""
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        dist.barrier()
+        return cls(now_ns())
+
+    def call(self, name: str, call: Callable[[], object], *, show: bool = False) -> Any:
+        """Call and write down; with `show`, the value instead of "ok"."""
+        value = None
+        try:
+            value = call()
+            text = repr(value) if show else "ok"
+        except Exception as error:
+            text = outcome(error)
+        self.entries.append(Entry(name, text, (now_ns() - self.zero_ns) / MS))
+        return value
+
+    def sleep_until(self, seconds: float) -> None:
+        """Sleep until so long after zero."""
+        sleep_s(max(0.0, seconds - (now_ns() - self.zero_ns) / 1e9))
