@@ -1,0 +1,59 @@
+"""simdist: every rank of a torch.distributed program in one process, in virtual time, with injected faults.
+
+    import simdist
+
+    result = simdist.run(train, world_size=4, faults=[simdist.faults.Crash(rank=2, at_step=12)])
+    result.raise_for_failure()
+
+`train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
+`cluster` (hosts and links), `process` (what makes a task look like a process), `c10d` (groups, stores), `faults`,
+`trace`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdist import cluster, faults
+    from simdist.api import run, spawn, step
+    from simdist.errors import SimdistError
+    from simdist.result import Event, RankResult, RunResult
+
+__all__ = [
+    "Event",
+    "RankResult",
+    "RunResult",
+    "SimdistError",
+    "__version__",
+    "cluster",
+    "faults",
+    "run",
+    "spawn",
+    "step",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Event": "simdist.result",
+    "RankResult": "simdist.result",
+    "RunResult": "simdist.result",
+    "SimdistError": "simdist.errors",
+    "run": "simdist.api",
+    "spawn": "simdist.api",
+    "step": "simdist.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in ("cluster", "faults"):
+        return importlib.import_module(f"simdist.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,64 @@
+"""What torchrun's agent does: watch the workers; when one fails stop all of them, and start them again or give up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from simdist.kernel import Simulation
+from simdist.process import SimProcess
+
+__all__ = ["Agent"]
+
+MONITOR_NS = 100_000_000  # torchrun's monitor interval (torch.distributed.run, --monitor-interval)
+RESTART_NS = 1_000_000_000  # a new rendezvous round and fresh processes
+
+
+class Agent:
+    """Watches the processes of one world.
+
+    `start` begins a life. With `stop_on_failure`, workers that still run when another has failed get SIGTERM once no
+    restart is left, as torchrun and `torch.multiprocessing.spawn` do.
+    """
+
+    def __init__(
+        self, simulation: Simulation, *, max_restarts: int, stop_on_failure: bool, start: Callable[[int], None]
+    ) -> None:
+        self._simulation = simulation
+        self._max_restarts = max_restarts
+        self._stop_on_failure = stop_on_failure
+        self._start = start
+        self._workers: list[SimProcess] = []
+        self._alarmed = False
+        self.restarts = 0
+
+    def watch(self, workers: list[SimProcess]) -> None:
+        """These are the workers of the present life."""
+        self._workers = workers
+        self._alarmed = False
+        if self._max_restarts or self._stop_on_failure:
+            for worker in workers:
+                worker.end_listeners[self._on_end] = None
+
+    def _on_end(self, worker: SimProcess) -> None:
+        if worker.exit_code == 0 or self._alarmed or worker not in self._workers:
+            return
+        self._alarmed = True
+        now = self._simulation.now_ns
+        self._simulation.keep_open()
+        self._simulation.call_at(now - now % MONITOR_NS + MONITOR_NS, self._react)
+
+    def _react(self) -> None:
+        for worker in self._workers:
+            # In this life's own terms they are stopped by the agent: no listener of ours may take it for a failure.
+            worker.kill(signal.SIGTERM)
+        if self.restarts < self._max_restarts:
+            self.restarts += 1
+            self._simulation.call_at(self._simulation.now_ns + RESTART_NS, lambda: self._begin(self.restarts))
+        else:
+            self._simulation.let_end()
+
+    def _begin(self, life: int) -> None:
+        self._simulation.events.add((self._simulation.now_ns, "restart", -1, life))
+        self._start(life)
+        self._simulation.let_end()

@@ -1,0 +1,59 @@
+"""The context that `simdist.spawn` returns, after `torch.multiprocessing.spawn.ProcessContext`."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from simdist._world import World, WorldSpec
+from simdist.result import RankResult, RunResult
+
+__all__ = ["SpawnContext"]
+
+_FIRST_PID = 1000
+
+
+class SpawnContext:
+    """A world that has not run yet. `result` is what became of it, once it has."""
+
+    def __init__(self, spec: WorldSpec) -> None:
+        self._spec = spec
+        self.result: RunResult | None = None
+
+    def pids(self) -> list[int]:
+        """The simulated processes' ids."""
+        return [_FIRST_PID + rank for rank in range(self._spec.world_size)]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Run the world to its end; `timeout` and `grace_period` mean nothing in virtual time. Always True.
+
+        Raises:
+            ProcessRaisedException: a process raised.
+            ProcessExitedException: a process left with another code than 0.
+        """
+        if self.result is None:
+            self.result = World(self._spec).run()
+        failed = self.result.first_failure()
+        if failed is not None:
+            raise _exception(failed)
+        return True
+
+
+def _exception(failed: RankResult) -> Exception:
+    pid = _FIRST_PID + failed.rank
+    if failed.exception is not None:
+        text = "".join(traceback.format_exception(failed.exception))
+        message = f"\n\n-- Process {failed.rank} terminated with the following error:\n{text}"
+        return ProcessRaisedException(message, failed.rank, pid)
+    code = failed.exit_code
+    if code is None:
+        message = f"process {failed.rank} hangs in {failed.waiting}"
+        return ProcessExitedException(message, failed.rank, pid, exit_code=1)
+    if code < 0:
+        name = signal.Signals(-code).name
+        message = f"process {failed.rank} terminated with signal {name}"
+        return ProcessExitedException(message, failed.rank, pid, exit_code=code, signal_name=name)
+    message = f"process {failed.rank} terminated with exit code {code}"
+    return ProcessExitedException(message, failed.rank, pid, exit_code=code)

@@ -1,0 +1,314 @@
+"""One world from start to end: the engine under `simdist.run`, `simdist.spawn`, scenarios and the pytest plugin."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from simdist._agent import Agent
+from simdist.c10d import TorchState, host_server, problems_at_end
+from simdist.cluster import Cluster, Network, build
+from simdist.errors import FaultError, InternalError, SimdistError, StallError, StrictError, TopologyError
+from simdist.faults import Fault, problems_of
+from simdist.faults._injector import Injector
+from simdist.kernel import Simulation, TaskKilled, make_policy, one_core
+from simdist.process import Runtime, SimProcess
+from simdist.process._environ import encoded
+from simdist.result import RankResult, RunResult
+from simdist.trace._stream import EventStream
+
+__all__ = ["BACKENDS", "World", "WorldSpec"]
+
+BACKENDS = ("gloo", "sim")
+_AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
+_FIRST_PID = 1000
+_API_FILE = str(Path(__file__).with_name("api.py"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldSpec:
+    """Everything that determines a run, and how to watch it. `call` is called as `call(rank)` on each rank."""
+
+    call: Callable[[int], Any]
+    world_size: int
+    backend: str = "gloo"
+    seed: int = 0
+    cluster: Cluster | None = None
+    faults: Sequence[Fault] = ()
+    max_restarts: int = 0
+    stop_on_failure: bool = False
+    env: Mapping[str, str] | None = None
+    torchrun: bool = True  # set the environment that torchrun sets
+    argv: Sequence[str] | None = None
+    policy: str = "fifo"
+    strict: bool | None = None  # None: only for the ideal backend
+    stall_s: float = 30.0
+    echo: Callable[[int, int, str, str], None] | None = None
+    progress: Callable[[int, int], None] | None = None
+    replay: str = ""
+    namespaces: Sequence[dict[str, Any]] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise SimdistError(f"world_size is {self.world_size}; a world has at least one rank")
+        if self.backend not in BACKENDS:
+            known = ", ".join(BACKENDS)
+            raise SimdistError(f"backend {self.backend!r} is not simulated; expected one of: {known}")
+        if self.max_restarts < 0:
+            raise SimdistError(f"max_restarts is {self.max_restarts}; expected 0 or more")
+        if self.policy not in ("fifo", "random"):
+            raise SimdistError(f"unknown scheduling policy {self.policy!r}; expected 'fifo' or 'random'")
+        problems = problems_of(self.faults, self.world_size)
+        if problems:
+            raise FaultError(problems)
+        if self.cluster is not None and self.cluster.world_size != self.world_size:
+            raise TopologyError(f"the cluster places {self.cluster.world_size} ranks, the world has {self.world_size}")
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of simdist that lead to the user's function."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, _API_FILE):
+        trace = trace.tb_next
+    return trace
+
+
+class World:
+    """Runs a `WorldSpec` once."""
+
+    def __init__(self, spec: WorldSpec) -> None:
+        self._spec = spec
+        self._cluster = spec.cluster or build(spec.world_size)
+        network = Network(self._cluster)
+        self._strict = strict = spec.backend == "sim" if spec.strict is None else spec.strict
+        self._torch = TorchState(network, backend=spec.backend, seed=spec.seed, strict=strict)
+        self._simulation = Simulation(
+            policy=make_policy(spec.policy, spec.seed),
+            on_switch=self._torch.switch,
+            stall_s=spec.stall_s,
+            progress=spec.progress,
+        )
+        self._runtime = Runtime(self._simulation, seed=spec.seed, echo=spec.echo)
+        self._agent = Agent(
+            self._simulation,
+            max_restarts=spec.max_restarts,
+            stop_on_failure=spec.stop_on_failure,
+            start=self._start_life,
+        )
+        self._network = network
+        self._injector: Injector | None = None
+        self._lives: list[list[SimProcess]] = []
+        self._base_environ: dict[Any, Any] = {}
+
+    def run(self) -> RunResult:
+        """Start every rank, run the world to its end, and leave no trace of it.
+
+        Raises:
+            StallError: a rank blocked outside the simulation.
+            SimdistError: another world is active in this process.
+        """
+        simulation = self._simulation
+        host_environ = os.environ._data.copy()  # type: ignore[attr-defined]
+        self._base_environ = host_environ
+        failure: BaseException | None = None
+        with one_core():
+            self._runtime.activate(self._spec.namespaces)
+            try:
+                self._torch.install()
+                try:
+                    self._injector = Injector(simulation, self._network, self._spec.faults)
+                    self._start_life(0)
+                    try:
+                        simulation.run()
+                    except BaseException as error:
+                        failure = error
+                    result = None if failure is not None else self._result()
+                    leaked = simulation.close()
+                finally:
+                    self._torch.uninstall()
+            finally:
+                self._runtime.deactivate()
+        self._cut_cycles()
+        if failure is not None:
+            if isinstance(failure, StallError):
+                failure.task = f"{failure.task} (virtual time {simulation.now_ns / 1e9:.9f} s)"
+            raise failure
+        if leaked:
+            raise InternalError(f"threads of {', '.join(leaked)} did not end with their world")
+        assert result is not None
+        return result
+
+    # -- lives ---------------------------------------------------------------------------------------------------
+
+    def _start_life(self, life: int) -> None:
+        simulation = self._simulation
+        placement = self._cluster.placement
+        processes = []
+        port = _AGENT_PORT + life
+        if self._spec.torchrun and (self._spec.env or {}).get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
+            host_server(self._torch.servers, _AGENT_HOST, port)
+        local: dict[str, int] = {}
+        hosts = self._cluster.hosts
+        sizes = {host: len(self._cluster.ranks_of(host)) for host in hosts}
+        shared = self._shared_environ(life, port)
+        for rank in range(self._spec.world_size):
+            host = placement[rank]
+            index = local[host] = local.get(host, -1) + 1
+            process = SimProcess(
+                simulation,
+                rank=rank,
+                pid=_FIRST_PID + life * self._spec.world_size + rank,
+                life=life,
+                host=host,
+                environ={**shared, **self._rank_environ(rank, index, sizes[host], hosts.index(host))},
+                argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
+            )
+            process.torch_state = self._torch.new_rank()
+            process.random_states = self._torch.random.fresh()
+            self._runtime.processes[process.pid] = process
+            processes.append(process)
+        self._lives.append(processes)
+        self._agent.watch(processes)
+        for process in processes:
+            name = f"rank {process.rank}" if life == 0 else f"rank {process.rank} (life {life})"
+            process.task = simulation.spawn(functools.partial(self._main, process), name, process)
+            simulation.events.add((simulation.now_ns, "start", process.rank, life, process.pid, process.host))
+        assert self._injector is not None
+        self._injector.start_life(life, dict(enumerate(processes)))
+
+    def _shared_environ(self, life: int, port: int) -> dict[Any, Any]:
+        extra: dict[str, str] = {}
+        if self._spec.torchrun:
+            size = str(self._spec.world_size)
+            extra = {
+                "WORLD_SIZE": size,
+                "ROLE_WORLD_SIZE": size,
+                "ROLE_NAME": "default",
+                "GROUP_WORLD_SIZE": str(len(self._cluster.hosts)),
+                "MASTER_ADDR": _AGENT_HOST,
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RESTART_COUNT": str(life),
+                "TORCHELASTIC_MAX_RESTARTS": str(self._spec.max_restarts),
+                "TORCHELASTIC_RUN_ID": "simdist",
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+        return {**self._base_environ, **encoded(extra), **encoded(dict(self._spec.env or {}))}
+
+    def _rank_environ(self, rank: int, local_rank: int, local_size: int, host_index: int) -> dict[Any, Any]:
+        if not self._spec.torchrun:
+            return {}
+        return encoded(
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(local_size),
+                "GROUP_RANK": str(host_index),
+                "ROLE_RANK": str(rank),
+            }
+        )
+
+    def _main(self, process: SimProcess) -> None:
+        """A rank's life: the user's function, and how a process ends after it."""
+        torch.autograd.set_multithreading_enabled(False)
+        torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
+        status: Literal["returned", "raised", "exited"] = "returned"
+        code, error = 0, None
+        try:
+            process.value = self._spec.call(process.rank)
+        except TaskKilled:
+            raise
+        except SystemExit as leaving:
+            status = "exited"
+            asked = leaving.code
+            if asked is not None and not isinstance(asked, int):
+                sys.stderr.write(f"{asked}\n")
+                asked = 1
+            code = (asked or 0) & 0xFF
+        except BaseException as raised:
+            status, code, error = "raised", 1, raised
+            self._print_exception(process, raised)
+        while process.at_exit:
+            function, args, kwargs = process.at_exit.pop()
+            try:
+                function(*args, **kwargs)
+            except TaskKilled:
+                raise
+            except BaseException as raised:
+                sys.stderr.write(f"[rank{process.rank}]: Exception ignored in atexit callback {function!r}:\n")
+                self._print_exception(process, raised)
+        if self._strict and status == "returned":
+            problems = problems_at_end(process)
+            if problems:
+                status, code, error = "raised", 1, StrictError("; ".join(problems))
+        process.end(status, code, error)
+
+    def _print_exception(self, process: SimProcess, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
+        sys.stderr.write("".join(f"[rank{process.rank}]: {line}\n" for line in text.splitlines()))
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _result(self) -> RunResult:
+        simulation = self._simulation
+        events = simulation.events
+        operations: dict[int, int] = {}
+        for life in self._lives:
+            for process in life:
+                operations[process.rank] = operations.get(process.rank, 0) + process.operations
+        ranks = tuple(self._rank_result(process, operations[process.rank]) for process in self._lives[-1])
+        return RunResult(
+            digest=events.digest(),
+            virtual_time_ns=simulation.now_ns,
+            restarts=self._agent.restarts,
+            ranks=ranks,
+            events=EventStream(events.records),
+            seed=self._spec.seed,
+            replay=self._spec.replay,
+            deadlock=simulation.deadlock,
+        )
+
+    def _rank_result(self, process: SimProcess, operations: int) -> RankResult:
+        waiting = ""
+        task = process.task
+        process.flush()
+        if process.running and task is not None:
+            waiting = task.waiting.describe() if task.waiting is not None else ""
+            if task.paused:
+                waiting = f"stopped by a fault{', in ' + waiting if waiting else ''}"
+        last = process.last_operation
+        return RankResult(
+            rank=process.rank,
+            status="hung" if process.status == "running" else process.status,
+            value=process.value,
+            exception=process.exception,
+            exit_code=process.exit_code,
+            stdout="".join(process.stdout),
+            stderr="".join(process.stderr),
+            ended_ns=self._simulation.now_ns if process.running else process.ended_ns,
+            operations=operations,
+            lives=process.life + 1,
+            waiting=waiting,
+            last_operation="" if last is None else f"{last[0]} #{last[1]} in group {last[2]!r}",
+        )
+
+    def _cut_cycles(self) -> None:
+        """Processes, tasks and groups refer to each other; without this a finished world waits for the collector."""
+        for life in self._lives:
+            for process in life:
+                process.task = None
+                process.torch_state = None
+                process.end_listeners.clear()
+                process.inbox.clear()
+                process.value = process.exception = None
+        self._lives.clear()
+        self._simulation.tasks.clear()

@@ -1,0 +1,180 @@
+"""The functions that users call: `run`, `spawn`, `step`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simdist._world import World, WorldSpec
+from simdist.c10d import StepReached
+from simdist.process import current_process
+from simdist.result import RunResult
+
+if TYPE_CHECKING:
+    from simdist._spawn import SpawnContext
+    from simdist.cluster import Cluster
+    from simdist.faults import Fault
+
+__all__ = ["run", "spawn", "step"]
+
+
+def run(
+    fn: Callable[..., Any],
+    *,
+    world_size: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    backend: str = "gloo",
+    seed: int = 0,
+    cluster: Cluster | None = None,
+    faults: Sequence[Fault] = (),
+    max_restarts: int = 0,
+    env: Mapping[str, str] | None = None,
+    argv: Sequence[str] | None = None,
+    policy: str = "fifo",
+    strict: bool | None = None,
+    stall_s: float = 30.0,
+    echo: Callable[[int, int, str, str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    replay: str | None = None,
+) -> RunResult:
+    """Call `fn(*args, **kwargs)` once per rank, on simulated ranks, with the environment that torchrun sets.
+
+    `fn` is ordinary code that imports torch.distributed; `init_process_group("gloo")` gives it a simulated group. All
+    ranks share this process and its memory: what `fn` closes over is one object for all of them.
+
+    Args:
+        fn: the program of a rank.
+        world_size: number of ranks.
+        args: positional arguments of `fn`, the same on every rank.
+        kwargs: keyword arguments of `fn`.
+        backend: "gloo" behaves as Gloo does; "sim" is ideal: no timeouts, so what would time out is a deadlock.
+        seed: drives the `random` policy, Python's and numpy's generators, and whatever else is drawn.
+        cluster: hosts and links, from `simdist.cluster`; one host by default.
+        faults: what goes wrong, from `simdist.faults`.
+        max_restarts: how often all ranks are started again after one has failed, as torchrun does. With 0 nobody
+            stops the others: each rank goes on to its own end.
+        env: additional environment of every rank.
+        argv: `sys.argv` of every rank.
+        strict: turn what Gloo accepts in silence, hangs on or dies of into an error that names the calls; by default
+            only with backend "sim".
+        policy: who goes first among ranks that are runnable at the same instant: "fifo" or "random".
+        stall_s: real seconds after which a rank that does not give the baton back fails the run.
+        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints.
+        progress: called with (virtual ns, events so far) about ten times per real second.
+        replay: the call or command that repeats this run, for failure messages; made from the arguments if None.
+
+    Returns:
+        What became of every rank. A failing rank does not raise here; see `RunResult.raise_for_failure`.
+
+    Raises:
+        SimdistError: the arguments do not fit together, or another world is running.
+        StallError: a rank blocks on something outside the simulation.
+    """
+    bound = functools.partial(fn, *args, **(kwargs or {}))
+    spec = WorldSpec(
+        call=lambda rank: bound(),
+        world_size=world_size,
+        backend=backend,
+        seed=seed,
+        cluster=cluster,
+        faults=tuple(faults),
+        max_restarts=max_restarts,
+        env=env,
+        argv=argv,
+        policy=policy,
+        strict=strict,
+        stall_s=stall_s,
+        echo=echo,
+        progress=progress,
+        replay=_replay(fn, world_size, backend, seed, faults, max_restarts, policy) if replay is None else replay,
+        namespaces=_namespaces(fn),
+    )
+    return World(spec).run()
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+    *,
+    seed: int = 0,
+    faults: Sequence[Fault] = (),
+) -> SpawnContext | None:
+    """Stand in for `torch.multiprocessing.spawn`: call `fn(rank, *args)` on `nprocs` simulated processes.
+
+    No launcher's environment is set: `fn` initialises its group itself, as under the real one. `daemon` and
+    `start_method` are accepted and mean nothing here.
+
+    Returns:
+        None with `join`; otherwise a context whose `join` runs the world.
+
+    Raises:
+        ProcessRaisedException: a process raised; its traceback is in the text.
+        ProcessExitedException: a process left with another code than 0, or died by a signal.
+    """
+    from simdist._spawn import SpawnContext
+
+    spec = WorldSpec(
+        call=lambda rank: fn(rank, *args),
+        world_size=nprocs,
+        seed=seed,
+        faults=tuple(faults),
+        stop_on_failure=True,
+        torchrun=False,
+        namespaces=_namespaces(fn),
+    )
+    context = SpawnContext(spec)
+    if not join:
+        return context
+    while not context.join():
+        pass
+    return None
+
+
+def step(index: int) -> None:
+    """Name the training step that begins; faults and traces refer to it. Does nothing outside a simulation."""
+    process = current_process()
+    if process is None:
+        return
+    simulation = process.simulation
+    simulation.check()
+    simulation.events.add((simulation.now_ns, "step", process.rank, int(index)))
+    if simulation.bus.wants(StepReached):
+        verdict = simulation.bus.announce(StepReached(process, int(index)))
+        if verdict.strike is not None:
+            verdict.strike()
+            simulation.sleep(0)
+
+
+def _namespaces(fn: Callable[..., Any]) -> list[dict[str, Any]]:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    function = inspect.unwrap(fn)
+    namespace = getattr(function, "__globals__", None)
+    return [namespace] if namespace is not None else []
+
+
+def _replay(
+    fn: Callable[..., Any],
+    world_size: int,
+    backend: str,
+    seed: int,
+    faults: Sequence[Fault],
+    max_restarts: int,
+    policy: str,
+) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", repr(type(fn).__name__))
+    parts = [name, f"world_size={world_size}", f"seed={seed}"]
+    parts += [f"backend={backend!r}"] if backend != "gloo" else []
+    parts += [f"policy={policy!r}"] if policy != "fifo" else []
+    parts += [f"max_restarts={max_restarts}"] if max_restarts else []
+    parts += [f"faults={list(faults)!r}"] if faults else []
+    return f"simdist.run({', '.join(parts)})"

@@ -1,0 +1,58 @@
+"""The names of what the kernel's flat records hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+from simdist.result import Event
+
+__all__ = ["FIELDS", "EventStream"]
+
+# Kind -> names of the values behind (time_ns, kind, rank).
+FIELDS: dict[str, tuple[str, ...]] = {
+    "start": ("life", "pid", "host"),
+    "exit": ("status", "exit_code", "life"),
+    "restart": ("life",),
+    "issue": ("op", "group", "seq", "nbytes", "dtype", "shape", "peer", "async_op"),
+    "complete": ("op", "group", "seq", "begin_ns", "crc"),
+    "error": ("op", "group", "seq", "error", "message"),
+    "sleep": ("duration_ns",),
+    "step": ("step",),
+    "store": ("op", "key"),
+    "output": ("stream", "size", "crc"),
+    "fault": ("fault", "text", "life"),
+    "deadlock": ("cycle", "text"),
+}
+
+
+class EventStream(Sequence[Event]):
+    """The records of a run as `Event`s, made when they are asked for."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, records: list[tuple[Any, ...]]) -> None:
+        self._records = records
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Event]: ...
+
+    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+        if isinstance(index, slice):
+            return [_event(record) for record in self._records[index]]
+        return _event(self._records[index])
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+def _event(record: tuple[Any, ...]) -> Event:
+    time_ns, kind, rank, *values = record
+    names = FIELDS.get(kind, ())
+    data = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in zip(names, values, strict=False)
+    }
+    return Event(time_ns, kind, rank, data)

@@ -1,0 +1,108 @@
+"""Guards around every test: nothing really sleeps, nothing opens a socket, and nothing is left behind.
+
+Tests under `tests/parity` start real processes with real Gloo: they are free of the guards.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("here", deadline=None, max_examples=50)
+settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+LONGEST_SLEEP_S = 0.2
+PARITY = Path(__file__).parent / "parity"
+
+_real_sleep = time.sleep  # the guard has to let short ones through
+_offences: list[str] = []
+_guarding = False
+
+
+def _guarded_sleep(seconds: Any) -> None:
+    if _guarding and seconds > LONGEST_SLEEP_S:
+        _offences.append(f"slept for {seconds} s of real time")
+        raise AssertionError(_offences[-1])
+    _real_sleep(seconds)
+
+
+def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _guarding and event == "socket.__new__" and arguments[1] in (socket.AF_INET, socket.AF_INET6):
+        _offences.append("opened an internet socket")
+        raise AssertionError(_offences[-1])
+
+
+# Before any test module is imported: a `from time import sleep` there has to find the same function as the engine.
+time.sleep = _guarded_sleep  # replaced, not called
+sys.addaudithook(_on_audit)
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that really sleeps, opens a socket, or leaves a thread or a replaced name behind."""
+    global _guarding
+    if PARITY in request.path.parents:
+        yield
+        return
+    threads, before = threading.enumerate(), _surroundings()
+    _offences.clear()
+    _guarding = True
+    try:
+        yield
+    finally:
+        _guarding = False
+    # A thread has a few instructions left after it has told that its work is done.
+    patience = threading.Event()
+    for _ in range(100):
+        if _surroundings()["threads"] == before["threads"]:
+            break
+        patience.wait(0.01)
+    after = _surroundings()
+    assert not _offences
+    assert threading.enumerate() == threads
+    assert {name: value for name, value in after.items() if value != before.get(name, value)} == {}
+
+
+def _surroundings() -> dict[str, object]:
+    found: dict[str, object] = {
+        "threads": _thread._count(),
+        "sockets": _sockets(),
+        "time.sleep": time.sleep,  # looked at, not called
+        "time.time": time.time,  # likewise
+        "sys.stdout": sys.stdout,
+        "sys.stderr": sys.stderr,
+        "sys.argv": sys.argv,
+        "sys.excepthook": sys.excepthook,
+        "os.environ": id(os.environ._data),  # type: ignore[attr-defined]
+        "os.getpid": os.getpid,
+        "Thread.start": threading.Thread.start,
+    }
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is not None:
+        found["_world"] = id(c10d._world)
+    return found
+
+
+def _sockets() -> list[str]:
+    # Also those that C++ opened, which no audit hook sees.
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        return []
+    links = []
+    for entry in folder.iterdir():
+        try:
+            links.append(str(entry.readlink()))
+        except OSError:  # the one that iterdir itself had open
+            continue
+    return sorted(link for link in links if link.startswith("socket:"))

@@ -1,0 +1,50 @@
+"""Programs that faults strike, and what to read off their runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.faults import Fault
+from simdist.result import Event, RunResult
+
+__all__ = ["COMPUTE_NS", "ELEMENTS", "MS", "ends", "events_of", "run", "statuses", "steps"]
+
+MS = 1_000_000
+COMPUTE_NS = 1 * MS
+ELEMENTS = 3_000  # every part of the ring has some
+
+
+def steps(count: int = 3, timeout_s: float = 10.0) -> list[int]:
+    """In each step compute for a millisecond, then all-reduce; the virtual times at the ends of the steps."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    ends_ns = []
+    for index in range(count):
+        simdist.step(index)
+        time.sleep(COMPUTE_NS / 1e9)
+        dist.all_reduce(torch.ones(ELEMENTS))
+        ends_ns.append(time.time_ns())
+    return ends_ns
+
+
+def run(*faults: Fault, world_size: int = 3, count: int = 3, timeout_s: float = 10.0, **arguments: Any) -> RunResult:
+    """`steps` with faults."""
+    return simdist.run(steps, world_size=world_size, args=(count, timeout_s), faults=faults, **arguments)
+
+
+def statuses(result: RunResult) -> list[str]:
+    return [rank.status for rank in result.ranks]
+
+
+def ends(result: RunResult) -> list[tuple[str, int | None, int]]:
+    return [(rank.status, rank.exit_code, rank.ended_ns) for rank in result.ranks]
+
+
+def events_of(result: RunResult, *kinds: str, ranks: Sequence[int] | None = None) -> list[Event]:
+    return [event for event in result.events if event.kind in kinds and (ranks is None or event.rank in ranks)]

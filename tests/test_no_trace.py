@@ -1,0 +1,167 @@
+"""Five hundred worlds in one process, good and bad, and nothing of them is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.faults import Crash, Hang, LinkDelay
+from tests.host_state import host_state
+
+WORLDS = 500
+ROOM_MIB = 50
+
+
+def resident_mib() -> float:
+    """What the process has in memory."""
+    gc.collect()
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+def meet(timeout_s: float = 5) -> int:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    return dist.get_rank()
+
+
+def good() -> float:
+    rank = meet()
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+    os.environ["LEFT"] = "behind"
+    torch.set_default_dtype(torch.float64)
+    weights = torch.rand(10_000)
+    dist.all_reduce(weights)
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        dist.broadcast(weights, 0, group=group)
+    dist.destroy_process_group()
+    return float(weights.sum())
+
+
+def untidy() -> None:
+    """Leaves its group, pending works and a future behind."""
+    rank = meet()
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    assert work is not None
+    work.get_future().then(lambda future: future.value())
+    if rank:
+        dist.irecv(torch.ones(1), 0)
+
+
+def raises() -> None:
+    if meet() == 1:
+        raise ValueError("x")
+    dist.barrier()
+
+
+def exits() -> None:
+    rank = meet()
+    sys.stdout.write("half a line")
+    if rank == 2:
+        sys.exit(3)
+    if rank == 1:
+        os._exit(4)
+    dist.barrier()
+
+
+def times_out() -> None:
+    if meet() != 1:
+        dist.all_reduce(torch.ones(1000))
+    else:
+        time.sleep(60)
+
+
+def deadlocks() -> None:
+    rank = meet()
+    dist.recv(torch.ones(1), (rank + 1) % dist.get_world_size())
+
+
+def trains() -> None:
+    rank = meet()
+    for step in range(3):
+        simdist.step(step)
+        time.sleep(0.001)
+        dist.all_reduce(torch.full((100,), float(rank)))
+
+
+CASES: list[tuple[Callable[[], Any], dict[str, Any], set[str]]] = [
+    (good, {}, {"returned"}),
+    (good, {"policy": "random"}, {"returned"}),
+    (untidy, {}, {"returned"}),
+    (raises, {}, {"raised"}),
+    (exits, {}, {"raised", "exited"}),
+    (times_out, {}, {"returned", "raised"}),
+    (deadlocks, {}, {"raised"}),
+    (deadlocks, {"backend": "sim"}, {"hung"}),
+    (trains, {"faults": [Crash(rank=1, at_step=1)]}, {"killed", "raised"}),
+    (trains, {"faults": [Crash(rank=2, nth=2, when="during")]}, {"killed", "raised"}),
+    (trains, {"faults": [Crash(rank=0, nth=3)], "max_restarts": 1}, {"returned"}),
+    (trains, {"faults": [Hang(rank=0, at_step=1)]}, {"hung", "raised"}),
+    (trains, {"faults": [LinkDelay(src=0, dst=1, delay_ns=1000)]}, {"returned"}),
+]
+
+
+def run_world(index: int) -> set[str]:
+    body, arguments, _ = CASES[index % len(CASES)]
+    result = simdist.run(body, world_size=3 + index % 2, seed=index, **arguments)
+    return {rank.status for rank in result.ranks}
+
+
+def test_five_hundred_worlds_leave_no_trace() -> None:
+    wrong: Counter[tuple[str, ...]] = Counter()
+    for index in range(2 * len(CASES)):  # what is made once and kept, is made here
+        run_world(index)
+    before, threads, memory_mib = host_state(), threading.enumerate(), resident_mib()
+
+    for index in range(WORLDS):
+        found = run_world(index)
+        if found != CASES[index % len(CASES)][2]:
+            wrong[CASES[index % len(CASES)][0].__name__, *sorted(found)] += 1
+
+    assert wrong == {}
+    assert threading.enumerate() == threads
+    assert resident_mib() - memory_mib < ROOM_MIB
+    assert host_state() == before
+
+
+def test_a_finished_world_is_freed_without_the_collector() -> None:
+    def body() -> Any:
+        meet()
+        block = torch.zeros(1 << 20)
+        dist.all_reduce(block)
+        return None
+
+    simdist.run(body, world_size=3)
+    gc.collect()
+    gc.disable()
+    try:
+        memory_mib = resident_mib_now()
+        for _ in range(12):
+            simdist.run(body, world_size=3)
+        grown_mib = resident_mib_now() - memory_mib
+    finally:
+        gc.enable()
+
+    assert grown_mib < 36  # the 12 worlds had 12 MiB of tensors each
+
+
+def resident_mib_now() -> float:
+    """Without collecting garbage first."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -1,0 +1,164 @@
+"""The public surface does not drift, and imports point one way."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import simdist
+
+ROOT = Path(simdist.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+MODULES = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
+PACKAGES = sorted(path.parent for path in ROOT.glob("*/__init__.py"))
+
+# What each part may import, at any time: other parts of simdist, and these libraries. Lowest first.
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "result": {"errors"},
+    "kernel": {"errors", "networkx", "numpy", "simpy"},
+    "cluster": {"errors", "kernel", "networkx"},
+    "process": {"errors", "kernel", "numpy", "torch"},
+    "c10d": {"errors", "kernel", "cluster", "process", "numpy", "torch"},
+    "faults": {"errors", "kernel", "cluster", "process", "c10d"},
+    "trace": {"errors", "result", "kernel"},
+    "_agent": {"errors", "kernel", "process"},
+    "_world": {"errors", "result", "kernel", "cluster", "process", "c10d", "faults", "trace", "_agent", "torch"},
+    "_spawn": {"result", "_world", "torch"},
+    "api": {"errors", "result", "cluster", "process", "c10d", "faults", "_world", "_spawn"},
+    "scenario": {"errors", "result", "cluster", "faults", "trace", "api", "pydantic", "torch"},
+    "testing": {
+        "errors",
+        "result",
+        "kernel",
+        "cluster",
+        "process",
+        "c10d",
+        "faults",
+        "_world",
+        "api",
+        "pytest",
+        "torch",
+    },
+    "cli": {"errors", "result", "scenario", "trace", "click", "rich"},
+    "__init__": {"errors", "result", "cluster", "faults", "api"},
+    "__main__": {"cli"},
+}
+LIBRARIES = {"click", "networkx", "numpy", "pydantic", "pytest", "rich", "simpy", "sklearn", "torch"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def dotted(path: Path) -> str:
+    return ".".join((path if path.is_dir() else path.with_suffix("")).relative_to(ROOT.parent).parts)
+
+
+def public_definitions(path: Path) -> set[str]:
+    """Functions and classes without an underscore at the top of a file; a click command is reached by its own name."""
+    return {
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not any(".command(" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, whether at once or later; of simdist two levels, of others one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            module = str(node.module)
+            names = [f"simdist.{alias.name}" for alias in node.names] if module == "simdist" else [module]
+        else:
+            continue
+        for name in names:
+            first, *rest = name.split(".")
+            yield ".".join(["simdist", *rest[:1]]) if first == "simdist" else first
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_lists_the_functions_and_classes_that_it_defines(path: Path) -> None:
+    module = importlib.import_module(dotted(path))
+
+    assert public_definitions(path) <= set(module.__all__)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert len(module.__all__) == len(set(module.__all__))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_a_package_lists_what_it_re_exports_and_defines_nothing_itself(package: Path) -> None:
+    tree = ast.parse((package / "__init__.py").read_text())
+    imported = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    module = importlib.import_module(dotted(package))
+
+    assert set(module.__all__) == imported
+    assert list(module.__all__) == sorted(module.__all__, key=by_kind)
+    assert public_definitions(package / "__init__.py") == set()
+
+
+def by_kind(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions: the order that ruff keeps."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+def test_every_file_is_a_part_of_a_package_with_a_docstring() -> None:
+    assert [name_of(path) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_everything_that_users_import_is_there() -> None:
+    assert dir(simdist) == sorted(simdist.__all__)
+    assert [name for name in simdist.__all__ if getattr(simdist, name, None) is None] == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'simdist' has no attribute 'runn'$"):
+        simdist.runn  # noqa: B018
+
+
+def test_the_kinds_of_faults_are_told_by_their_package() -> None:
+    faults = importlib.import_module("simdist.faults")
+
+    assert simdist.faults is faults
+    assert {"Crash", "Hang", "LinkDelay", "Partition", "SlowRank"} <= set(faults.__all__)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_towards_the_kernel(path: Path) -> None:
+    part = part_of(path)
+    allowed = {f"simdist.{name}" for name in (*LAYERS[part], part)} | LAYERS[part]
+
+    found = {name for name in imports_of(path) if name.split(".")[0] in LIBRARIES | {"simdist"}}
+    found -= {"simdist"} | {f"simdist.{name}" for name in simdist.__all__ if name not in LAYERS}
+
+    assert found <= allowed
+
+
+def test_no_layer_is_above_one_that_imports_it() -> None:
+    order = list(LAYERS)
+    for index, part in enumerate(order):
+        below = set(order[:index])
+
+        assert {name for name in LAYERS[part] if name in LAYERS} <= below, part
+
+
+def test_the_layers_are_all_there_is() -> None:
+    assert set(LAYERS) == {part_of(path) for path in FILES}
