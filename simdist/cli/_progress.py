@@ -1,0 +1,60 @@
+"""The live line of a run: virtual time, events, events per second; on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from simdist.scenario import format_duration
+
+__all__ = ["LiveLine"]
+
+
+class LiveLine:
+    """A transient line on stderr while inside; nothing at all where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        if sys.stderr.isatty():
+            # Drawn by whoever calls: a drawing thread of rich's own would run beside the ranks. Redirecting the
+            # standard streams is off because they belong to the ranks meanwhile.
+            stream = Console(file=sys.stderr, markup=False, highlight=False)
+            self._live = Live(
+                console=stream, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+        self._last = (time.perf_counter(), 0)
+
+    def __enter__(self) -> LiveLine:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(Text(""))
+            self._live.stop()
+
+    def progress(self, now_ns: int, events: int) -> None:
+        """Show how far the run is; fits `simdist.run`."""
+        if self._live is None:
+            return
+        real, (before, count) = time.perf_counter(), self._last
+        rate = max(events - count, 0) / max(real - before, 1e-6)
+        self._last = (real, events)
+        self.say(f"virtual time {format_duration(now_ns)}   {events:,} events   {rate:,.0f} events/s")
+
+    def say(self, text: str) -> None:
+        """Show `text` in place of the line."""
+        if self._live is not None:
+            self._live.update(Text(text), refresh=True)
+
+    def clear(self) -> None:
+        """Empty the line, so that other text may be printed."""
+        self.say("")

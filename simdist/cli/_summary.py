@@ -1,0 +1,199 @@
+"""What a run prints at its end: ranks, failures, timeline, expectations, digest."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from simdist.cli._console import marks
+from simdist.cli._table import plain_table
+from simdist.result import Event, RankResult
+from simdist.scenario import (
+    Determinism,
+    Difference,
+    Plan,
+    ScenarioReport,
+    Verdict,
+    format_duration,
+    rank_text,
+    without_source,
+)
+
+__all__ = ["print_summary"]
+
+_FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
+_TIMELINE = 20
+_MESSAGE_LINES = 4
+_STDERR_LINES = 16
+
+
+def print_summary(out: Console, report: ScenarioReport, determinism: Determinism | None) -> None:
+    """Print the report; the same text for equal runs."""
+    plan, result = report.plan, report.result
+    out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
+    out.print(_setting(plan))
+    out.print()
+    _print_ranks(out, result.ranks)
+    _print_failures(out, result.ranks, plan)
+    _print_timeline(out, result.events)
+    if result.deadlock is not None:
+        _heading(out, "deadlock")
+        _indented(out, str(result.deadlock))
+    _heading(out, "expectations")
+    verdicts = [*report.verdicts, *([] if determinism is None else [_verdict(determinism)])]
+    held, failed = marks(out.encoding)
+    grid = plain_table("", "", "")
+    for verdict in verdicts:
+        mark = Text(held, style="green") if verdict.ok else Text(failed, style="bold red")
+        grid.add_row(mark, Text(verdict.name), Text(verdict.evidence))
+    out.print(Padding(grid, (0, 0, 0, 2)))
+    if determinism is not None and determinism.difference is not None:
+        _print_difference(out, determinism.difference)
+    out.print()
+    out.print(f"virtual time {format_duration(result.virtual_time_ns)}, {len(result.events)} events")
+    out.print(f"digest       {result.digest}")
+    out.print(Text(f"replay       {plan.replay}"), soft_wrap=True)
+
+
+def _setting(plan: Plan) -> Text:
+    words = [f"{plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}", plan.backend, f"seed {plan.seed}"]
+    words.append({0: "no faults", 1: "1 fault"}.get(len(plan.faults), f"{len(plan.faults)} faults"))
+    if plan.max_restarts:
+        words.append(f"at most {plan.max_restarts} {'restart' if plan.max_restarts == 1 else 'restarts'}")
+    if plan.policy != "fifo":
+        words.append(f"policy {plan.policy}")
+    return Text(", ".join(words))
+
+
+def _print_ranks(out: Console, ranks: Sequence[RankResult]) -> None:
+    numbers = ("rank", "exit code", "ended at", "operations", "lives")
+    table = plain_table("rank", "outcome", "exit code", "ended at", "operations", "lives", right=numbers)
+    for group in _alike(ranks):
+        first, last = group[0], group[-1]
+        table.add_row(
+            str(first.rank) if first is last else f"{first.rank}-{last.rank}",
+            Text(first.status, style="" if first.ok else "bold red"),
+            *_cells(first),
+        )
+    out.print(table)
+
+
+def _alike(ranks: Sequence[RankResult]) -> Iterator[list[RankResult]]:
+    """Each rank by itself; in a large world, runs of neighbours that ended alike."""
+    group: list[RankResult] = []
+    for rank in ranks:
+        same = group and (group[-1].status, *_cells(group[-1])) == (rank.status, *_cells(rank))
+        if group and not (same and len(ranks) >= _FOLD_FROM):
+            yield group
+            group = []
+        group.append(rank)
+    if group:
+        yield group
+
+
+def _cells(rank: RankResult) -> tuple[str, str, str, str]:
+    code = "-" if rank.exit_code is None else str(rank.exit_code)
+    return code, format_duration(rank.ended_ns), str(rank.operations), str(rank.lives)
+
+
+def _print_failures(out: Console, ranks: Sequence[RankResult], plan: Plan) -> None:
+    failed = [rank for rank in ranks if not rank.ok]
+    if not failed:
+        return
+    _heading(out, "failures")
+    stories: dict[str, list[int]] = {}
+    for rank in failed:
+        stories.setdefault(_story(rank, plan), []).append(rank.rank)
+    for story, members in stories.items():
+        _indented(out, f"{rank_text(members)} {story}")
+    first = min(failed, key=lambda rank: (rank.status == "hung", rank.ended_ns, rank.rank))
+    if first.stderr.strip():
+        _indented(out, f"last stderr of rank {first.rank}:")
+        for line in first.stderr.rstrip().splitlines()[-_STDERR_LINES:]:
+            out.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def _story(rank: RankResult, plan: Plan) -> str:
+    if rank.status == "raised" and rank.exception is not None:
+        lines = (without_source(str(rank.exception)).splitlines() or [""])[:_MESSAGE_LINES]
+        text = "\n".join([f"raised {type(rank.exception).__name__}: {lines[0]}", *lines[1:]])
+        place = _place(rank.exception, plan.workload.folder)
+        return f"{text}\n  at {place}" if place else text
+    if rank.status == "killed":
+        return f"was killed, exit code {rank.exit_code}"
+    if rank.status == "hung":
+        return f"hangs in {rank.waiting or 'user code'}"
+    return f"exited with code {rank.exit_code}"
+
+
+def _place(error: BaseException, folder: Path) -> str:
+    """The innermost line of the workload's own folder that the error went through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
+    if not frames:
+        return ""
+    return f"{Path(frames[-1].filename).relative_to(folder)}:{frames[-1].lineno} in {frames[-1].name}"
+
+
+def _print_timeline(out: Console, events: Sequence[Event]) -> None:
+    shown = [event for event in events if event.kind in ("fault", "restart", "deadlock")]
+    if not shown:
+        return
+    _heading(out, "timeline")
+    grid = plain_table("", "", "")
+    for event in shown[:_TIMELINE]:
+        who = "world" if event.rank < 0 else f"rank {event.rank}"
+        grid.add_row(Text(format_duration(event.time_ns)), Text(who), Text(_happened(event)))
+    out.print(Padding(grid, (0, 0, 0, 2)))
+    if len(shown) > _TIMELINE:
+        _indented(out, f"and {len(shown) - _TIMELINE} more")
+
+
+def _happened(event: Event) -> str:
+    if event.kind == "fault":
+        kind, text = str(event.data.get("fault", "fault")), str(event.data.get("text", ""))
+        return f"{kind}: {text}" if text else kind
+    if event.kind == "restart":
+        return f"restart: life {event.data.get('life', '?')} begins on every rank"
+    return "deadlock, see below"
+
+
+def _verdict(determinism: Determinism) -> Verdict:
+    where = f"in a fresh process with PYTHONHASHSEED={determinism.hash_seed}"
+    if determinism.ok:
+        return Verdict("determinism", True, f"the same digest {where}")
+    at = "" if determinism.difference is None else f", from event {determinism.difference.index} on"
+    return Verdict("determinism", False, f"another digest {where}{at}: {determinism.other_digest}")
+
+
+def _print_difference(out: Console, difference: Difference) -> None:
+    """The first event that differs, both versions side by side; a star marks what differs."""
+    _heading(out, f"event {difference.index}")
+    table = plain_table("", "", "this process", "fresh process")
+    here, there = _flat(difference.here), _flat(difference.there)
+    for key in dict.fromkeys([*here, *there]):
+        one, other = here.get(key, "-"), there.get(key, "-")
+        table.add_row("*" if one != other else " ", Text(key), Text(one), Text(other))
+    out.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _flat(event: dict[str, Any] | None) -> dict[str, str]:
+    if event is None:
+        return {"kind": "the run has ended"}
+    top = {"kind": str(event["kind"]), "rank": str(event["rank"]), "time": format_duration(event["time_ns"])}
+    return top | {key: value if isinstance(value, str) else json.dumps(value) for key, value in event["data"].items()}
+
+
+def _heading(out: Console, text: str) -> None:
+    out.print()
+    out.print(Text(text, style="bold"))
+
+
+def _indented(out: Console, text: str, by: int = 2) -> None:
+    out.print(Padding(Text(text), (0, 0, 0, by)))

@@ -1,0 +1,35 @@
+"""Scenarios: a TOML file becomes a checked, frozen plan; the plan becomes a run; the run is judged.
+
+    file -> `_reader` (TOML, `--set`) -> `_schema` (pydantic, this package only) -> `_loader` -> `Plan`
+    Plan -> `run_scenario` -> RunResult -> `_oracles` -> `ScenarioReport`
+
+Whatever is wrong with a file is collected and raised once, as one `ScenarioError` in the words of the file. A plan
+holds plain data: the workload is imported afresh for each run, from the scenario's own folder, and forgotten after it.
+Open `_schema.py` for the keys of a file, `_oracles.py` for the expectations, `_runner.py` for what a run does.
+"""
+
+from simdist.scenario._determinism import Determinism, Difference, check_determinism
+from simdist.scenario._loader import load
+from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdict, Workload
+from simdist.scenario._runner import ScenarioReport, run_scenario
+from simdist.scenario._text import rank_text, without_source
+from simdist.scenario._units import format_duration, parse_bandwidth, parse_duration
+
+__all__ = [
+    "Determinism",
+    "Difference",
+    "Expectations",
+    "ExpectedException",
+    "Plan",
+    "ScenarioReport",
+    "Verdict",
+    "Workload",
+    "check_determinism",
+    "format_duration",
+    "load",
+    "parse_bandwidth",
+    "parse_duration",
+    "rank_text",
+    "run_scenario",
+    "without_source",
+]

@@ -1,0 +1,52 @@
+"""Bit-exact comparison of what ranks returned: tensors, arrays, floats, containers."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from simdist.scenario._text import shortened
+
+__all__ = ["difference"]
+
+
+def difference(left: Any, right: Any, where: str = "") -> str | None:
+    """The first place where the two differ, with both values, or None if they are equal bit for bit.
+
+    A NaN equals itself, 0.0 and -0.0 differ, and so do values of different types.
+    """
+    if type(left) is not type(right):
+        return f"{where or 'value'}: {_shown(left)} and {_shown(right)} are of different types"
+    if isinstance(left, Mapping):
+        if list(left) != list(right) and set(left) != set(right):
+            return f"{where or 'value'}: keys {_shown(list(left))} and {_shown(list(right))}"
+        pairs = ((f"{where}[{key!r}]", left[key], right[key]) for key in left)
+    elif isinstance(left, list | tuple):
+        if len(left) != len(right):
+            return f"{where or 'value'}: {len(left)} and {len(right)} entries"
+        pairs = ((f"{where}[{index}]", one, other) for index, (one, other) in enumerate(zip(left, right, strict=True)))
+    else:
+        return None if _same(left, right) else f"{where or 'value'}: {_shown(left)} and {_shown(right)}"
+    return next((text for place, one, other in pairs if (text := difference(one, other, place)) is not None), None)
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, float):
+        return struct.pack("<d", left) == struct.pack("<d", right)
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(left, torch.Tensor):
+        left, right = left.detach().contiguous(), right.detach().contiguous()
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool(torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)))
+    if numpy is not None and isinstance(left, numpy.ndarray):
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool((left == right).all() if left.dtype.hasobject else left.tobytes() == right.tobytes())
+    return bool(left == right)
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value), 40)

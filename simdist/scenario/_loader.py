@@ -1,0 +1,322 @@
+"""From a file to a plan: every section checked on its own, every problem told at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simdist import faults
+from simdist.errors import ScenarioError, SimdistError
+from simdist.result import Status
+from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
+from simdist.scenario._reader import apply_overrides, read
+from simdist.scenario._schema import (
+    FAULTS,
+    RANK_RANGES,
+    SECTIONS,
+    Cluster,
+    Env,
+    Expect,
+    Header,
+    Problem,
+    Target,
+    check,
+)
+from simdist.scenario._text import found, guess_or_list
+from simdist.scenario._workload import WorkloadError, import_workload, importable
+
+__all__ = ["load"]
+
+# The names of c10d's operations, to catch a slip in a fault's `op`: a trigger that never fires tells nobody.
+OPERATIONS = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+)
+
+
+def load(source: str, *, overrides: Sequence[str] = (), import_target: bool = True) -> Plan:
+    """The plan of the scenario file `source`, with each override "key.path=value" in place of what the file says.
+
+    The workload is imported to see that it can be, and forgotten again, unless `import_target` is False.
+
+    Raises:
+        ScenarioError: names everything that is wrong with the file.
+    """
+    problems: list[Problem] = []
+    table = read(source, problems)
+    if table is None:
+        # An override may be bad on its own too; against an empty table only its form is looked at.
+        apply_overrides({}, overrides, problems)
+        raise ScenarioError(source, [str(problem) for problem in problems])
+    set_paths = apply_overrides(table, overrides, problems)
+    plan = _Loader(source, table, problems).plan(tuple(overrides), import_target)
+    if plan is None or problems:
+        raise ScenarioError(source, [_line(problem, set_paths) for problem in problems])
+    return plan
+
+
+def _line(problem: Problem, set_paths: Iterable[Sequence[str | int]]) -> str:
+    from_option = any(path and tuple(problem.path[: len(path)]) == tuple(path) for path in set_paths)
+    return f"--set {problem}" if from_option else str(problem)
+
+
+class _Loader:
+    """Checks one raw table; each method returns its part of the plan and appends to `problems`."""
+
+    def __init__(self, source: str, table: dict[str, Any], problems: list[Problem]) -> None:
+        self.source = source
+        self.table = table
+        self.problems = problems
+        # The world's size as far as it can be told, to check ranks even when other keys are wrong.
+        size = table.get("world_size")
+        self.world_size = size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+        lives = table.get("max_restarts", 0)
+        self.last_life = lives if isinstance(lives, int) and not isinstance(lives, bool) else None
+
+    def plan(self, overrides: tuple[str, ...], import_target: bool) -> Plan | None:
+        """The plan, or None if there are problems."""
+        header = check(Header, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
+        workload = self._workload(import_target)
+        cluster = self._cluster()
+        env = check(Env, self.table.get("env", {}), ("env",), self.problems)
+        struck_by = self._faults()
+        expect = self._expect()
+        if header is None or workload is None or env is None or expect is None or self.problems:
+            return None
+        return Plan(
+            source=self.source,
+            title=header.title,
+            world_size=header.world_size,
+            backend=header.backend,
+            seed=header.seed,
+            max_restarts=header.max_restarts,
+            policy=header.policy,
+            strict=header.strict,
+            workload=workload,
+            cluster=cluster,
+            env=dict(env.__pydantic_extra__ or {}),
+            faults=struck_by,
+            expect=expect,
+            overrides=overrides,
+        )
+
+    def _workload(self, import_target: bool) -> Workload | None:
+        if "workload" not in self.table:
+            self._problem(("workload",), "missing; it has no default: say target = 'module:function'")
+            return None
+        section = check(Target, self.table["workload"], ("workload",), self.problems)
+        raw = self.table["workload"]
+        if section is None:  # the target may be bad as well, beside what is wrong with the section
+            target = raw.get("target") if isinstance(raw, dict) else None
+            section = Target(target=target) if isinstance(target, str) else None
+            if section is None:
+                return None
+        args, kwargs = tuple(section.args), dict(section.kwargs)
+        folder = Path(self.source).resolve().parent
+        workload = Workload(target=section.target, folder=folder, args=args, kwargs=kwargs)
+        if import_target:
+            try:
+                with importable(workload.folder, workload.target):
+                    import_workload(workload)
+            except WorkloadError as error:
+                # Without the section's own args and kwargs there is nothing to say about how they fit.
+                if error.key == "target" or not any(problem.path[:1] == ("workload",) for problem in self.problems):
+                    self._problem(("workload", error.key), error.text)
+        return workload
+
+    def _cluster(self) -> Mapping[str, int]:
+        if "cluster" not in self.table:
+            return {}
+        section = check(Cluster, self.table["cluster"], ("cluster",), self.problems)
+        if section is None:
+            return {}
+        names = {
+            "hosts": section.hosts,
+            "latency_ns": section.latency,
+            "bandwidth_bytes_per_s": section.bandwidth,
+            "local_latency_ns": section.local_latency,
+            "local_bandwidth_bytes_per_s": section.local_bandwidth,
+        }
+        arguments = {name: value for name, value in names.items() if value is not None}
+        if self.world_size is not None:
+            if section.hosts > self.world_size:
+                text = f"{section.hosts} hosts for {self.world_size} ranks; a host has at least one"
+                self._problem(("cluster", "hosts"), text)
+                return {}
+            self._build_cluster(self.world_size, arguments)
+        return arguments
+
+    def _build_cluster(self, world_size: int, arguments: Mapping[str, int]) -> None:
+        from simdist import cluster
+
+        try:
+            cluster.build(world_size, **arguments)
+        except SimdistError as error:
+            self._problem(("cluster",), str(error))
+
+    def _faults(self) -> tuple[faults.Fault, ...]:
+        raw = self.table.get("faults", [])
+        if not isinstance(raw, list):
+            self._problem(("faults",), f"expected a list of tables, [[faults]], found {found(raw)}")
+            return ()
+        built = [self._fault(("faults", index), entry) for index, entry in enumerate(raw)]
+        return tuple(fault for fault in built if fault is not None)
+
+    def _fault(self, path: tuple[str, int], raw: object) -> faults.Fault | None:
+        if not isinstance(raw, dict):
+            self._problem(path, f"expected a table, found {found(raw)}")
+            return None
+        kind = raw.get("kind")
+        if not isinstance(kind, str) or kind not in FAULTS:
+            if "kind" not in raw:
+                text = f"missing; the kinds are {', '.join(FAULTS)}"
+            elif isinstance(kind, str):
+                text = f"unknown fault {kind!r}{guess_or_list(kind, FAULTS)}"
+            else:
+                text = f"expected the name of a fault, found {found(kind)}"
+            self._problem((*path, "kind"), text)
+            return None
+        section = check(FAULTS[kind], {key: value for key, value in raw.items() if key != "kind"}, path, self.problems)
+        self._never_strikes(path, raw)
+        if section is None:
+            self._ranks_of_a_bad_fault(path, raw)
+            return None
+        fault = section.build()
+        # The engine's own check, one fault at a time; without a known world size every rank is inside.
+        for line in faults.problems_of([fault], self.world_size or 2**63):
+            self._problem(*_in_keys(line, path))
+        return fault
+
+    def _ranks_of_a_bad_fault(self, path: tuple[str, int], raw: Mapping[str, Any]) -> None:
+        """A rank outside the world is told even if another key of the fault is wrong."""
+        for key in ("rank", "src", "dst"):
+            rank, size = raw.get(key), self.world_size
+            if isinstance(rank, int) and not isinstance(rank, bool) and size is not None and not 0 <= rank < size:
+                self._problem((*path, key), f"rank {rank} is outside the world of {size} ranks")
+
+    def _never_strikes(self, path: tuple[str, int], raw: Mapping[str, Any]) -> None:
+        op, life = raw.get("op"), raw.get("life")
+        if isinstance(op, str) and op not in OPERATIONS:
+            text = f"unknown operation {op!r}{guess_or_list(op, OPERATIONS)}"
+            self._problem((*path, "op"), text)
+        if (
+            isinstance(life, int)
+            and not isinstance(life, bool)
+            and self.last_life is not None
+            and life > self.last_life
+        ):
+            text = f"{life} never comes: with max_restarts = {self.last_life} the last life is {self.last_life}"
+            self._problem((*path, "life"), text)
+
+    def _expect(self) -> Expectations | None:
+        section = check(Expect, self.table.get("expect", {}), ("expect",), self.problems)
+        if section is None:
+            self._ranks_of_a_bad_expect()
+            return None
+        for name, wanted in section.exception.items():
+            self._exception(name, wanted.pattern, wanted)
+        low, high = section.min_virtual_time, section.max_virtual_time
+        if low is not None and high is not None and low > high:
+            self._problem(("expect", "min_virtual_time"), "is later than max_virtual_time")
+        exceptions = self._by_rank("exception", section.exception)
+        outcomes = self._by_rank("outcomes", section.outcomes or {})
+        if self.world_size is None:
+            return None
+        default: dict[int, Status] = {r: "raised" if r in exceptions else "returned" for r in range(self.world_size)}
+        return Expectations(
+            outcomes=tuple((default | outcomes).values()),
+            exceptions={
+                rank: ExpectedException(type=e.type, message=e.message, pattern=e.pattern)
+                for rank, e in sorted(exceptions.items())
+            },
+            restarts=section.restarts,
+            equal_values=_optional_tuple(section.equal_values),
+            same_as_without_faults=_optional_tuple(section.same_as_without_faults),
+            min_values=section.min_values,
+            max_values=section.max_values,
+            checkpoints=tuple(section.checkpoint),
+            deadlock=section.deadlock,
+            faults_strike=section.faults_strike,
+            min_virtual_time_ns=section.min_virtual_time,
+            max_virtual_time_ns=section.max_virtual_time,
+            max_events=section.max_events,
+        )
+
+    def _exception(self, name: str, pattern: str | None, wanted: Any) -> None:
+        if wanted.type is None and wanted.message is None and pattern is None:
+            self._problem(("expect", "exception", name), "says nothing; give type, message or pattern")
+        if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                self._problem(("expect", "exception", name, "pattern"), f"{pattern!r} is no regex: {error}")
+
+    def _by_rank(self, key: str, entries: Mapping[str, Any]) -> dict[int, Any]:
+        """`entries` by rank; "" stands for every rank, "0", "1-3" and "0, 2-3" for those."""
+        result: dict[int, Any] = {}
+        for text, value in entries.items():
+            for rank in self._ranks(key, text):
+                if rank in result:
+                    self._problem(("expect", key, text), f"rank {rank} is named twice")
+                result[rank] = value
+        return result
+
+    def _ranks(self, key: str, text: str) -> Sequence[int]:
+        size = self.world_size
+        if text == "":
+            return range(size or 0)
+        if not RANK_RANGES.fullmatch(text):
+            self._problem(("expect", key, text), 'expected ranks as the key, such as "0" or "1-3"')
+            return ()
+        ranks: list[int] = []
+        for part in text.split(","):
+            first, _, last = part.strip().partition("-")
+            low, high = int(first), int(last or first)
+            if high < low:
+                self._problem(("expect", key, text), f"{part.strip()} counts downwards")
+            elif size is not None and high >= size:
+                self._problem(("expect", key, text), f"rank {high} is outside the world of {size} ranks")
+            elif size is not None:
+                ranks += range(low, high + 1)
+        return ranks
+
+    def _ranks_of_a_bad_expect(self) -> None:
+        raw = self.table.get("expect")
+        for key in ("outcomes", "exception"):
+            entries = raw.get(key) if isinstance(raw, dict) else None
+            # A table without any rank among its keys may be a single exception.
+            if isinstance(entries, dict) and any(RANK_RANGES.fullmatch(name) for name in entries):
+                self._by_rank(key, entries)
+
+    def _problem(self, path: Sequence[str | int], text: str) -> None:
+        self.problems.append(Problem(tuple(path), text))
+
+
+def _in_keys(line: str, path: tuple[str, int]) -> tuple[tuple[str | int, ...], str]:
+    """A line of `problems_of` for one fault, at `path`, with the API's names turned into the file's keys."""
+    where, _, text = line.partition(": ")
+    field = where.partition(".")[2]
+    key = {"at_step": "step"}.get(field, field.removesuffix("_ns"))
+    return ((*path, key) if key else path), text
+
+
+def _optional_tuple(keys: list[str] | None) -> tuple[str, ...] | None:
+    return None if keys is None else tuple(keys)

@@ -1,0 +1,106 @@
+"""The frozen plan of a scenario: what a run does and what it is judged by."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simdist.faults import Fault
+from simdist.result import Status
+
+__all__ = ["Expectations", "ExpectedException", "Plan", "Verdict", "Workload"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The function that each rank calls: `target` is "module:function", found from `folder` first.
+
+    "{tmp}" inside any string of `args` and `kwargs` stands for a folder that is fresh for each run and gone after it.
+    """
+
+    target: str
+    folder: Path
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedException:
+    """What a rank should raise: `type` names the class or a base, `message` is part of the text, `pattern` a regex."""
+
+    type: str | None = None
+    message: str | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectations:
+    """The oracles of a scenario. None: not asked.
+
+    `outcomes` has an entry for each rank. A tuple of keys means "equal under these keys of the returned table"; the
+    empty tuple means the whole value.
+    """
+
+    outcomes: tuple[Status, ...]
+    exceptions: Mapping[int, ExpectedException] = field(default_factory=dict)
+    restarts: int | None = None
+    equal_values: tuple[str, ...] | None = None
+    same_as_without_faults: tuple[str, ...] | None = None
+    min_values: Mapping[str, float] = field(default_factory=dict)
+    max_values: Mapping[str, float] = field(default_factory=dict)
+    checkpoints: tuple[str, ...] = ()
+    deadlock: bool = False
+    faults_strike: bool = True
+    min_virtual_time_ns: int | None = None
+    max_virtual_time_ns: int | None = None
+    max_events: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One scenario, checked. `cluster` holds the arguments of `simdist.cluster.build`, empty for the default."""
+
+    source: str
+    title: str
+    world_size: int
+    workload: Workload
+    expect: Expectations
+    backend: str = "gloo"
+    seed: int = 0
+    max_restarts: int = 0
+    policy: str = "fifo"
+    strict: bool | None = None
+    cluster: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return Path(self.source).stem
+
+    @property
+    def replay_words(self) -> list[str]:
+        """The command that repeats the run, word by word."""
+        words = ["simdist", "run", self.source, "--seed", str(self.seed)]
+        for override in self.overrides:
+            words += ["--set", override]
+        return words
+
+    @property
+    def replay(self) -> str:
+        """The command that repeats the run, as a shell takes it."""
+        return shlex.join(self.replay_words)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One expectation, judged. `name` is its key in the file, `evidence` what was seen, in one line."""
+
+    name: str
+    ok: bool
+    evidence: str

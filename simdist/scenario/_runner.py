@@ -1,0 +1,99 @@
+"""One run of a plan, and its report."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simdist.errors import ScenarioError
+from simdist.result import RunResult
+from simdist.scenario._oracles import Seen, judge
+from simdist.scenario._plan import Plan, Verdict
+from simdist.scenario._workload import WorkloadError, fill, import_workload, importable
+
+__all__ = ["Echo", "Progress", "ScenarioReport", "run_scenario"]
+
+Echo = Callable[[int, int, str, str], None]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioReport:
+    """What a scenario came to. `baseline` is the fault-free run, where an expectation asked for one."""
+
+    plan: Plan
+    result: RunResult
+    verdicts: tuple[Verdict, ...]
+    baseline: RunResult | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if every expectation holds."""
+        return all(verdict.ok for verdict in self.verdicts)
+
+    def summary(self) -> dict[str, Any]:
+        """The report as JSON-ready data: the result's summary, and the expectations."""
+        return {
+            "scenario": self.plan.source,
+            "title": self.plan.title,
+            **self.result.summary(),
+            "ok": self.ok,
+            "seed": self.plan.seed,
+            "expectations": [{"name": v.name, "ok": v.ok, "evidence": v.evidence} for v in self.verdicts],
+            "replay": self.plan.replay,
+        }
+
+
+def run_scenario(
+    plan: Plan, *, seed: int | None = None, echo: Echo | None = None, progress: Progress | None = None
+) -> ScenarioReport:
+    """Run the plan, with `seed` in place of its own if given, and judge what came out.
+
+    `echo` and `progress` are those of `simdist.run`; a fault-free run for comparison is not echoed. The workload is
+    imported afresh, and `sys.path`, `sys.modules` and the run's temporary folder are cleared up after.
+
+    Raises:
+        ScenarioError: the workload can't be imported (any more).
+        SimdistError: the run itself can't be done.
+    """
+    if seed is not None:
+        plan = replace(plan, seed=seed)
+    with (
+        importable(plan.workload.folder, plan.workload.target),
+        tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
+    ):
+        result = _simulate(plan, tmp, echo, progress)
+        baseline = None
+        if plan.expect.same_as_without_faults is not None:
+            with tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as other:
+                baseline = _simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
+        verdicts = judge(Seen(plan, result, baseline, tmp))
+    return ScenarioReport(plan, result, verdicts, baseline)
+
+
+def _simulate(plan: Plan, tmp: str, echo: Echo | None, progress: Progress | None) -> RunResult:
+    import simdist
+
+    try:
+        function = import_workload(plan.workload)
+    except WorkloadError as error:
+        raise ScenarioError(plan.source, [f"workload.{error.key}: {error}"]) from error
+    return simdist.run(
+        function,
+        world_size=plan.world_size,
+        args=fill(plan.workload.args, tmp),
+        kwargs=fill(plan.workload.kwargs, tmp),
+        backend=plan.backend,
+        seed=plan.seed,
+        cluster=simdist.cluster.build(plan.world_size, **plan.cluster) if plan.cluster else None,
+        faults=plan.faults,
+        max_restarts=plan.max_restarts,
+        env=dict(plan.env),
+        policy=plan.policy,
+        strict=plan.strict,
+        echo=echo,
+        progress=progress,
+        replay=plan.replay,
+    )

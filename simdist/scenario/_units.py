@@ -1,0 +1,83 @@
+"""Durations and bandwidths as people write them, to and from exact integers."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+__all__ = ["format_duration", "parse_bandwidth", "parse_duration"]
+
+_NANOSECONDS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "min": 60 * 1_000_000_000,
+    "h": 3600 * 1_000_000_000,
+}
+_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_LIMIT = 2**63  # TOML's own integers end here; 292 years of nanoseconds
+
+_DURATION = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zµ]+)\s*", re.ASCII)
+_BANDWIDTH = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kKMGT]i?|)(bit|B)/s\s*")
+
+
+def parse_duration(value: object) -> int:
+    """The nanoseconds that `value` stands for: "3ms", "1.5s", "250us", "30min", "2h", or a plain count of nanoseconds.
+
+    Raises:
+        ValueError: it is no duration, negative, finer than a nanosecond, or longer than 292 years.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        amount = Fraction(value)
+    else:
+        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+        if match is None or match[2] not in _NANOSECONDS:
+            raise ValueError(f"{_shown(value)} is no duration; write '3ms', '1.5s', '250us', '30min', '2h'")
+        amount = Fraction(match[1]) * _NANOSECONDS[match[2]]
+    if amount < 0:
+        raise ValueError(f"{_shown(value)} is negative; a duration is not")
+    if amount.denominator != 1:
+        raise ValueError(f"{_shown(value)} is finer than a nanosecond, the unit of virtual time")
+    if amount >= _LIMIT:
+        raise ValueError(f"{_shown(value)} is longer than virtual time can be (292 years)")
+    return int(amount)
+
+
+def parse_bandwidth(value: object) -> int:
+    """The bytes per second that `value` stands for: "25Gbit/s", "1GB/s", "100MiB/s", or a plain count of bytes.
+
+    Raises:
+        ValueError: it is no bandwidth, zero, or not a whole number of bytes per second.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        amount = Fraction(value)
+    else:
+        match = _BANDWIDTH.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"{_shown(value)} is no bandwidth; write '25Gbit/s', '1GB/s', '100MiB/s'")
+        amount = Fraction(match[1]) * _PREFIXES[match[2]] / (8 if match[3] == "bit" else 1)
+    if amount <= 0:
+        raise ValueError(f"{_shown(value)} lets nothing through; a bandwidth is at least 1B/s")
+    if amount.denominator != 1:
+        raise ValueError(f"{_shown(value)} is not a whole number of bytes per second")
+    if amount >= _LIMIT:
+        raise ValueError(f"{_shown(value)} is more than simdist can count")
+    return int(amount)
+
+
+def format_duration(duration_ns: int) -> str:
+    """`duration_ns` for people, exact: "1.5 ms", "30 min". `parse_duration` reads it back."""
+    if duration_ns >= _NANOSECONDS["min"] and duration_ns % _NANOSECONDS["min"] == 0:
+        return f"{duration_ns // _NANOSECONDS['min']} min"
+    unit = next((unit for unit in ("s", "ms", "us") if duration_ns >= _NANOSECONDS[unit]), "ns")
+    whole, rest = divmod(duration_ns, _NANOSECONDS[unit])
+    digits = str(rest).zfill(len(str(_NANOSECONDS[unit])) - 1).rstrip("0") if rest else ""
+    return f"{whole}.{digits} {unit}" if digits else f"{whole} {unit}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from simdist.cli import main
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+JOB = """
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def total(value=1.0):
+    dist.init_process_group("gloo")
+    tensor = torch.full((4,), value)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return {"total": tensor[0].item()}
+
+
+def fails(rank=1):
+    time.sleep(0.003)
+    if int(os.environ["RANK"]) == rank:
+        print("about to fail", file=sys.stderr)
+        raise ValueError("bad batch [7]")
+    print("fine")
+
+
+def draws_from_the_hash():
+    time.sleep(hash("a") % 1000 / 1e6)
+
+
+def touches(folder):
+    open(os.path.join(folder, "out.txt"), "w").close()
+    return sorted(os.listdir(folder))
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., str]:
+    """Writes a scenario of two ranks over a function of the module above, and returns the file's path."""
+    (tmp_path / "job.py").write_text(JOB)
+
+    def job(function: str, text: str = "", *, workload: str = "", name: str = "file.toml") -> str:
+        path = tmp_path / name
+        path.write_text(
+            f'title = "a test"\nworld_size = 2\n[workload]\ntarget = "job:{function}"\n{workload}\n{text}\n'
+        )
+        return str(path)
+
+    return job
+
+
+@pytest.fixture
+def simdist() -> Callable[..., Result]:
+    """Calls the command line in this process."""
+    return lambda *words: CliRunner().invoke(main, [str(word) for word in words])

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Job = Callable[..., str]
+Simdist = Callable[..., Result]
+
+
+def refused(result: Result) -> list[str]:
+    """The lines on stderr of a command that took its input for bad: exit code 2, nothing on stdout, no traceback."""
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    return result.stderr.splitlines()
+
+
+def test_every_problem_of_file_options_and_outputs_is_in_one_message(
+    job: Job, simdist: Simdist, tmp_path: Path
+) -> None:
+    file = job("totl", "[[faults]]\nkind = 'crsh'\nrank = 1\n[expect]\ndeadlok = true")
+
+    lines = refused(simdist("run", file, "--set", "sed=1", "--json", tmp_path / "none" / "x.json", "--trace", tmp_path))
+
+    assert lines == [
+        f"{file}: 6 problems",
+        "  --set sed: unknown key; did you mean 'seed'?",
+        "  workload.target: module 'job' has no function 'totl'; did you mean 'total'?",
+        "  faults[0].kind: unknown fault 'crsh'; did you mean 'crash'?",
+        "  expect.deadlok: unknown key; did you mean 'deadlock'?",
+        f"  --json {tmp_path}/none/x.json: cannot be written: No such file or directory",
+        f"  --trace {tmp_path}: cannot be written: Is a directory",
+    ]
+
+
+def test_an_unwritable_output_is_told_before_anything_runs(job: Job, simdist: Simdist, tmp_path: Path) -> None:
+    (line, problem) = refused(simdist("run", job("total"), "--json", tmp_path / "none" / "x.json"))
+
+    assert line.endswith("file.toml: 1 problem")
+    assert problem.endswith("x.json: cannot be written: No such file or directory")
+
+
+def test_two_outputs_in_one_file_are_refused(job: Job, simdist: Simdist, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    assert "  --json and --trace: two outputs in one file" in refused(
+        simdist("run", job("total"), "--json", out, "--trace", out)
+    )
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_a_missing_file_is_bad_input(simdist: Simdist, tmp_path: Path, command: str) -> None:
+    path = tmp_path / "none.toml"
+
+    assert refused(simdist(command, path)) == [f"{path}: 1 problem", "  no such file"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["run"], "Missing argument 'FILE'"),
+        (["run", "x.toml", "--sed", "1"], "No such option"),
+        (["run", "x.toml", "--seed", "one"], "Invalid value for '--seed'"),
+        (["run", "x.toml", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["rnu"], "No such command 'rnu'"),
+        (["validate"], "Missing argument"),
+    ],
+)
+def test_unknown_commands_and_options_are_bad_input(simdist: Simdist, words: list[str], text: str) -> None:
+    assert text in "\n".join(refused(simdist(*words)))
+
+
+def test_a_missing_folder_is_bad_input_for_list(simdist: Simdist, tmp_path: Path) -> None:
+    assert refused(simdist("list", tmp_path / "none")) == [f"{tmp_path / 'none'}: no such folder"]
+
+
+def test_bad_input_has_no_traceback_in_a_process_of_its_own(job: Job) -> None:
+    file = job("total", "sed = 1", workload="kwargs = {valu = 2.0}")
+
+    process = subprocess.run(
+        [sys.executable, "-m", "simdist", "run", file], capture_output=True, text=True, check=False
+    )
+
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.splitlines() == [
+        f"{file}: 1 problem",
+        "  workload.sed: unknown key; known: target, args, kwargs",
+    ]
+
+
+def test_the_command_line_comes_up_without_torch() -> None:
+    code = "import sys, simdist.cli; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_listing_and_failing_need_no_torch(job: Job, tmp_path: Path) -> None:
+    file = job("total")
+    code = (
+        "import sys, simdist.cli\n"
+        f"try: simdist.cli.main(['list', {str(tmp_path)!r}])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert process.returncode == 0
+    assert Path(file).stem in process.stdout

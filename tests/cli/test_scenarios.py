@@ -1,0 +1,75 @@
+"""Every file in `scenarios/` is a tested example."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Simdist = Callable[..., Result]
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "scenarios").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_scenario_meets_its_expectations(simdist: Simdist, file: Path) -> None:
+    result = simdist("run", file)
+
+    assert result.exit_code == 0, result.output
+    assert "✗" not in result.stdout
+    told = [line for line in result.stdout.splitlines() if not line.startswith(("    ", "replay"))]
+    assert max(map(len, told)) <= 100
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_scenario_has_one_digest_under_two_hash_seeds(file: Path, tmp_path: Path) -> None:
+    digests = []
+    for hash_seed in ("1", "2"):
+        out = tmp_path / f"{hash_seed}.json"
+        subprocess.run(
+            [sys.executable, "-m", "simdist", "run", file, "--json", out],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+        )
+        digests.append(json.loads(out.read_text())["digest"])
+
+    assert digests[0] == digests[1]
+
+
+def test_the_crash_is_told_with_its_restart_and_equal_parameters(simdist: Simdist, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    text = simdist("run", ROOT / "scenarios" / "ddp_crash_resume.toml", "--json", out).stdout
+
+    assert re.search(r"^  \S+ \S+ +rank 2 +crash: ", text, re.MULTILINE)
+    assert re.search(r"^  \S+ \S+ +world +restart: life 1 begins", text, re.MULTILINE)
+    assert "final parameters equal: yes, on ranks 0-3" in text
+    summary = json.loads(out.read_text())
+    assert (summary["restarts"], [rank["lives"] for rank in summary["ranks"]]) == (1, [2] * 4)
+    assert len({rank["value"]["parameters"] for rank in summary["ranks"]}) == 1
+
+
+def test_the_partition_takes_half_an_hour_of_virtual_time(simdist: Simdist, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    simdist("run", ROOT / "scenarios" / "partition_timeout.toml", "--json", out)
+
+    summary = json.loads(out.read_text())
+    assert 1_800_000_000_000 < summary["virtual_time_ns"] < 1_860_000_000_000
+    assert {rank["exception"]["type"] for rank in summary["ranks"]} == {"RuntimeError"}
+
+
+def test_the_deadlock_shows_who_waits_for_whom(simdist: Simdist) -> None:
+    text = simdist("run", ROOT / "scenarios" / "deadlock.toml").stdout
+
+    assert re.search(r"^deadlock$", text, re.MULTILINE)
+    assert re.search(r"✓ +deadlock +at .*rank 0.*rank 1", text)
