@@ -1,0 +1,670 @@
+"""What every backend of torch.distributed shows, here over Gloo: rendezvous, timeouts, groups, sequence numbers.
+
+Covers, of PyTorch's test_c10d_gloo.py: test_tcp_init, test_logging_init, test_default_store_timeout_gloo; of
+test_c10d_common.py: test_store_based_barrier, and the bodies of AbstractCommTest (sequence numbers, membership,
+warnings of outsiders, mismatched types); and of the classes that the files name (CommTest, LargeCommTest, ReduceOpTest,
+PythonProcessGroupExtensionTest, GlooProcessGroupWithDispatchedCollectivesTests): local-sync groups, debug levels,
+complex and boolean tensors, broadcast_coalesced, dispatched collectives, a backend written in Python.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from tests.conformance.arms import Bodies, on_both_arms
+
+Tensor = torch.Tensor
+dist: Any = torch.distributed  # its stubs leave out much of what is called here
+c10d: Any = torch.distributed.distributed_c10d
+
+
+@on_both_arms
+class TestRendezvous(Bodies):
+    ranks = 1
+
+    def test_tcp_init(self) -> None:
+        store, rank, size = next(dist.rendezvous("tcp://127.0.0.1:0", rank=0, world_size=1))
+
+        self.assertEqual((rank, size), (0, 1))
+        self.assertNotEqual(store.port, 0)
+
+    def test_logging_init(self) -> None:
+        os.environ.update(WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0")
+        before = list(logging.root.handlers)
+        dist.init_process_group("gloo", init_method="env://")
+
+        self.assertEqual(logging.root.handlers, before)
+        dist.destroy_process_group()
+
+    def check_store_timeout(self, init_method: str) -> None:
+        dist.init_process_group(
+            "gloo", init_method=init_method, world_size=1, rank=0, timeout=timedelta(milliseconds=300)
+        )
+        started = time.monotonic()
+        with self.assertRaisesRegex(RuntimeError, "(?i)timeout"):
+            c10d._get_default_store().get("nobody sets this")
+
+        waited = time.monotonic() - started
+        self.assertTrue(0.29 < waited < 3, waited)
+        dist.destroy_process_group()
+
+    def test_default_store_timeout_gloo_file(self) -> None:
+        self.check_store_timeout(f"file://{self.file_name}")
+
+    def test_default_store_timeout_gloo_tcp(self) -> None:
+        self.check_store_timeout("tcp://127.0.0.1:0")
+
+    def test_store_used_for_two_worlds_one_after_the_other(self) -> None:
+        for index in range(2):
+            store = dist.FileStore(f"{self.file_name}{index}", 1)
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+            dist.barrier()
+            dist.destroy_process_group()
+            Path(f"{self.file_name}{index}").unlink(missing_ok=True)
+
+        self.assertFalse(dist.is_initialized())
+
+
+@on_both_arms
+class TestStoreBasedBarrier(Bodies):
+    """Torch waits 10 s at least, so the three kinds of stores wait together, with three ranks each."""
+
+    ranks = 9
+
+    def test_store_based_barrier(self) -> None:
+        """Of four ranks at each store one does not come."""
+        kind, rank = divmod(self.rank, 3)
+        port = 20_000 + sum(self.file_name.encode()) * 7 % 10_000
+        store = (
+            dist.FileStore(self.file_name)
+            if kind == 0
+            else dist.TCPStore("localhost", port, 4, is_master=rank == 0, wait_for_workers=False)
+            if kind == 1
+            else dist.HashStore()
+        )
+        with self.assertRaisesRegex(
+            dist.DistStoreError, "Timed out initializing process group in store based barrier"
+        ) as caught:
+            c10d._store_based_barrier(
+                rank=rank, store=store, group_name="_", rendezvous_count=4, timeout=timedelta(seconds=3)
+            )
+        self.assertIsInstance(caught.exception, dist.DistError)
+        time.sleep(0.3)  # the first may host the store
+
+
+@on_both_arms
+class TestInitTimeouts(Bodies):
+    ranks = 2
+
+    def test_a_rank_that_never_comes_fails_the_init_of_the_other(self) -> None:
+        if self.rank == 1:
+            time.sleep(0.6)
+            return
+        started = time.monotonic()
+        with self.refused("Wait timeout"):
+            self.init(timeout=timedelta(milliseconds=300))
+
+        self.assertTrue(0.25 < time.monotonic() - started < 5)
+
+    def test_a_group_of_its_own_times_out_likewise(self) -> None:
+        if self.rank == 1:
+            time.sleep(0.6)
+            return
+        with self.refused("Wait timeout"):
+            dist.ProcessGroupGloo(self.store(), self.rank, self.world_size, timedelta(milliseconds=300))
+
+
+@on_both_arms
+class TestSequenceNumbers(Bodies):
+    def verify(self, group: Any, others: Any) -> int:
+        """The number is the same on all; told through another group, whose calls do not count."""
+        numbers: list[Any] = [None] * dist.get_world_size(others)
+        dist.all_gather_object(numbers, group._get_sequence_number_for_group(), group=others)
+        self.assertEqual(len(set(numbers)), 1)
+        number: int = numbers[0]
+        return number
+
+    def check_incremented(self, group: Any, ranks: list[int]) -> None:
+        others = dist.new_group(ranks=ranks, backend="gloo")
+        if self.rank not in ranks:
+            return
+        first = self.verify(group, others)
+        tensor = torch.ones(1)
+        for i in range(10):
+            dist.all_reduce(tensor, group=group)
+            self.assertEqual(self.verify(group, others), first + i + 1)
+        if dist.get_rank(group) not in (0, 2):  # these two fall behind
+            dist.all_reduce(tensor, group=group, async_op=True)
+        numbers: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(numbers, group._get_sequence_number_for_group(), group=others)
+        behind = first + 10
+        self.assertEqual(numbers, [behind if rank in (0, 2) else behind + 1 for rank in range(len(ranks))])
+
+    def test_sequence_num_incremented_gloo_default(self) -> None:
+        self.init()
+        self.check_incremented(c10d._get_default_group(), list(range(self.world_size)))
+
+    def test_sequence_num_incremented_gloo_subgroup(self) -> None:
+        self.init()
+        self.check_incremented(dist.new_group([0, 1, 2]), [0, 1, 2])
+
+    def test_sequence_num_set_default_pg_gloo(self) -> None:
+        self.init()
+        number = c10d._get_default_group()._get_sequence_number_for_group()
+        numbers: list[Any] = [None] * self.world_size
+        dist.all_gather_object(numbers, number)
+
+        self.assertEqual(set(numbers), {number})
+
+    def test_sequence_num_set_gloo_new_group(self) -> None:
+        self.init()
+        group = dist.new_group([0, 1])
+        if self.rank < 2:
+            numbers: list[Any] = [None] * 2
+            number = group._get_sequence_number_for_group()
+            dist.all_gather_object(numbers, number, group=group)
+            self.assertEqual(set(numbers), {number})
+
+
+@on_both_arms
+class TestGroups(Bodies):
+    def test_gloo_warn_not_in_group(self) -> None:
+        self.init()
+        ranks = [0, 2]
+        group = dist.new_group(ranks)
+        one, several = torch.zeros(2, 2), [torch.zeros(2, 2) for _ in ranks]
+        calls: list[tuple[str, Callable[[], Any]]] = [
+            ("all_gather", lambda: dist.all_gather(several, one, group=group)),
+            ("all_reduce", lambda: dist.all_reduce(one, group=group)),
+            ("barrier", lambda: dist.barrier(group=group)),
+            ("broadcast", lambda: dist.broadcast(one, src=0, group=group)),
+        ]
+        for name, call in calls:
+            if self.rank in ranks:
+                call()
+            else:
+                with self.assertWarnsRegex(UserWarning, f".*{name}.*does not belong to.*"):
+                    call()
+
+    def test_gloo_rank_membership(self) -> None:
+        self.init()
+        group = dist.new_group(ranks=[1])
+        stranger = Echo(self.rank, self.world_size)
+
+        self.assertEqual((dist.get_group_rank(group, 1), dist.get_global_rank(group, 0)), (0, 1))
+        self.assertEqual(dist.get_process_group_ranks(group), [1])
+        for call, rank in ((dist.get_group_rank, 0), (dist.get_global_rank, 1)):
+            with self.assertRaisesRegex(ValueError, "not part of group"):
+                call(group, rank)
+            with self.assertRaisesRegex(ValueError, "not registered"):
+                call(stranger, 0)
+
+    def test_gloo_barrier_device_ids(self) -> None:
+        self.init()
+        dist.barrier(device_ids=[self.rank])  # there is none to choose from; older versions of torch refused
+
+    def test_new_group_local_sync(self) -> None:
+        self.init()
+        pair = [self.rank // 2 * 2, self.rank // 2 * 2 + 1]
+        group = dist.new_group(pair, use_local_synchronization=True)
+        tensor = torch.tensor([float(self.rank)])
+        dist.all_reduce(tensor, group=group)
+
+        self.assertEqual(tensor, torch.tensor([float(sum(pair))]))
+        with self.assertRaisesRegex(ValueError, "not part of group"):
+            dist.get_group_rank(group, (self.rank + 2) % 4)
+
+    def test_new_group_local_sync_sanity_check(self) -> None:
+        self.init()
+        outsiders = [(self.rank + 1) % 4]
+        self.assertIsNone(dist.new_group(outsiders, use_local_synchronization=True))
+
+    def test_new_group_local_sync_duplicated_pg(self) -> None:
+        self.init()
+        pair = [self.rank // 2 * 2, self.rank // 2 * 2 + 1]
+        groups = [dist.new_group(pair, use_local_synchronization=True) for _ in range(2)]
+        tensors = [torch.tensor([float(self.rank + 1)]) for _ in groups]
+        for group, tensor in zip(groups, tensors, strict=True):
+            dist.all_reduce(tensor, group=group)
+
+        self.assertNotEqual(groups[0].group_name, groups[1].group_name)
+        self.assertEqual(tensors, [torch.tensor([float(sum(pair) + 2)])] * 2)
+
+    def test_new_group_in_another_order_of_ranks(self) -> None:
+        self.init()
+        group = dist.new_group([3, 1, 0, 2])
+        tensor = torch.tensor([self.rank])
+        dist.broadcast(tensor, src=3, group=group)
+
+        self.assertEqual(tensor.item(), 3)
+        self.assertEqual(dist.get_process_group_ranks(group)[dist.get_rank(group)], self.rank)
+
+    def test_group_rank_arguments(self) -> None:
+        self.init()
+        group = dist.new_group([1, 3])
+        if self.rank not in (1, 3):
+            return
+        tensor = torch.tensor([self.rank])
+        dist.broadcast(tensor, group_src=1, group=group)
+        self.assertEqual(tensor.item(), 3)
+        if self.rank == 1:
+            dist.send(torch.tensor([11]), group_dst=1, group=group)
+        else:
+            dist.recv(tensor, group_src=0, group=group)
+            self.assertEqual(tensor.item(), 11)
+
+    def test_debug_level(self) -> None:
+        names = {"OFF": dist.DebugLevel.OFF, "INFO": dist.DebugLevel.INFO, "DETAIL": dist.DebugLevel.DETAIL}
+        for name, level in names.items():
+            os.environ["TORCH_DISTRIBUTED_DEBUG"] = name
+            dist.set_debug_level_from_env()
+            self.assertEqual(dist.get_debug_level(), level)
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "foo"
+        with self.assertRaisesRegex(ValueError, "The value of TORCH_DISTRIBUTED_DEBUG must"):
+            dist.set_debug_level_from_env()
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+    def test_get_and_destroy_twice(self) -> None:
+        self.init()
+        self.assertEqual((dist.get_rank(), dist.get_world_size(), dist.get_backend()), (self.rank, 4, "gloo"))
+        dist.barrier()
+        dist.destroy_process_group()
+
+        with self.assertRaisesRegex(ValueError, "Default process group has not been initialized"):
+            dist.get_rank()
+
+
+@on_both_arms
+class TestTensorTypes(Bodies):
+    ranks = 2
+
+    def test_tensor_dtype_mismatch(self) -> None:
+        self.init()
+        one = torch.ones(2, 2)
+        half = one.half()
+        ones = [torch.zeros(2, 2) for _ in range(2)]
+        mixed = [torch.zeros(2, 2), torch.zeros(2, 2).half()]
+        calls: list[Callable[[], Any]] = [
+            lambda: dist.all_gather(mixed, one),
+            lambda: dist.all_gather(ones, half),
+            lambda: dist.all_gather_coalesced([mixed], ones),
+            lambda: dist.all_gather_coalesced([ones], mixed),
+            lambda: dist.all_reduce_coalesced(mixed),
+            lambda: dist.reduce_scatter(one, mixed),
+            lambda: dist.reduce_scatter(half, ones),
+            lambda: dist.all_to_all_single(half, one),
+            lambda: dist.all_to_all(mixed, ones),
+            lambda: dist.all_to_all(ones, mixed),
+            lambda: dist.scatter(one, mixed),
+            lambda: dist.gather(half, ones),
+            lambda: dist.gather(one, mixed),
+            lambda: dist.scatter(half, ones),
+        ]
+        for call in calls:
+            with self.assertRaisesRegex(ValueError, "tensors with different dtypes"):
+                call()
+
+    def test_tensor_dtype_complex(self) -> None:
+        self.init()
+        own = torch.view_as_complex(torch.full((4, 2), float(self.rank + 1)))
+        gathered = [torch.zeros_like(own) for _ in range(2)]
+        dist.all_gather(gathered, own)
+        self.assertEqual(gathered, [torch.full((4,), complex(n, n)) for n in (1, 2)])
+        reduced = own.clone()
+        dist.all_reduce(reduced)
+        self.assertEqual(reduced, torch.full((4,), 3 + 3j))
+        whole = torch.zeros(8, dtype=torch.cfloat)
+        dist.all_gather_into_tensor(whole, own)
+        self.assertEqual(whole, torch.cat(gathered))
+
+    def test_bool_tensors(self) -> None:
+        self.init()
+        own = torch.tensor([self.rank == 0, True])
+        dist.broadcast(own, src=0)
+        self.assertEqual(own.tolist(), [True, True])
+        mine = torch.tensor([self.rank == 0, False])
+        gathered = [torch.zeros(2, dtype=torch.bool) for _ in range(2)]
+        dist.all_gather(gathered, mine)
+        self.assertEqual([tensor.tolist() for tensor in gathered], [[True, False], [False, False]])
+        dist.all_reduce(mine, op=dist.ReduceOp.BOR)
+        self.assertEqual(mine.tolist(), [True, False])
+
+    def test_broadcast_coalesced_gloo_cpu(self) -> None:
+        self.init()
+        sizes = [10, 10, 200, 3, 3, 1, 100]
+        types = [torch.float, torch.double, torch.float, torch.half, torch.float, torch.long, torch.float]
+        for root in range(2):
+            expected = [torch.full((size,), root + 1, dtype=dtype) for size, dtype in zip(sizes, types, strict=True)]
+            tensors = [tensor.clone() if self.rank == root else torch.zeros_like(tensor) for tensor in expected]
+            dist._broadcast_coalesced(dist.group.WORLD, tensors, 256, root)
+            self.assertEqual(tensors, expected)
+
+
+@on_both_arms
+class TestDispatchedCollectives(Bodies):
+    ranks = 2
+
+    def test_collectives(self) -> None:
+        self.init()
+        tensor = torch.full((2, 2), float(self.rank))
+        dist.broadcast(tensor, 1)
+        self.assertEqual(tensor, torch.ones(2, 2))
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor, torch.full((2, 2), 2.0))
+        dist.reduce(tensor, 0)
+        if self.rank == 0:
+            self.assertEqual(tensor, torch.full((2, 2), 4.0))
+        own = torch.tensor([self.rank])
+        outputs = [torch.tensor([-1]) for _ in range(2)]
+        dist.all_gather(outputs, own)
+        self.assertEqual(outputs, [torch.tensor([0]), torch.tensor([1])])
+        dist.gather(own, outputs if self.rank == 0 else None, dst=0)
+        dist.scatter(own, outputs if self.rank == 0 else None, src=0)
+        self.assertEqual(own.item(), self.rank)
+        dist.barrier()
+
+    def test_all_to_all_single(self) -> None:
+        self.init()
+        output = torch.empty(4, dtype=torch.long)
+        dist.all_to_all_single(output, torch.arange(4) + 10 * self.rank)
+        self.assertEqual(output.tolist(), [2 * self.rank, 2 * self.rank + 1, 10 + 2 * self.rank, 11 + 2 * self.rank])
+        uneven = torch.empty(3 if self.rank else 1, dtype=torch.long)
+        sent = torch.arange(2) + 10 * self.rank
+        receives, sends = ([1, 2], [0, 2]) if self.rank else ([1, 0], [1, 1])
+        dist.all_to_all_single(uneven, sent, receives, sends)
+        self.assertEqual(uneven.tolist(), [1, 10, 11] if self.rank else [0])
+
+    def test_allgather_coalesced(self) -> None:
+        self.init()
+        outputs = [[torch.zeros(1), torch.zeros(2)] for _ in range(2)]
+        dist.all_gather_coalesced(outputs, [torch.tensor([float(self.rank)]), torch.ones(2)])
+        self.assertEqual(outputs, [[torch.tensor([float(rank)]), torch.ones(2)] for rank in range(2)])
+
+    def test_allreduce_coalesced(self) -> None:
+        self.init()
+        tensors = [torch.ones(2), torch.full((3,), 2.0)]
+        dist.all_reduce_coalesced(tensors)
+        self.assertEqual(tensors, [torch.full((2,), 2.0), torch.full((3,), 4.0)])
+
+    def test_monitored_barrier(self) -> None:
+        self.init()
+        dist.monitored_barrier(timeout=timedelta(seconds=5))
+        if self.rank == 0:
+            with self.assertRaisesRegex(RuntimeError, "Rank 1 failed to pass monitoredBarrier in 300 ms"):
+                dist.monitored_barrier(timeout=timedelta(milliseconds=300))
+        else:
+            time.sleep(0.6)
+
+    def test_init_process_group_optional_backend(self) -> None:
+        dist.init_process_group(store=self.store(), rank=self.rank, world_size=self.world_size)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+
+        self.assertEqual(tensor.item(), 2)
+
+    def test_init_process_group_for_all_backends(self) -> None:
+        self.init()
+        group = c10d._get_default_group()
+
+        self.assertEqual(group._get_backend(torch.device("cpu")).name(), "gloo")
+        self.assertIn("gloo", dist.get_backend_config(group))
+        self.assertTrue(dist.is_gloo_available())
+        self.assertTrue(dist.is_backend_available("gloo"))
+        self.assertFalse(dist.is_backend_available("nonexistent"))
+        self.assertEqual(dist.Backend("GLOO"), "gloo")
+
+
+@on_both_arms
+class TestReduceOps(Bodies):
+    ranks = 1
+
+    def test_op_isinstance_of_reduceop(self) -> None:
+        kinds = [
+            getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+        ]
+        for kind in kinds:
+            self.assertIsInstance(kind, dist.ReduceOp)
+        for scale in (torch.tensor(1.0), 2.0):
+            self.assertIsInstance(torch._C._distributed_c10d._make_nccl_premul_sum(scale), dist.ReduceOp)
+
+    def test_reduceop_copyable(self) -> None:
+        for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+            kind = getattr(dist.ReduceOp, name)
+            for copied in (copy.copy(kind), copy.deepcopy(kind), copy.copy(dist.ReduceOp(kind))):
+                self.assertEqual(copied, kind)
+
+    def test_reduceop_pickle(self) -> None:
+        for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+            kind = getattr(dist.ReduceOp, name)
+            self.assertEqual(pickle.loads(pickle.dumps(dist.ReduceOp(kind))), kind)
+
+    def test_reduceop_equal(self) -> None:
+        self.assertNotEqual(dist.ReduceOp.SUM, "some")
+        self.assertTrue(dist.ReduceOp(dist.ReduceOp.SUM) == dist.ReduceOp.SUM)
+        self.assertFalse(dist.ReduceOp(dist.ReduceOp.SUM) == dist.ReduceOp.MAX)
+
+
+class _Done(dist.Work):  # type: ignore[misc]  # untyped
+    """The work of `Echo`: there is nothing to wait for."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self.future: Any = torch.futures.Future()
+        self.future.set_result(tensors)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def get_future(self) -> Any:
+        return self.future
+
+
+class Echo(dist.ProcessGroup):  # type: ignore[misc]  # untyped
+    """A backend written in Python that answers everything by itself."""
+
+    def getBackendName(self) -> str:
+        return "Echo"
+
+    def setGroupName(self, name: str) -> None:
+        self.name_given = name
+
+    def getGroupName(self) -> str:
+        return getattr(self, "name_given", "")
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> _Done:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            for target in output:
+                target.copy_(tensor)
+        return _Done(outputs[0])
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Done:
+        for tensor in tensors:
+            tensor.add_(2)
+        return _Done(tensors)
+
+    def barrier(self, opts: Any = None) -> _Done:
+        return _Done([])
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> _Done:
+        for tensor in tensors:
+            tensor.add_(1)
+        return _Done(tensors)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> _Done:
+        for output, parts in zip(outputs, inputs, strict=True):
+            output.copy_(parts[self.rank()])
+        return _Done(outputs)
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> _Done:
+        for tensor in tensors:
+            tensor.add_(1)
+        return _Done(tensors)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> _Done:
+        for tensor in tensors:
+            tensor.add_(2)
+        return _Done(tensors)
+
+
+def _make_echo(store: Any, rank: int, size: int, timeout: timedelta) -> Echo:
+    return Echo(rank, size)
+
+
+@on_both_arms
+class TestPythonBackend(Bodies):
+    def register(self) -> None:
+        dist.Backend.register_backend("echo", _make_echo)
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="6789")
+
+    def world(self, backend: str) -> None:
+        dist.init_process_group(backend, store=self.store(), rank=self.rank, world_size=self.world_size)
+
+    def test_get_backend_name(self) -> None:
+        self.assertEqual(Echo(0, 1).getBackendName(), "Echo")
+
+    def test_backend_class_attr(self) -> None:
+        self.register()
+
+        self.assertEqual(dist.Backend.ECHO, "echo")
+        self.assertIs(dist.Backend._plugins["ECHO"].creator_fn, _make_echo)
+
+    def test_is_backend_available(self) -> None:
+        self.assertFalse(dist.is_backend_available("echo"))
+        self.register()
+        self.assertTrue(dist.is_backend_available("echo"))
+
+    def test_backend_config(self) -> None:
+        self.register()
+        config = dist.BackendConfig
+        self.assertEqual(config(dist.Backend("gloo")).get_device_backend_map()["cpu"], "gloo")
+        self.assertEqual(
+            config(dist.Backend("cpu:gloo,cuda:echo")).get_device_backend_map(), {"cpu": "gloo", "cuda": "echo"}
+        )
+        for text in ("cpu:gloo,cuda", "cpu:gloo,cpu:echo"):
+            with self.assertRaises(ValueError):
+                config(dist.Backend(text))
+
+    def test_collectives(self) -> None:
+        self.register()
+        self.world("echo")
+        self.assertEqual((dist.get_rank(), dist.get_world_size()), (self.rank, 4))
+        gathered = [torch.zeros(2, 2) for _ in range(2)]
+        dist.all_gather(gathered, torch.ones(2, 2))
+        self.assertEqual(gathered, [torch.ones(2, 2)] * 2)
+        tensor = torch.ones(2, 2)
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor, torch.full((2, 2), 3.0))
+        dist.broadcast(tensor, 0)
+        self.assertEqual(tensor, torch.full((2, 2), 4.0))
+        dist.barrier()
+        output = torch.zeros(1)
+        dist.reduce_scatter(output, [torch.tensor([float(rank)]) for rank in range(4)])
+        self.assertEqual(output.item(), self.rank)
+
+    def test_send_recv(self) -> None:
+        self.register()
+        self.world("echo")
+        tensor = torch.zeros(2, 2)
+        dist.send(tensor, (self.rank + 1) % 4)
+        self.assertEqual(tensor, torch.ones(2, 2))
+        dist.recv(tensor, (self.rank - 1) % 4)
+        self.assertEqual(tensor, torch.full((2, 2), 3.0))
+        with self.assertRaisesRegex(ValueError, "Invalid destination rank"):
+            dist.send(tensor, dst=self.rank)
+
+
+@on_both_arms
+class TestLargeWorlds(Bodies):
+    """Subsets of a world: some ranks call, the others do not, and everyone meets again at the end."""
+
+    def check(self, call: Callable[[Any, list[int]], None]) -> None:
+        self.init()
+        ranks = [0, 2]
+        group = dist.new_group(ranks)
+        if self.rank in ranks:
+            call(group, ranks)
+        dist.barrier()
+
+    def test_broadcast_subgroup(self) -> None:
+        def call(group: Any, ranks: list[int]) -> None:
+            tensor = torch.full((3,), float(self.rank))
+            dist.broadcast(tensor, src=2, group=group)
+            self.assertEqual(tensor, torch.full((3,), 2.0))
+
+        self.check(call)
+
+    def test_gather_subgroup(self) -> None:
+        def call(group: Any, ranks: list[int]) -> None:
+            outputs = [torch.zeros(1, dtype=torch.long) for _ in ranks] if self.rank == 2 else None
+            dist.gather(torch.tensor([self.rank]), outputs, dst=2, group=group)
+            if outputs is not None:
+                self.assertEqual(torch.cat(outputs).tolist(), ranks)
+
+        self.check(call)
+
+    def test_scatter_subgroup(self) -> None:
+        def call(group: Any, ranks: list[int]) -> None:
+            parts = [torch.tensor([10 * rank]) for rank in ranks] if self.rank == 0 else None
+            output = torch.zeros(1, dtype=torch.long)
+            dist.scatter(output, parts, src=0, group=group)
+            self.assertEqual(output.item(), 10 * self.rank)
+
+        self.check(call)
+
+    def test_object_collectives_subgroup(self) -> None:
+        def call(group: Any, ranks: list[int]) -> None:
+            everything: list[Any] = [None, None]
+            dist.all_gather_object(everything, {"rank": self.rank}, group=group)
+            self.assertEqual(everything, [{"rank": 0}, {"rank": 2}])
+            gathered: Any = [None, None] if self.rank == 2 else None
+            dist.gather_object(self.rank, gathered, dst=2, group=group)
+            self.assertEqual(gathered, [0, 2] if self.rank == 2 else None)
+            told = [self.rank, "x" * self.rank]
+            dist.broadcast_object_list(told, src=2, group=group)
+            self.assertEqual(told, [2, "xx"])
+            received: list[Any] = [None]
+            dist.scatter_object_list(received, ["a", "b"] if self.rank == 0 else None, src=0, group=group)
+            self.assertEqual(received, ["a" if self.rank == 0 else "b"])
+
+        self.check(call)
+
+    def test_send_recv_subgroup(self) -> None:
+        def call(group: Any, ranks: list[int]) -> None:
+            tensor = torch.tensor([self.rank])
+            if self.rank == 0:
+                dist.send(tensor, dst=2, group=group)
+                dist.send_object_list(["hello"], dst=2, group=group)
+            else:
+                self.assertEqual(dist.recv(tensor, src=0, group=group), 0)
+                objects: list[Any] = [None]
+                dist.recv_object_list(objects, src=0, group=group)
+                self.assertEqual((tensor.item(), objects), (0, ["hello"]))
+
+        self.check(call)
+
+    def test_batch_isend_irecv_subgroup(self) -> None:
+        def call(group: Any, ranks: list[int]) -> None:
+            peer = 2 - self.rank
+            tensor = torch.tensor([-1])
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, torch.tensor([self.rank]), peer, group=group),
+                    dist.P2POp(dist.irecv, tensor, peer, group=group),
+                ]
+            )
+            for work in works:
+                work.wait()
+            self.assertEqual(tensor.item(), peer)
+
+        self.check(call)

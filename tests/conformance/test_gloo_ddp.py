@@ -1,0 +1,731 @@
+"""DistributedDataParallel over Gloo on CPU.
+
+Covers, of PyTorch's test_c10d_common.py: test_ddp_checkpointing_once, _unused_params, _twice, _twice_static_graph,
+_dynamic_module, _dynamic_weight_sharing, _weight_sharing, _twice_weight_sharing (there on GPUs, here on the CPU),
+test_invalid_powerSGD_state, test_dataclass_output, test_dataclass_output_unused_param, test_single_limit_single_dtype,
+test_single_limit_multi_dtype, test_multi_limit_single_dtype, test_multi_limit_multi_dtype; and of the classes that
+test_c10d_gloo.py names (DistributedDataParallelTest, ReducerTest): plain training, unused parameters, ignored outputs,
+sparse gradients, checkpoints, communication hooks, the reducer by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tempfile
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.utils.checkpoint import checkpoint
+
+from tests.conformance.arms import Bodies, on_both_arms
+
+Tensor = torch.Tensor
+# Their stubs leave out much of what is called here.
+dist: Any = torch.distributed
+F: Any = nn.functional
+DistributedDataParallel: Any = nn.parallel.DistributedDataParallel
+
+
+def untyped(hook: Any) -> Any:
+    """The hook without annotations, which torch would read, and these are texts."""
+    hook.__annotations__ = {}
+    return hook
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(2, 10, bias=False),
+            nn.ReLU(),
+            nn.Linear(10, 50, bias=False),
+            nn.ReLU(),
+            nn.Linear(50, 4, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = F.softmax(self.layers(x), dim=1)
+        return out
+
+
+class Branches(nn.Module):
+    """A shared layer, and one branch for each rank."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.shared = nn.Linear(2, 4, bias=False)
+        self.branches = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(ranks))
+        self.unused = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor, branch: int) -> Tensor:
+        out: Tensor = self.branches[branch](self.shared(x))
+        return out
+
+
+class TwoHeads(nn.Module):
+    """The caller may leave the second output aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 10, bias=False)
+        self.first, self.second = nn.Linear(10, 4, bias=False), nn.Linear(10, 4, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.relu(self.body(x))
+        return F.softmax(self.first(x), dim=1), F.softmax(self.second(x), dim=1)
+
+
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x: Tensor, rank: int) -> Tensor:
+        return self.p + (x + rank)
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(10, 10, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = F.softmax(self.embedding(x), dim=1)
+        return out
+
+
+class Fourier(nn.Module):
+    """Complex parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3, 16, 9, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.einsum("nchw,cohw->nohw", torch.fft.rfft2(x, norm="ortho"), self.weight)
+        out: Tensor = torch.fft.irfft2(spectrum, s=(16, 16), norm="ortho")
+        return out
+
+
+@on_both_arms
+class TestTraining(Bodies):
+    ranks = 2
+
+    def train(self, model: Any, parallel: Any, batch: Tensor, target: Tensor) -> None:
+        """Two steps on the whole batch and on this rank's part of it end with equal parameters."""
+        for _ in range(2):
+            for each, mine in ((model, slice(None)), (parallel, slice(self.rank, self.rank + 1))):
+                F.mse_loss(each(batch[mine]), target[mine]).backward()
+                with torch.no_grad():
+                    for parameter in each.parameters():
+                        parameter -= parameter.grad
+                        parameter.grad = None
+            pairs = zip(model.parameters(), parallel.parameters(), strict=True)
+            for one, other in pairs:
+                self.assertEqual(one, other, rtol=1.3e-6, atol=5e-5)
+            batch, target = batch.flip(0), target.flip(0)
+
+    def check_training(self, **kwargs: Any) -> None:
+        self.init()
+        torch.manual_seed(1337)
+        model = Net()
+        parallel = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=0.001, **kwargs)
+
+        self.assertFalse(parallel._get_ddp_logging_data().get("is_multi_device_module"))
+        self.train(model, parallel, torch.randn(2, 2), torch.randn(2, 4))
+
+    def test_gloo_backend_cpu_module(self) -> None:
+        self.check_training()
+
+    def test_gloo_backend_cpu_module_grad_is_view(self) -> None:
+        self.check_training(gradient_as_bucket_view=True)
+
+    def test_ddp_with_a_group_of_its_own(self) -> None:
+        self.init()
+        self.train_in(dist.new_group([0, 1]))
+
+    def train_in(self, group: Any) -> None:
+        torch.manual_seed(7)
+        model = Net()
+        parallel = DistributedDataParallel(copy.deepcopy(model), process_group=group)
+        self.train(model, parallel, torch.randn(2, 2), torch.randn(2, 4))
+
+    def test_complex_parameters(self) -> None:
+        self.init()
+        torch.manual_seed(0)
+        model: Any = Fourier()
+        parallel = DistributedDataParallel(copy.deepcopy(model))
+        batch = torch.randn(2, 3, 16, 16)
+        parallel(batch[self.rank : self.rank + 1]).square().mean().backward()
+        model(batch).square().mean().backward()
+
+        self.assertEqual(parallel.module.weight.grad, model.weight.grad)
+
+    def check_unused(self, *, static: bool = False, **kwargs: Any) -> None:
+        self.init()
+        torch.manual_seed(0)
+        parallel = DistributedDataParallel(
+            Branches(2), find_unused_parameters=not static, static_graph=static, **kwargs
+        )
+        for _ in range(2):
+            parallel(torch.ones(3, 2), self.rank if not static else 0).mean().backward()
+        module: Any = parallel.module
+
+        # What any rank used has a gradient everywhere; what none used has none anywhere.
+        used = [module.branches[0].weight] if static else [branch.weight for branch in module.branches]
+        for parameter in [module.shared.weight, *used]:
+            self.assertIsNotNone(parameter.grad)
+            self.assertNotEqual(parameter.grad.abs().sum().item(), 0)
+        unused = module.unused.weight.grad
+        self.assertTrue(unused is None or not unused.any())
+
+    def test_global_local_unused_params_grad(self) -> None:
+        self.check_unused()
+
+    def test_global_local_unused_params_grad_with_grad_is_view(self) -> None:
+        self.check_unused(gradient_as_bucket_view=True)
+
+    def test_global_local_unused_params_grad_with_static_graph(self) -> None:
+        self.check_unused(static=True)
+
+    def test_find_unused_parameters_when_unused_parameters_empty(self) -> None:
+        self.init()
+        torch.manual_seed(0)
+        parallel = DistributedDataParallel(Net(), find_unused_parameters=True)
+        for _ in range(2):
+            parallel(torch.ones(3, 2)).square().mean().backward()
+
+        self.assertTrue(all(parameter.grad is not None for parameter in parallel.parameters()))
+
+    def test_ignored_output(self) -> None:
+        self.init()
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Net())
+        batch, target = torch.rand(4, 2), torch.LongTensor([0, 1, 2, 3])
+        for _ in range(4):  # without backward in between
+            model(batch)
+        for _ in range(4):
+            F.cross_entropy(model(batch), target).backward()
+
+        self.assertTrue(all(parameter.grad is not None for parameter in model.parameters()))
+
+    def test_ignored_output_with_unused_parameters(self) -> None:
+        self.init()
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Branches(2), find_unused_parameters=True)
+        for _ in range(4):
+            model(torch.rand(4, 2), 0)
+        for _ in range(4):
+            model(torch.rand(4, 2), 0).mean().backward()
+
+        self.assertIsNotNone(model.module.shared.weight.grad)
+
+    def test_unused_parameters_without_being_told_fail_in_the_second_step(self) -> None:
+        self.init()
+        model = DistributedDataParallel(Branches(2))
+        model(torch.ones(3, 2), 0).mean().backward()
+
+        with self.assertRaisesRegex(RuntimeError, "Expected to have finished reduction in the prior iteration"):
+            model(torch.ones(3, 2), 0).mean().backward()
+
+    def test_save_load_checkpoint(self) -> None:
+        self.init()
+        torch.manual_seed(1337)
+        path = Path(tempfile.gettempdir()) / f"{Path(self.file_name).name}.checkpoint"
+        batch, target = torch.rand(4, 2), torch.LongTensor([0, 1, 2, 3])
+
+        def train(model: nn.Module, steps: int) -> None:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                F.cross_entropy(model(batch), target).backward()
+                optimizer.step()
+
+        model = DistributedDataParallel(Net())
+        train(model, 6)
+        if self.rank == 0:
+            torch.save(model.state_dict(), path)
+        dist.barrier()
+        loaded, unwrapped = DistributedDataParallel(Net()), Net()
+        state = torch.load(path)
+        loaded.load_state_dict(state)
+        nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")
+        unwrapped.load_state_dict(state)
+        dist.barrier()
+        if self.rank == 0:
+            path.unlink()
+        train(model, 2)
+        train(loaded, 2)
+
+        self.assertEqual(dict(model.state_dict()), dict(loaded.state_dict()))
+        self.assertEqual(sorted(state), sorted(unwrapped.state_dict()))
+
+    def check_sparse(self, **kwargs: Any) -> None:
+        self.init()
+        torch.manual_seed(1337)
+        model: Any = Bag()
+        parallel = DistributedDataParallel(copy.deepcopy(model), **kwargs)
+        batch = torch.randint(0, 10, [2, 2])
+        model(batch).mean().backward()
+        parallel(batch[self.rank : self.rank + 1]).mean().backward()
+
+        expected = model.embedding.weight.grad
+        found = parallel.module.embedding.weight.grad
+        self.assertTrue(found.is_sparse)
+        self.assertEqual(found.coalesce(), expected.coalesce())
+
+    def test_sparse_gradients(self) -> None:
+        self.check_sparse()
+
+    def test_sparse_gradients_grad_is_view(self) -> None:
+        self.check_sparse(gradient_as_bucket_view=True)
+
+
+@on_both_arms
+class TestCommunicationHooks(Bodies):
+    ranks = 2
+
+    def verify(self, model: Any, expected: Tensor) -> None:
+        model(torch.ones(2, 2), self.rank).mean().backward()
+        self.assertEqual([parameter.grad for parameter in model.parameters()], [expected])
+
+    def test_ddp_comm_hook_future_passing_cpu(self) -> None:
+        self.init()
+
+        @untyped
+        def hook(state: object, bucket: Any) -> Any:
+            future: Any = torch.futures.Future()
+            future.set_result(torch.ones_like(bucket.buffer()))
+            return future.then(lambda done: done.value() + torch.ones_like(bucket.buffer()))
+
+        model = DistributedDataParallel(Shift())
+        model.register_comm_hook(None, hook)
+
+        self.verify(model, 2 * torch.ones(2, 2))
+
+    def test_ddp_comm_hook_with_an_all_reduce(self) -> None:
+        self.init()
+
+        @untyped
+        def hook(state: Any, bucket: Any) -> Any:
+            future = dist.all_reduce(bucket.buffer(), group=state, async_op=True).get_future()
+            return future.then(lambda done: done.value()[0] / 4)
+
+        model = DistributedDataParallel(Shift())
+        model.register_comm_hook(dist.group.WORLD, hook)
+
+        self.verify(model, 0.125 * torch.ones(2, 2))
+
+    def test_ddp_comm_hook_sparse_gradients(self) -> None:
+        self.init()
+        torch.manual_seed(1337)
+        model: Any = Bag()
+        parallel = DistributedDataParallel(copy.deepcopy(model))
+
+        @untyped
+        def hook(state: object, bucket: Any) -> Any:
+            bucket.buffer().div_(2)
+            return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+        parallel.register_comm_hook(None, hook)
+        batch = torch.randint(0, 10, [2, 2])
+        model(batch).mean().backward()
+        parallel(batch[self.rank : self.rank + 1]).mean().backward()
+
+        gradients = [each.embedding.weight.grad for each in (parallel.module, model)]
+        self.assertEqual(gradients[0].coalesce(), gradients[1].coalesce())
+
+    def test_ddp_invalid_comm_hook_init(self) -> None:
+        self.init()
+        model = DistributedDataParallel(Shift())
+
+        with self.assertRaisesRegex(TypeError, "Communication hook must be callable."):
+            model.register_comm_hook(state=None, hook=1)
+        with self.assertRaisesRegex(ValueError, "bucket annotation should be dist.GradBucket."):
+
+            def hook(state: object, bucket: int) -> Any:
+                return torch.futures.Future()
+
+            model.register_comm_hook(None, hook)
+
+    def test_ddp_invalid_comm_hook_return_type(self) -> None:
+        self.init()
+        model = DistributedDataParallel(Shift())
+
+        def annotated(state: object, bucket: dist.GradBucket) -> int:
+            return 1
+
+        @untyped
+        def hook(state: object, bucket: Any) -> Any:
+            return 1
+
+        annotated.__annotations__ = {"state": object, "bucket": dist.GradBucket, "return": int}
+        with self.assertRaisesRegex(ValueError, "Communication hook: return annotation should be torch.futures.Future"):
+            model.register_comm_hook(None, annotated)
+        model.register_comm_hook(None, hook)
+        with self.assertRaisesRegex(RuntimeError, "callback must return a torch.futures.Future"):
+            model(torch.ones(2, 2), self.rank).mean().backward()
+
+    def test_ddp_comm_hook_register_just_once(self) -> None:
+        self.init()
+        model = DistributedDataParallel(Shift())
+
+        @untyped
+        def hook(state: object, bucket: Any) -> Any:
+            return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+        model.register_comm_hook(None, hook)
+        with self.assertRaisesRegex(
+            RuntimeError, "register_comm_hook or register_builtin_comm_hook can only be called once."
+        ):
+            model.register_comm_hook(None, hook)
+
+    def test_builtin_hooks(self) -> None:
+        self.init()
+        for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+            model = DistributedDataParallel(Shift())
+            model._register_builtin_comm_hook(kind)
+            self.verify(model, 0.25 * torch.ones(2, 2))
+
+    def test_powersgd_hook(self) -> None:
+        self.init()
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(16, 16, bias=False))
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for _ in range(4):
+            model(torch.ones(2, 16) * (self.rank + 1)).mean().backward()
+        gathered = [torch.zeros(16, 16) for _ in range(2)]
+        dist.all_gather(gathered, model.module.weight.grad)
+
+        self.assertEqual(gathered[0], gathered[1])
+
+    def test_invalid_powerSGD_state(self) -> None:
+        for start, feedback, warm in itertools.product([0, 1], [True, False], [True, False]):
+            with (
+                self.assertRaisesRegex(ValueError, "Expect `start_powerSGD_iter` > 1 if `use_error_feedback`")
+                if feedback or warm
+                else nullcontext()
+            ):
+                powerSGD_hook.PowerSGDState(
+                    process_group=None,
+                    matrix_approximation_rank=1,
+                    start_powerSGD_iter=start,
+                    use_error_feedback=feedback,
+                    warm_start=warm,
+                )
+
+
+class Once(nn.Module):
+    """The second layer is computed again in backward."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.l1, self.l2 = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.reentrant = reentrant
+
+    def again(self, layer: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(self.l2, self.l1(x))
+
+
+class Twice(Once):
+    """The second layer stands twice in the graph, and is computed again twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(self.l2, super().forward(x))
+
+
+class Alternating(Once):
+    """Every other time the other layer."""
+
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.again(self.l2 if self.count % 2 else self.l1, x)
+
+
+def sharing(model: Once) -> Once:
+    model.l1.weight = model.l2.weight
+    return model
+
+
+class Whole(nn.Module):
+    """Everything is computed again."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        first, second = nn.Linear(20, 20), nn.Linear(20, 20)
+        first.weight = second.weight
+        self.layers = nn.Sequential(first, second)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.layers, x, use_reentrant=self.reentrant)
+        return out
+
+
+@on_both_arms
+class TestActivationCheckpointing(Bodies):
+    ranks = 2
+
+    def check(self, model: Any, *, all_have_gradients: bool = True, **kwargs: Any) -> None:
+        torch.manual_seed(31415)
+        parallel = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=1, **kwargs)
+        self.assertEqual(parallel._get_ddp_logging_data().get("static_graph", 0), kwargs.get("static_graph", 0))
+        batch: Any = torch.rand(32, 20, requires_grad=True)
+        target = torch.randn(32, 20)
+        mine = slice(16 * self.rank, 16 * self.rank + 16)
+        for _ in range(5):
+            model.zero_grad(set_to_none=False)
+            parallel.zero_grad(set_to_none=False)
+            F.mse_loss(model(batch), target).backward()
+            F.mse_loss(parallel(batch[mine]), target[mine]).backward()
+            for one, other in zip(model.parameters(), parallel.parameters(), strict=True):
+                if all_have_gradients:
+                    self.assertIsNotNone(one.grad)
+                self.assertEqual(one.grad, other.grad, rtol=1.3e-6, atol=5e-5)
+
+    def twice_is_too_often(self, reentrant: bool) -> Any:
+        """Reentrant checkpoints mark a parameter ready in a backward of their own, so it happens twice."""
+        if not reentrant:
+            return nullcontext()
+        return self.assertRaisesRegex(RuntimeError, "Expected to mark a variable ready only once.")
+
+    def check_once(self, reentrant: bool) -> None:
+        self.init()
+        for view, static in itertools.product((False, True), repeat=2):
+            self.check(Once(reentrant), gradient_as_bucket_view=view, static_graph=static)
+        self.check(Once(reentrant), static_graph=True, find_unused_parameters=True)
+
+    def test_ddp_checkpointing_once_reentrant(self) -> None:
+        self.check_once(True)
+
+    def test_ddp_checkpointing_once_not_reentrant(self) -> None:
+        self.check_once(False)
+
+    def check_unused_params(self, reentrant: bool) -> None:
+        self.init()
+        for view in (True, False):
+            with self.twice_is_too_often(reentrant):
+                self.check(Once(reentrant), gradient_as_bucket_view=view, find_unused_parameters=True)
+            self.check(Once(reentrant), gradient_as_bucket_view=view, find_unused_parameters=True, static_graph=True)
+
+    def test_ddp_checkpointing_unused_params_reentrant(self) -> None:
+        self.check_unused_params(True)
+
+    def test_ddp_checkpointing_unused_params_not_reentrant(self) -> None:
+        self.check_unused_params(False)
+
+    def check_twice(self, reentrant: bool) -> None:
+        self.init()
+        for view, unused in itertools.product((True, False), (False, True)):
+            with self.twice_is_too_often(reentrant):
+                self.check(Twice(reentrant), gradient_as_bucket_view=view, find_unused_parameters=unused)
+
+    def test_ddp_checkpointing_twice_reentrant(self) -> None:
+        self.check_twice(True)
+
+    def test_ddp_checkpointing_twice_not_reentrant(self) -> None:
+        self.check_twice(False)
+
+    def test_ddp_checkpointing_twice_static_graph(self) -> None:
+        self.init()
+        for reentrant, view in itertools.product((True, False), repeat=2):
+            self.check(Twice(reentrant), gradient_as_bucket_view=view, static_graph=True)
+
+    def test_ddp_checkpointing_dynamic_module(self) -> None:
+        self.init()
+        for view in (True, False):
+            model = Alternating(False)
+            self.check(model, all_have_gradients=False, gradient_as_bucket_view=view, find_unused_parameters=True)
+
+    def test_ddp_checkpointing_dynamic_weight_sharing(self) -> None:
+        self.init()
+        for view in (True, False):
+            model = sharing(Alternating(False))
+            self.check(model, all_have_gradients=False, gradient_as_bucket_view=view, find_unused_parameters=True)
+
+    def test_ddp_checkpointing_weight_sharing(self) -> None:
+        self.init()
+        for reentrant, view, static in itertools.product((True, False), repeat=3):
+            self.check(Whole(reentrant), gradient_as_bucket_view=view, static_graph=static)
+
+    def test_ddp_checkpointing_twice_weight_sharing(self) -> None:
+        self.init()
+        for view in (True, False):
+            self.check(sharing(Twice(True)), gradient_as_bucket_view=view, static_graph=True)
+
+
+@dataclass
+class Output:
+    first: Tensor | None
+    others: dict[str, Tensor]
+
+
+class DataclassModule(nn.Module):
+    def __init__(self, skip: bool) -> None:
+        super().__init__()
+        self.one = nn.Sequential(*[nn.Linear(10, 10) for _ in range(3)])
+        self.two = nn.Sequential(*[nn.Linear(10, 10) for _ in range(3)])
+        self.skip = skip
+
+    def forward(self, x: Tensor) -> Output:
+        first = None if self.skip else F.relu(self.one(x))
+        return Output(first, {"a": self.two(x), "b": F.relu(self.two(x))})
+
+
+@on_both_arms
+class TestOutputs(Bodies):
+    ranks = 2
+
+    def check_dataclass(self, skip: bool) -> None:
+        self.init()
+        torch.manual_seed(0)
+        model = DataclassModule(skip)
+        parallel = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True)
+        whole = torch.cat([torch.ones(4, 10) * rank for rank in range(2)])
+        for each, batch in ((model, whole), (parallel, torch.ones(4, 10) * self.rank)):
+            out = each(batch)
+            total = out.others["a"] + out.others["b"] + (0 if out.first is None else out.first)
+            F.mse_loss(total, torch.ones_like(total)).backward()
+
+        for one, other in zip(model.parameters(), parallel.parameters(), strict=True):
+            self.assertEqual(one.grad, other.grad)
+
+    def test_dataclass_output(self) -> None:
+        self.check_dataclass(False)
+
+    def test_dataclass_output_unused_param(self) -> None:
+        self.check_dataclass(True)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(2, 10, bias=False)
+        self.fc2 = nn.Linear(10, 4, bias=False)
+        self.fc3 = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor, use_third: bool = True) -> Tensor:
+        x = F.relu(self.fc1(x)).to(self.fc2.weight.dtype)
+        x = F.relu(self.fc2(x)).float()
+        out: Tensor = F.softmax(self.fc3(x) if use_third else x, dim=1)
+        return out
+
+
+@on_both_arms
+class TestReducer(Bodies):
+    """The C++ reducer under DDP, by itself."""
+
+    ranks = 1
+
+    def reducer_of(self, model: nn.Module, unused: bool = False) -> Any:
+        parameters = list(model.parameters())
+        kinds = sorted({parameter.dtype for parameter in parameters}, key=str)
+        buckets = [[i for i, parameter in enumerate(parameters) if parameter.dtype is kind] for kind in kinds]
+        return dist.Reducer(
+            parameters, buckets, [1 << 20] * len(buckets), dist.group.WORLD, find_unused_parameters=unused
+        )
+
+    def test_single_dtype_single_bucket(self) -> None:
+        self.init()
+        self.reducer_of(Layers())
+
+    def test_multi_dtype_single_bucket(self) -> None:
+        self.init()
+        model = Layers()
+        model.fc2.double()
+        with self.assertRaises(RuntimeError):  # a bucket is one tensor, of one type
+            dist.Reducer(list(model.parameters()), [[0, 1, 2]], [1 << 20], dist.group.WORLD)
+
+    def test_multi_dtype_multi_bucket(self) -> None:
+        self.init()
+        model = Layers()
+        model.fc2.double()
+        self.reducer_of(model)
+
+    def backward(self, reducer: Any, model: nn.Module, *arguments: Any) -> None:
+        loss = F.cross_entropy(model(torch.rand(10, 2), *arguments), torch.arange(10) % 4)
+        reducer.prepare_for_backward(loss)
+        loss.backward()
+
+    def test_forward_backward(self) -> None:
+        self.init()
+        model = Layers()
+        model.fc2.double()
+        self.backward(self.reducer_of(model), model)
+
+        self.assertTrue(all(parameter.grad is not None for parameter in model.parameters()))
+
+    def test_forward_backward_unused_parameters(self) -> None:
+        self.init()
+        model = Layers()
+        self.backward(self.reducer_of(model, unused=True), model, False)
+
+        self.assertIsNone(model.fc3.weight.grad)
+
+    def test_forward_backward_optimizer(self) -> None:
+        self.init()
+        model = Layers()
+        reducer = self.reducer_of(model)
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            self.backward(reducer, model)
+            optimizer.step()
+
+            self.assertIsNotNone(model.fc1.weight.grad, f"step {step}")
+
+
+@on_both_arms
+class TestBucketAssignment(Bodies):
+    ranks = 1
+
+    def check(self, sizes: list[tuple[int, torch.dtype]], limits: list[int], buckets: Any, used: list[int]) -> None:
+        tensors = [torch.empty(size, dtype=dtype) for size, dtype in sizes]
+        self.assertEqual(dist._compute_bucket_assignment_by_size(tensors, limits), (buckets, used))
+
+    def test_single_limit_single_dtype(self) -> None:
+        sizes = [(size, torch.float) for size in (100, 200, 100, 50)]
+        self.check(sizes, [400], [[0], [1], [2], [3]], [400] * 4)
+
+    def test_single_limit_multi_dtype(self) -> None:
+        self.check([(50, torch.float), (25, torch.double)] * 3, [400], [[0, 2], [1, 3], [4], [5]], [400] * 4)
+
+    def test_multi_limit_single_dtype(self) -> None:
+        self.check([(10, torch.float)] * 4, [40, 80], [[0], [1, 2], [3]], [40, 80, 80])
+
+    def test_multi_limit_multi_dtype(self) -> None:
+        sizes = [(50, torch.float), (25, torch.double)] * 3
+        self.check(sizes, [200, 400], [[0], [1], [2, 4], [3, 5]], [200, 200, 400, 400])
+
+
+@on_both_arms
+class TestBatchNorm(Bodies):
+    ranks = 2
+
+    def test_broadcast_buffers_and_batch_norm_with_empty_input(self) -> None:
+        """SyncBatchNorm itself wants GPUs; DDP's way with buffers and empty batches does not."""
+        self.init()
+        model = DistributedDataParallel(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2 * 28 * 28, 2)))
+        out = model(torch.zeros(3 if self.rank else 0, 2, 30, 30))
+        out.sum().backward()
+
+        self.assertFalse(out.isnan().any().item())
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            self.assertFalse(parameter.grad.isnan().any().item())

@@ -1,0 +1,207 @@
+"""The two arms of a parity test: one body, simulated and real, with outcomes that can be compared."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import simdist
+from simdist.testing import digest
+from tests.real_gloo import RealOutcome, RealWorld
+
+__all__ = [
+    "Case",
+    "Entry",
+    "Log",
+    "Realities",
+    "assert_same_story",
+    "differences_between",
+    "digest",
+    "simulated",
+    "template",
+]
+
+
+def simulated(
+    body: Callable[..., Any], world_size: int, *, args: Sequence[Any] = (), faults: Sequence[Any] = ()
+) -> list[RealOutcome]:
+    """Run the body in a simulated world and tell each rank's outcome in the words of the real arm.
+
+    Rank 0 hosts the store in both arms.
+    """
+    environ = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    result = simdist.run(body, world_size=world_size, args=tuple(args), faults=tuple(faults), env=environ)
+    return [
+        RealOutcome(
+            rank.status,
+            rank.value,
+            None if rank.exception is None else type(rank.exception).__name__,
+            "" if rank.exception is None else str(rank.exception),
+            rank.exit_code,
+            rank.ended_ns / 1e9,
+        )
+        for rank in result.ranks
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One body and its world."""
+
+    name: str
+    body: Callable[[], Any]
+    world_size: int
+
+
+class Realities:
+    """What each of many cases does on real Gloo, some worlds at a time, since they spend their time asleep."""
+
+    def __init__(self, cases: Sequence[Case], at_once: int = 4) -> None:
+        self._waiting = {case.name: case for case in cases}
+        self._outcomes: dict[str, list[RealOutcome]] = {}
+        self._at_once = at_once
+
+    def of(self, case: Case) -> list[RealOutcome]:
+        """The outcomes of a case; the first question about a case runs it together with the ones that follow it."""
+        if case.name not in self._outcomes:
+            names = list(self._waiting)
+            first = names.index(case.name)
+            self._run([self._waiting.pop(name) for name in names[first : first + self._at_once]])
+        return self._outcomes[case.name]
+
+    def again(self, case: Case) -> list[RealOutcome]:
+        """The outcomes of another run, this time without any other world beside it."""
+        self._run([case])
+        return self._outcomes[case.name]
+
+    def _run(self, cases: Sequence[Case]) -> None:
+        with ExitStack() as stack:
+            worlds = [stack.enter_context(RealWorld(case.body, case.world_size, timeout_s=20)) for case in cases]
+            for case, world in zip(cases, worlds, strict=True):
+                self._outcomes[case.name] = world.finish()
+
+
+def template(message: str) -> str:
+    """A message without what differs between builds and runs: source locations, addresses, times of a logger.
+
+    Milliseconds are rounded to 50: what is left of a timeout is a little less than the timeout on real processes.
+    """
+    message = re.sub(r"\[(/|enforce fail at )[^\]]*\.cc:\d+\] ", "", message)
+    message = re.sub(r"\[rank\d+\]:\[[A-Z]\d{4} [\d:. ]+ [\w.]+:\d+\] ", "", message)
+    message = re.sub(r"\[[\w:.]+\]:\d+(\$\d+)?", "[host]:port", message)
+    message = re.sub(r"0x[0-9a-f]+", "0x", message)
+    message = re.sub(r"support[\x00-\x1f]?on complex", "support on complex", message)  # torch prints an enum as a char
+    message = re.sub(r"\(127\.0\.0\.1, \d+\)", "(host, port)", message)
+    return re.sub(r"(waiting|in) (\d+) ?ms", lambda found: f"{found[1]} {50 * round(int(found[2]) / 50)} ms", message)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call of a body: how it ended ("ok" or the exception's type), with which text, and when."""
+
+    name: str
+    outcome: str
+    text: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.seconds:.3f} s: {self.outcome} {self.text}"
+
+
+@dataclass(slots=True)
+class Log:
+    """What a rank saw, call by call. `seconds` count from the barrier at the start of the world."""
+
+    entries: list[Entry] = field(default_factory=list)
+    zero: float = 0.0
+
+    @classmethod
+    def of_world(cls, timeout_s: float) -> Log:
+        """Join the world and start the clock."""
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        dist.barrier()
+        return cls(zero=time.monotonic())
+
+    def call(self, name: str, call: Callable[[], object], show: Callable[[Any], str] = lambda value: "") -> Any:
+        """Call and record; an exception is recorded and None comes back."""
+        try:
+            value = call()
+        except Exception as error:
+            self._add(name, type(error).__name__, template(str(error)))
+            return None
+        self._add(name, "ok", show(value))
+        return value
+
+    def sleep_until(self, seconds: float) -> None:
+        """Sleep until so long after the start."""
+        time.sleep(max(0.0, self.zero + seconds - time.monotonic()))
+
+    def _add(self, name: str, outcome: str, text: str) -> None:
+        self.entries.append(Entry(name, outcome, text, time.monotonic() - self.zero))
+
+
+# A rank that closed its connections after its own timeout and one whose peer did so first tell different halves of
+# one event; which half a rank sees is a race between processes.
+_BROKEN = (
+    "Application timeout caused pair closure",
+    "Connection closed by peer",
+    "Read error",
+    "Timed out waiting",
+)
+
+
+def assert_same_story(case: Case, realities: Realities) -> None:
+    """Run a case in both arms and compare rank by rank: status, exit code, and each call's outcome, text and moment.
+
+    An entry whose name ends in "~" need not have the same text as long as both say that the connection is broken or
+    timed out. Real processes on a busy machine have bad moments (a rendezvous that takes longer than the timeout, a
+    connection reset instead of closed), so the simulation may match any of three runs.
+    """
+    simulation = simulated(case.body, case.world_size)
+    differences = differences_between(simulation, realities.of(case))
+    for _ in range(2):
+        if not differences:
+            break
+        differences = differences_between(simulation, realities.again(case))
+    assert not differences, "\n".join(["simulation and reality differ:", *differences])
+
+
+def differences_between(simulation: Sequence[RealOutcome], reality: Sequence[RealOutcome]) -> list[str]:
+    """One text for each rank's outcome or call that is not the same in both arms."""
+    differences = []
+    for rank, (ours, theirs) in enumerate(zip(simulation, reality, strict=True)):
+        if (ours.status, ours.exit_code, ours.exception_type) != (
+            theirs.status,
+            theirs.exit_code,
+            theirs.exception_type,
+        ):
+            differences.append(
+                f"rank {rank}: simulated {ours.status} {ours.exit_code} {ours.exception_type} {ours.message}, "
+                f"real {theirs.status} {theirs.exit_code} {theirs.exception_type} {theirs.message}"
+            )
+        elif isinstance(ours.value, Log) and isinstance(theirs.value, Log):
+            pairs = zip(ours.value.entries, theirs.value.entries, strict=True)
+            differences += [
+                f"rank {rank}\n    simulated {mine}\n    real      {other}"
+                for mine, other in pairs
+                if not _same_entry(mine, other)
+            ]
+        elif template(ours.message) != template(theirs.message):
+            differences.append(f"rank {rank}: simulated {ours.message!r}, real {theirs.message!r}")
+    return differences
+
+
+def _same_entry(mine: Entry, other: Entry) -> bool:
+    same_moment = math.isclose(mine.seconds, other.seconds, rel_tol=0.1, abs_tol=0.3)
+    if mine.name.endswith("~"):
+        both_broken = mine.text.startswith(_BROKEN) and other.text.startswith(_BROKEN)
+        return same_moment and mine.outcome == other.outcome and (both_broken or mine.text == other.text)
+    return same_moment and (mine.name, mine.outcome, mine.text) == (other.name, other.outcome, other.text)
