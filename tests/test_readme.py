@@ -1,0 +1,36 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tools import readme
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_scenario_is_the_one_that_ships() -> None:
+    shown = re.findall(r"^```toml\n(.*?)^```$", readme.README.read_text(), re.MULTILINE | re.DOTALL)
+
+    assert shown[0] == (ROOT / "scenarios" / "ddp_crash_resume.toml").read_text()
+
+
+def test_every_output_is_what_is_printed_now() -> None:
+    shown = readme.README.read_text()
+
+    printed = readme.rewritten(shown)
+
+    assert _comparable(printed) == _comparable(shown), "run tools/readme.py, and look at what changed"
+
+
+def test_it_shows_commands_and_an_example() -> None:
+    shown = readme.README.read_text()
+
+    assert len(readme._COMMAND.findall(shown)) >= 2
+    assert readme._EXAMPLE.search(shown) is not None
+
+
+def _comparable(text: str) -> str:
+    # Matrix products differ in the last bit between kinds of processors, and the digest and the accuracy with them.
+    return re.sub(r"accuracy 0\.\d+", "accuracy ...", re.sub(r"\b[0-9a-f]{32}\b", "digest", text))

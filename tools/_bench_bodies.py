@@ -1,0 +1,95 @@
+"""What every side of the benchmark runs on a rank: the same code, torch.distributed only, after init_process_group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# Taken before simdist is imported: inside a simulation `time.perf_counter` is virtual, and this one stays real.
+real_clock = time.perf_counter
+
+Stamps = list[tuple[float, float]]  # one (begin, end) per batch
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident bytes before the measured part and at its peak."""
+
+    before: int
+    peak: int
+
+
+def one_all_reduce() -> None:
+    """The smallest useful world."""
+    dist.all_reduce(torch.ones(1))
+
+
+def batches(call: Callable[[], object], calls: int, repeat: int) -> Stamps:
+    """Time `repeat` batches of `calls` calls each, after a short warm-up."""
+    for _ in range(max(1, calls // 10)):
+        call()
+    stamps: Stamps = []
+    for _ in range(repeat):
+        begin = real_clock()
+        for _ in range(calls):
+            call()
+        stamps.append((begin, real_clock()))
+    return stamps
+
+
+def all_reduce_calls(calls: int, repeat: int) -> Stamps:
+    """Blocking all_reduces of one float."""
+    tensor = torch.ones(1)
+    return batches(lambda: dist.all_reduce(tensor), calls, repeat)
+
+
+def big_all_reduce(elements: int, repeat: int) -> tuple[Stamps, Memory]:
+    """All_reduces of `elements` floats, one at a time, and the memory they took."""
+    tensor = torch.ones(elements)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        reset_peak()
+    before = resident_bytes("VmRSS")
+    dist.barrier()
+    stamps = batches(lambda: dist.all_reduce(tensor), 1, repeat)
+    dist.barrier()
+    return stamps, Memory(before, resident_bytes("VmHWM"))
+
+
+def ddp_steps(steps: int, repeat: int) -> Stamps:
+    """Training steps of a 3 x 64 MLP under DDP: forward, backward, SGD."""
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Linear(64, 64), nn.ReLU()]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, targets = torch.ones(8, 64), torch.zeros(8, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call] # torch's own gap
+        optimizer.step()
+
+    return batches(step, steps, repeat)
+
+
+def reset_peak() -> None:
+    """Let VmHWM start again from the present size."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident_bytes(field: str) -> int:
+    """VmRSS (now) or VmHWM (peak) of this process; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    for line in status.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,169 @@
+"""Measurements, each made on one side in a fresh process: `python tools/_bench_probes.py '{"probe": ...}'`.
+
+The last line of the output is a JSON object of figures. Times are in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools import _bench_bodies as bodies
+from tools._bench_sides import SIDES, Launcher
+
+ROOT = Path(__file__).resolve().parents[1]
+Figures = dict[str, float]
+
+
+def start(launch: Launcher, ranks: int, repeat: int) -> Figures:
+    """Start a world, one all_reduce, tear down; imports and the first world are warm-up."""
+    launch(bodies.one_all_reduce, ranks)
+    return {"seconds": statistics.median([_seconds(launch, ranks) for _ in range(repeat)])}
+
+
+def calls(launch: Launcher, ranks: int, calls: int, repeat: int) -> Figures:
+    """Blocking all_reduces of one float; a call is done when every rank has done it."""
+    stamps = launch(partial(bodies.all_reduce_calls, calls, repeat), ranks)
+    return {"per_second": calls / _median_batch(stamps)}
+
+
+def bandwidth(launch: Launcher, ranks: int, elements: int, repeat: int) -> Figures:
+    """A large all_reduce: bytes of all ranks' input per second, and peak memory beyond the payload of one rank."""
+    values: list[tuple[bodies.Stamps, bodies.Memory]] = launch(partial(bodies.big_all_reduce, elements, repeat), ranks)
+    seconds = _median_batch([stamps for stamps, _ in values])
+    memory = [memory for _, memory in values]
+    # One process: every rank reads the same figures. Several: each pays for its own.
+    several = launch is SIDES["gloo"]
+    extra = sum(m.peak - m.before for m in memory) if several else memory[0].peak - memory[0].before
+    return {
+        "bytes_per_second": 4 * elements * ranks / seconds,
+        "extra_bytes": float(extra),
+        "extra_payloads": extra / (4 * elements),
+    }
+
+
+def bandwidth_local_tensor(ranks: int, elements: int, repeat: int) -> Figures:
+    """The same in torch's LocalTensor mode, which has no ranks to launch: one tensor holds every rank's shard."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    with LocalTensorMode(frozenset(range(ranks))) as mode:
+        tensor = mode.rank_map(lambda rank: torch.ones(elements))
+        bodies.reset_peak()
+        before = bodies.resident_bytes("VmRSS")
+        seconds = _median_batch([bodies.batches(lambda: dist.all_reduce(tensor), 1, repeat)])
+    extra = bodies.resident_bytes("VmHWM") - before
+    return {
+        "bytes_per_second": 4 * elements * ranks / seconds,
+        "extra_bytes": float(extra),
+        "extra_payloads": extra / (4 * elements),
+    }
+
+
+def ddp(launch: Launcher, ranks: int, steps: int, repeat: int) -> Figures:
+    """DDP training steps; a step is done when every rank has done it."""
+    return {"per_second": steps / _median_batch(launch(partial(bodies.ddp_steps, steps, repeat), ranks))}
+
+
+def world(launch: Launcher, ranks: int) -> Figures:
+    """One large world in a process that has run none before but a tiny one."""
+    launch(bodies.one_all_reduce, 2)
+    before = bodies.resident_bytes("VmRSS")
+    seconds = _seconds(launch, ranks)
+    peak = bodies.resident_bytes("VmHWM")
+    return {"seconds": seconds, "peak_bytes": float(peak), "growth_bytes": float(peak - before)}
+
+
+def timeout(repeat: int) -> Figures:
+    """Real time until a 30-minute timeout is reported: four ranks, one of which never calls."""
+    from simdist import run
+
+    results = [run(_all_but_rank_1, world_size=4)]
+    seconds = []
+    for _ in range(repeat):
+        begin = bodies.real_clock()
+        results.append(run(_all_but_rank_1, world_size=4))
+        seconds.append(bodies.real_clock() - begin)
+    for result in results:
+        raised = [rank.rank for rank in result.ranks if rank.status == "raised"]
+        if raised != [0, 2, 3]:
+            raise RuntimeError(f"expected ranks 0, 2 and 3 to time out; got {result.summary()}")
+    return {"seconds": statistics.median(seconds), "virtual_seconds": results[-1].virtual_time_ns / 1e9}
+
+
+def import_simdist(repeat: int) -> Figures:
+    """`import simdist` in a fresh interpreter without torch."""
+    code = (
+        "import time, sys; begin = time.perf_counter(); import simdist; "
+        "print(time.perf_counter() - begin, int('torch' in sys.modules))"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.split()
+        for _ in range(repeat)
+    ]
+    return {
+        "seconds": statistics.median(float(seconds) for seconds, _ in runs),
+        "torch_imported": float(max(int(flag) for _, flag in runs)),
+    }
+
+
+PROBES: dict[str, Callable[..., Figures]] = {
+    "start": start,
+    "calls": calls,
+    "bandwidth": bandwidth,
+    "bandwidth-local-tensor": bandwidth_local_tensor,
+    "ddp": ddp,
+    "world": world,
+    "timeout": timeout,
+    "import": import_simdist,
+}
+
+
+def _all_but_rank_1() -> None:
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        time.sleep(2 * 3600)
+        return
+    dist.all_reduce(torch.ones(4))
+
+
+def _seconds(launch: Launcher, ranks: int) -> float:
+    begin = bodies.real_clock()
+    launch(bodies.one_all_reduce, ranks)
+    return bodies.real_clock() - begin
+
+
+def _median_batch(stamps: Sequence[bodies.Stamps]) -> float:
+    """The median duration of a batch, from the first rank that begins it to the last that ends it."""
+    durations = [max(end for _, end in batch) - min(begin for begin, _ in batch) for batch in zip(*stamps, strict=True)]
+    return float(statistics.median(durations))
+
+
+def main(request: dict[str, Any]) -> None:
+    """Make one measurement and print it."""
+    probe = PROBES[request.pop("probe")]
+    side = request.pop("side", None)
+    figures = probe(**request) if side is None else probe(SIDES[side], **request)
+    print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

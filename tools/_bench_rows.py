@@ -1,0 +1,196 @@
+"""The rows of the benchmark: what is measured, on which sides, how it reads, and the budget (DESIGN.md, section 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Figures = Mapping[str, float]
+Cells = Mapping[str, Figures]  # by side; a side that failed is missing
+
+PEERS = ("mtpg", "mtpg-pinned", "gloo", "gloo-spawned", "local-tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    `requests` maps a side to the request for `tools/_bench_probes.py` (and the environment of its process), `notes` a
+    side to a fixed text instead. `show` turns figures into a cell. `met` compares the sides; None means that there is
+    nothing to compare with.
+    """
+
+    group: str
+    what: str
+    requests: Mapping[str, Mapping[str, Any]]
+    show: Callable[[Figures], str]
+    budget: str
+    met: Callable[[Cells], bool | None]
+    notes: Mapping[str, str]
+
+
+def rows(*, quick: bool, spawn: bool) -> list[Row]:
+    """All rows, in the order of the design's table."""
+    return [
+        *(_start(ranks, quick=quick, spawn=spawn) for ranks in (4, 8, 64)),
+        *(_calls(ranks, quick=quick) for ranks in (4, 8, 16, 64, 256, 1024)),
+        *(_bandwidth(ranks, quick=quick) for ranks in (4, 8)),
+        _ddp(quick=quick),
+        *(_world(ranks, quick=quick) for ranks in (1024, 4096)),
+        _timeout(quick=quick),
+        _import(quick=quick),
+    ]
+
+
+def _start(ranks: int, *, quick: bool, spawn: bool) -> Row:
+    limit = {4: 3e-3, 8: 5e-3}.get(ranks)
+    request = {"probe": "start", "ranks": ranks}
+    requests = {
+        "simdist": request | {"repeat": 20 if quick else 100},
+        "mtpg": request | {"repeat": 20 if quick else 100},
+        "mtpg-pinned": request | {"repeat": 20 if quick else 100},
+    }
+    if ranks <= 8:
+        requests["gloo"] = request | {"repeat": 3 if quick else 10}
+        if spawn:
+            requests["gloo-spawned"] = request | {"repeat": 1}
+    return Row(
+        "a",
+        f"start {ranks} ranks, one all_reduce, tear down",
+        _with_sides(requests),
+        lambda figures: _milliseconds(figures["seconds"]),
+        "" if limit is None else f"{limit * 1e3:g} ms (aim: 1 x MTPG)",
+        lambda cells: None if limit is None else cells["simdist"]["seconds"] <= limit,
+        {},
+    )
+
+
+def _calls(ranks: int, *, quick: bool) -> Row:
+    request: dict[str, Any] = {"probe": "calls", "ranks": ranks, "repeat": 3 if quick else 5}
+    own = max(8, 8000 // ranks)
+    peer = {4: 1000, 8: 500, 16: 200, 64: 60, 256: 12, 1024: 2}[ranks]
+    requests = {"simdist": request | {"calls": own}}
+    if not (quick and ranks == 1024):
+        requests |= {side: request | {"calls": peer} for side in ("mtpg", "mtpg-pinned")}
+    if ranks <= 8:
+        requests["gloo"] = request | {"calls": 500}
+
+    def met(cells: Cells) -> bool | None:
+        mine = cells["simdist"]["per_second"]
+        bars = [cells[side]["per_second"] for side in ("mtpg-pinned", "gloo") if side in cells]
+        if ranks >= 16 and "mtpg" in cells:
+            bars.append(3 * cells["mtpg"]["per_second"])
+        return mine >= max(bars) if bars else None
+
+    return Row(
+        "b",
+        f"blocking all_reduce of one float, {ranks} ranks",
+        _with_sides(requests),
+        lambda figures: _rate(figures["per_second"]),
+        "1 x pinned MTPG" + (", 3 x MTPG" if ranks >= 16 else ""),
+        met,
+        {},
+    )
+
+
+def _bandwidth(ranks: int, *, quick: bool) -> Row:
+    elements = (64 << 20) // 4
+    request = {"ranks": ranks, "elements": elements, "repeat": 3 if quick else 7}
+    requests: dict[str, Mapping[str, Any]] = dict(
+        _with_sides({side: request | {"probe": "bandwidth"} for side in ("simdist", "mtpg", "gloo")})
+    )
+    requests["local-tensor"] = request | {"probe": "bandwidth-local-tensor"}
+
+    def met(cells: Cells) -> bool | None:
+        peers = [cells[side]["bytes_per_second"] for side in PEERS if side in cells]
+        if not peers:
+            return None
+        mine = cells["simdist"]
+        return mine["bytes_per_second"] >= 1.5 * max(peers) and mine["extra_payloads"] < 1
+
+    return Row(
+        "c",
+        f"all_reduce of 64 MiB, {ranks} ranks (extra memory in payloads)",
+        requests,
+        lambda figures: f"{figures['bytes_per_second'] / 1e9:.1f} GB/s (+{figures['extra_payloads']:.1f})",
+        "1.5 x the best, extra < 1 payload",
+        met,
+        {},
+    )
+
+
+def _ddp(*, quick: bool) -> Row:
+    request = {
+        "probe": "ddp",
+        "ranks": 4,
+        "steps": 40 if quick else 150,
+        "repeat": 3 if quick else 5,
+        "environ": {"OMP_NUM_THREADS": "1"},  # as torchrun sets it; with more, small products only get slower
+    }
+
+    def met(cells: Cells) -> bool | None:
+        bars = [cells[side]["per_second"] for side in ("mtpg-pinned", "gloo") if side in cells]
+        return cells["simdist"]["per_second"] >= max(bars) if bars else None
+
+    return Row(
+        "d",
+        "DDP steps of a 3 x 64 MLP, 4 ranks",
+        _with_sides(dict.fromkeys(("simdist", "mtpg", "mtpg-pinned", "gloo"), request)),
+        lambda figures: _rate(figures["per_second"]),
+        "1 x pinned MTPG",
+        met,
+        {},
+    )
+
+
+def _world(ranks: int, *, quick: bool) -> Row:
+    limit = {1024: 1.0, 4096: 4.0}[ranks]
+    request = {"probe": "world", "ranks": ranks}
+    sides = ("simdist",) if quick and ranks > 1024 else ("simdist", "mtpg")
+    return Row(
+        "e",
+        f"world of {ranks} ranks, one all_reduce (peak memory)",
+        _with_sides(dict.fromkeys(sides, request)),
+        lambda figures: f"{figures['seconds']:.2f} s ({figures['peak_bytes'] / 2**20:.0f} MiB)",
+        f"{limit:g} s",
+        lambda cells: cells["simdist"]["seconds"] <= limit,
+        {},
+    )
+
+
+def _timeout(*, quick: bool) -> Row:
+    return Row(
+        "f",
+        "30-minute timeout, 4 ranks, one never calls: to the report",
+        {"simdist": {"probe": "timeout", "repeat": 5 if quick else 20}},
+        lambda figures: _milliseconds(figures["seconds"]),
+        "20 ms",
+        lambda cells: cells["simdist"]["seconds"] <= 20e-3,
+        {"gloo": "1 800 s by definition"},
+    )
+
+
+def _import(*, quick: bool) -> Row:
+    return Row(
+        "g",
+        "import simdist, torch not imported",
+        {"simdist": {"probe": "import", "repeat": 5 if quick else 11}},
+        lambda figures: _milliseconds(figures["seconds"]) + (" with torch" if figures["torch_imported"] else ""),
+        "100 ms",
+        lambda cells: cells["simdist"]["seconds"] <= 100e-3 and not cells["simdist"]["torch_imported"],
+        {},
+    )
+
+
+def _with_sides(requests: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {side: {**request, "side": side} for side, request in requests.items()}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms".replace(",", " ")
+
+
+def _rate(per_second: float) -> str:
+    digits = 0 if per_second >= 100 else 1
+    return f"{per_second:,.{digits}f}/s".replace(",", " ")
