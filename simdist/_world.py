@@ -116,7 +116,7 @@ class World:
             SimdistError: another world is active in this process.
         """
         simulation = self._simulation
-        host_environ = os.environ._data.copy()  # type: ignore[attr-defined]
+        host_environ = os.environ._data.copy()  # type: ignore[attr-defined]  # CPython's own attribute
         self._base_environ = host_environ
         failure: BaseException | None = None
         with one_core():

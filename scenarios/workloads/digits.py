@@ -94,7 +94,7 @@ def save_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer
     """Write the state after `step` steps; whoever looks sees the old file or the new one, never a part."""
     unfinished = path.with_suffix(".tmp")
     torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, unfinished)
-    os.replace(unfinished, path)  # noqa: PTH105
+    os.replace(unfinished, path)  # noqa: PTH105 - the classic idiom, as users write it
 
 
 def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:

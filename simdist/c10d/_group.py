@@ -55,7 +55,7 @@ class Device:
     """Stands in for `ProcessGroupGloo.Device`: the simulated network has one kind, and nothing to choose."""
 
 
-class SimProcessGroup(ProcessGroup):  # type: ignore[misc]
+class SimProcessGroup(ProcessGroup):  # type: ignore[misc]  # Any in the compat module
     """One rank's handle on a group."""
 
     def __init__(self, member: Member, store: Any, size: int, timeout: timedelta) -> None:
@@ -617,6 +617,13 @@ class SimProcessGroup(ProcessGroup):  # type: ignore[misc]
         """One work that is done when all of `works` are, and fails with the first that fails."""
         joint = SimWork.make(self._member, works[-1].name, works[-1].sequence, outputs)
         left = [work for work in works if not work.done]
+        joint.error = next(
+            (work.error for work in works if work.error is not None), None
+        )  # some may have failed at once
+        unwaited = joint.process.torch_state.unwaited
+        for work in works:  # the caller waits for the joint work, and cannot wait for its parts
+            if work in unwaited:
+                unwaited[joint] = unwaited.pop(work)
 
         def settled(work: SimWork) -> None:
             left.remove(work)
@@ -689,7 +696,7 @@ def _then(work: SimWork, action: Callable[[], Any]) -> SimWork:
             action()
         finish()
 
-    work.finish = finish_after  # type: ignore[method-assign]
+    work.finish = finish_after  # type: ignore[method-assign]  # of this one work only
     return work
 
 

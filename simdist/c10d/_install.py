@@ -186,7 +186,7 @@ class TorchState:
     def install(self) -> None:
         """Make torch's names simulated on ranks."""
         host = self._host = RankState(sys.excepthook, _c.get_debug_level())
-        host.world = c10d._world  # type: ignore[assignment]
+        host.world = c10d._world  # type: ignore[assignment]  # torch's own, for which ours stands in
         host.init_method = c10d._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
         self._argv = sys.argv

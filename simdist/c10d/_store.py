@@ -92,7 +92,7 @@ def _bytes(value: Any) -> bytes:
     raise TypeError(f"incompatible function arguments: a store's value is str or bytes, not {type(value).__name__}")
 
 
-class SimStore(Store):  # type: ignore[misc]
+class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     """A client of a `StoreServer`. Stands in for TCPStore, HashStore and FileStore."""
 
     def __init__(self, server: StoreServer, *, kind: Kind = "tcp", host: str = "", port: int = 0) -> None:

@@ -203,7 +203,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
             future.set_result(self.outputs)
 
 
-class SimFuture(Future):  # type: ignore[misc]
+class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
     """A `torch.futures.Future` of one rank whose waits park."""
 
     def __init__(self, process: SimProcess) -> None:

@@ -35,7 +35,7 @@ class RankStream(io.TextIOBase):
         self._original = original
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str:  # type: ignore[override]  # an attribute there
         """UTF-8 for a rank."""
         return "utf-8" if current_process() is not None else str(getattr(self._original, "encoding", "utf-8"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -126,3 +127,38 @@ def test_a_clean_program_passes() -> None:
 def test_the_ideal_backend_is_strict_by_default() -> None:
     assert not simdist.run(group_left_open, world_size=2, backend="sim").ok
     assert simdist.run(group_left_open, world_size=2, backend="sim", strict=False).ok
+
+
+def test_who_waits_for_a_coalesced_operation_has_waited_for_its_parts() -> None:
+    def main() -> None:
+        group: Any = (start(), dist.group.WORLD)[1]
+        outputs = [torch.zeros(4), torch.zeros(6)]
+        group.allgather_into_tensor_coalesced(outputs, [torch.ones(2), torch.ones(3)]).wait()
+        dist.destroy_process_group()
+
+    simdist.run(main, world_size=2, strict=True).raise_for_failure()
+
+
+def test_a_coalesced_operation_nobody_waits_for_is_named() -> None:
+    def main() -> None:
+        group: Any = (start(), dist.group.WORLD)[1]
+        group.allgather_into_tensor_coalesced([torch.zeros(4)], [torch.ones(2)])
+        dist.barrier()
+        dist.destroy_process_group()
+
+    error = simdist.run(main, world_size=2, strict=True).ranks[0].exception
+
+    assert "nobody waited for all_gather #0" in str(error)
+
+
+def test_a_coalesced_operation_whose_parts_fail_at_once_fails() -> None:
+    def main() -> None:
+        group: Any = (start(), dist.group.WORLD)[1]
+        if dist.get_rank() == 1:
+            return
+        time.sleep(1)  # the peer is gone by now, and every part fails where it is issued
+        group.allgather_into_tensor_coalesced([torch.zeros(4)], [torch.ones(2)]).wait()
+
+    error = simdist.run(main, world_size=2).ranks[0].exception
+
+    assert "Connection closed by peer" in str(error)
