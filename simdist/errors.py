@@ -13,6 +13,7 @@ __all__ = [
     "DeadlockError",
     "FaultError",
     "InternalError",
+    "LivelockError",
     "MismatchError",
     "RunFailedError",
     "ScenarioError",
@@ -20,6 +21,7 @@ __all__ = [
     "StallError",
     "StrictError",
     "TopologyError",
+    "TraceError",
     "UnsupportedError",
 ]
 
@@ -66,6 +68,18 @@ class ScenarioError(SimdistError, ValueError):
         return _problem_text(self.source, self.problems)
 
 
+class TraceError(SimdistError, ValueError):
+    """A file that is no trace of simdist. `source` is the file, `problem` what is wrong with it."""
+
+    def __init__(self, source: str, problem: str) -> None:
+        super().__init__(source, problem)
+        self.source = source
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.problem}"
+
+
 class DeadlockError(SimdistError):
     """Ranks wait for each other in a cycle. `report` is the whole story, `cycle` the ranks in waiting order."""
 
@@ -77,6 +91,10 @@ class DeadlockError(SimdistError):
 
     def __str__(self) -> str:
         return self.report
+
+
+class LivelockError(SimdistError):
+    """Ranks go on asking or sleeping for ever, and nothing else happens. The text names each and its line of code."""
 
 
 class StallError(SimdistError):

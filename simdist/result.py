@@ -34,7 +34,8 @@ class RankResult:
     `value` is what the function returned; `exception` what it raised, the same object; `exit_code` is what a process
     would have shown: 0, 1 after an exception, the argument of `sys.exit`, minus the signal number after a kill, None
     if it still hangs. `ended_ns` is the virtual time of its end, `operations` the number of c10d calls it issued,
-    `lives` how often it was started, `waiting` what a hung rank waits for.
+    `lives` how often it was started, `waiting` what a hung rank waits for, `where` the line of user code in which a
+    hung or killed rank stands ("train.py:12 in step").
     """
 
     rank: int
@@ -49,6 +50,7 @@ class RankResult:
     lives: int = 1
     waiting: str = ""
     last_operation: str = ""
+    where: str = ""
 
     @property
     def ok(self) -> bool:
@@ -70,6 +72,7 @@ class RankResult:
             "operations": self.operations,
             "lives": self.lives,
             "waiting": self.waiting,
+            "where": self.where,
             "last_operation": self.last_operation,
         }
 

@@ -1,17 +1,27 @@
 """torch.distributed, simulated: groups, works, stores and what they do when something breaks.
 
-A rank's `SimProcessGroup` (`_group.py`) checks arguments as Gloo does and hands the call to its `Communicator`, which
-all members share. There calls are matched into a `Collective`, or into messages of the `Mailbox`. Time comes from the
-cluster's cost model; data from `_numerics.py`, in Gloo's order of summation; trouble is worked out message by message
-in a `Flow` over the schedules of `_programs.py`. Stores (`_store.py`, `_tcp_store.py`) are where groups meet
-(`_rendezvous.py`). `_install.py` puts all of it where torch looks.
+A rank's `SimProcessGroup` (`_group.py`, made of `_reductions.py` and `_copies.py` on `_calls.py` and `_backend.py`)
+checks arguments as Gloo does and hands the call to its `Communicator`, which all members share. There calls are matched
+into a `Collective`, or into messages of the `Mailbox`. Time comes from the cluster's cost model; data from
+`_numerics.py`, in Gloo's order of summation; trouble is worked out message by message in a `Flow` over the schedules of
+`_programs.py`. Stores (`_store.py`, `_tcp_store.py`) are where groups meet (`_rendezvous.py`). `_install.py` puts
+all of it where torch looks. Beside it stand what watches: `_checked.py` (debug level DETAIL), `_flight_record.py`,
+`_profiling.py`, `_strict.py`.
 
 Open `_communicator.py` first, then `_collective.py`.
 """
 
-from simdist.c10d._announcement import OperationIssued, StepReached
+from simdist.c10d._announcement import OperationIssued, StepReached, StoreRequested
 from simdist.c10d._install import RankState, TorchState
 from simdist.c10d._strict import problems_at_end
 from simdist.c10d._tcp_store import host_server
 
-__all__ = ["OperationIssued", "RankState", "StepReached", "TorchState", "host_server", "problems_at_end"]
+__all__ = [
+    "OperationIssued",
+    "RankState",
+    "StepReached",
+    "StoreRequested",
+    "TorchState",
+    "host_server",
+    "problems_at_end",
+]

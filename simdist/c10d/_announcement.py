@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simdist.process import SimProcess
 
-__all__ = ["OperationIssued", "StepReached"]
+__all__ = ["OperationIssued", "StepReached", "StoreRequested"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +25,13 @@ class StepReached:
 
     process: SimProcess
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRequested:
+    """A rank asks a store for something, which has not reached it yet; `launchers` is True for the launcher's."""
+
+    process: SimProcess
+    operation: str
+    key: str
+    launchers: bool

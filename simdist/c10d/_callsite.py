@@ -11,7 +11,7 @@ import torch
 import simdist
 from simdist.kernel import Task
 
-__all__ = ["call_site", "user_line"]
+__all__ = ["call_site", "is_ours", "user_line"]
 
 _OURS = str(PurePath(str(simdist.__file__)).parent)
 _TORCHS = str(PurePath(str(torch.__file__)).parent)
@@ -30,3 +30,8 @@ def user_line(frame: FrameType | None) -> str:
             return f" at {PurePath(name).name}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
+
+
+def is_ours(frame: FrameType) -> bool:
+    """True for a frame of simdist's own code."""
+    return frame.f_code.co_filename.startswith(_OURS)

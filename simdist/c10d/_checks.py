@@ -11,19 +11,21 @@ from simdist.c10d._numerics import flat
 
 __all__ = [
     "alike",
+    "as_bytes",
     "coalesced_gather_arguments",
     "coalesced_reduce_arguments",
     "exchange_arguments",
+    "exchanged_parts",
     "gather_arguments",
     "gather_single_arguments",
     "require_contiguous",
+    "require_contiguous_input",
     "require_peer",
     "rooted_list",
     "rooted_tensors",
     "scatter_arguments",
     "scatter_single_arguments",
     "single",
-    "split",
 ]
 
 Tensor = torch.Tensor
@@ -230,8 +232,49 @@ def exchange_arguments(outputs: Sequence[Tensor], inputs: Sequence[Tensor], size
         _fail("alltoall", "input and output tensors must have the same size")
 
 
-def split(tensor: Tensor, sizes: Sequence[int] | None, size: int, name: str) -> list[Tensor]:
-    """The parts of an all_to_all_single along the first dimension."""
+def require_contiguous_input(tensor: Tensor) -> None:
+    """An all_to_all_single sends contiguous tensors only; what it receives goes to the memory of any."""
+    if not tensor.is_contiguous():
+        raise ValueError("Tensors must be contiguous")
+
+
+def exchanged_parts(
+    output: Tensor,
+    tensor: Tensor,
+    output_sizes: Sequence[int] | None,
+    input_sizes: Sequence[int] | None,
+    rank: int,
+    size: int,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What an all_to_all_single receives and sends, as bytes: one part for each rank.
+
+    Without sizes, the parts have equal bytes, and may end inside an element.
+    """
+    received, sent = as_bytes(output), as_bytes(tensor)
+    if not output_sizes and not input_sizes:
+        if len(sent) % size:
+            raise RuntimeError(f"{_GLOO}/alltoall.cc:29] in->size % context->size == 0. ")
+        if len(sent) != len(received):
+            raise RuntimeError(f"{_GLOO}/alltoall.cc:30] in->size == out->size. ")
+        each = len(sent) // size
+        return _cut(received, [each] * size), _cut(sent, [each] * size)
+    input_bytes = _part_bytes(tensor, input_sizes, size)
+    output_bytes = _part_bytes(output, output_sizes, size)
+    if input_bytes[rank] != output_bytes[rank]:
+        raise RuntimeError(f"{_GLOO}/alltoallv.cc:138] inLengthPerRank[myRank] == outLengthPerRank[myRank]. ")
+    return _cut(received, output_bytes), _cut(sent, input_bytes)
+
+
+_GLOO = "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo"
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor's memory."""
+    data = flat(tensor)
+    return data if data.dtype is torch.uint8 else data.view(torch.uint8)
+
+
+def _part_bytes(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:
     rows = tensor.shape[0] if tensor.dim() else 1
     if not sizes:
         if rows % size:
@@ -241,9 +284,12 @@ def split(tensor: Tensor, sizes: Sequence[int] | None, size: int, name: str) -> 
         raise RuntimeError("Number of tensor splits not equal to group size")
     elif sum(sizes) != rows:
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
-    if not tensor.is_contiguous():
-        raise RuntimeError(f"{name} tensor has to be contiguous")
-    return list(torch.split_with_sizes(tensor, list(sizes))) if tensor.dim() else [tensor]
+    row_bytes = tensor.numel() * tensor.element_size() // rows if rows else 0
+    return [count * row_bytes for count in sizes]
+
+
+def _cut(data: Tensor, sizes: list[int]) -> list[Tensor]:
+    return list(torch.split_with_sizes(data, sizes))
 
 
 def rooted_list(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from simdist.c10d import _data
 from simdist.c10d._callsite import call_site
-from simdist.c10d._flow import ABORTED, Blocked, Done, Failed, Flow
-from simdist.c10d._movement import LARGEST, Movement
+from simdist.c10d._flow import ABORTED, Blocked, Done, Failed, Flow, Slowed
+from simdist.c10d._movement import LARGEST, SMALL, Movement
 from simdist.c10d._numerics import checksum
 from simdist.c10d._operation import Operation
 from simdist.c10d._work import SimWork
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Collective"]
 
+UNDER_WAY = 16 << 20  # bytes; of an operation as large as this a part has left when a rank dies inside it
 _CHECKSUM_BYTES = 1 << 12
 _ROOTED = ("broadcast", "gather", "scatter")
-_FOLLOWED = ("all_reduce", "reduce", "broadcast")  # work in one buffer
+_FOLLOWED = ("all_reduce", "reduce", "broadcast", "all_to_all")
 _SPECIAL = ("broadcast", "gather", "scatter", "reduce")
 
 
@@ -72,8 +73,7 @@ class Collective:
 
     def __init__(self, communicator: Communicator, operation: Operation, sequence: int) -> None:
         self.communicator = communicator
-        self.operation = operation
-        self._one_by_one = operation.name in _SPECIAL and operation.lets_some_go(communicator.size)
+        self._be(operation)
         self.sequence = sequence
         self.arrivals: dict[int, _Arrival] = {}
         self.expected: dict[int, Operation] = {}
@@ -88,7 +88,11 @@ class Collective:
         self._flow: Flow | None = None
         self._timers: dict[int, Timer] = {}
         self._strikes: dict[int, tuple[str, Callable[[], None]]] = {}
-        self._voided: set[int] = set()  # ranks whose messages never left; only ever asked for members
+        self._voided: dict[int, None] = {}  # ranks whose messages never leave
+
+    def _be(self, operation: Operation) -> None:
+        self.operation = operation
+        self._one_by_one = operation.name in _SPECIAL and operation.lets_some_go(self.communicator.size)
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
@@ -104,6 +108,12 @@ class Collective:
         """Call `action` while the rank's data is under way ("during") or when its part is over ("after")."""
         self._strikes[rank] = (when, action)
 
+    def pass_by(self, work: SimWork, refusal: RuntimeError) -> None:
+        """A member's call is refused: it takes no part, and the others may wait for it."""
+        self.unsettled -= 1
+        self._report(work, refusal)
+        self._maybe_drop()
+
     def arrive(self, member: Member, work: SimWork, operation: Operation, inputs: Any, timeout_ns: int) -> None:
         """A member takes part from now on."""
         communicator = self.communicator
@@ -112,11 +122,24 @@ class Collective:
         arrivals = self.arrivals
         arrivals[member.rank] = _Arrival(work, operation, inputs, now, timeout_ns)
         work.blockers = self
-        if operation is not self.operation and not operation.fits(self.operation, strict=communicator.strict):
+        if operation is not self.operation:
+            if len(arrivals) == 1:  # the ranks before this one have been refused, and do not count
+                self._be(operation)
+            elif not operation.fits(self.operation, strict=communicator.strict):
+                if communicator.strict:
+                    self._mismatch()
+                    return
+                self.mismatched = self._one_by_one = True
+        if (
+            operation.name == "all_to_all"
+            and len(arrivals) == communicator.size
+            and not self.mismatched
+            and not _data.exchange_fits(self._inputs())
+        ):
             if communicator.strict:
                 self._mismatch()
                 return
-            self.mismatched = self._one_by_one = True
+            self.mismatched = self._one_by_one = True  # Gloo finds out message by message
         if communicator.troubled or self._one_by_one or self._flow is not None:
             if self._flow is None or (self.mismatched and self._movement is None):
                 self.rebuild()
@@ -140,8 +163,13 @@ class Collective:
             simulation.unwatch_deadline(self)
             self.deadline_ns = None
         self.begin_ns = now = simulation.now_ns
+        if self._void():
+            self.rebuild(following=True)
+            return
         self.in_flight = True
-        duration_ns = self.operation.duration_ns(communicator.size, *communicator.slowest())
+        latency_ns, byte_ns = communicator.slowest()
+        slowdown = communicator.slowdown(self.operation)
+        duration_ns = self.operation.duration_ns(communicator.size, latency_ns, byte_ns * slowdown)
         self._timers[-1] = simulation.call_at(now + duration_ns, self._complete)
         if self._strikes:
             for rank, (when, _) in self._strikes.items():
@@ -187,11 +215,14 @@ class Collective:
         self._timers.clear()
         if not self._followed and all(arrival.settled is None for arrival in self.arrivals.values()):
             # Not later: the tensors of those that are done may hold something else by now. A broadcast that goes well
-            # needs no copies.
+            # needs no copies, and a large tensor is worth them only in trouble.
             trouble = self.mismatched or communicator.closed or communicator.gone or following
-            self._followed = bool(trouble) or self.operation.name != "broadcast"
+            early = self.operation.name != "broadcast" and self.operation.size <= SMALL
+            self._followed = bool(trouble) or early
         self._movement = Movement() if self._followed else None
-        flow = Flow(self._program, communicator, slot=self._slot, movement=self._movement)
+        slowdown = communicator.slowdown(self.operation)
+        costs = communicator if slowdown == 1.0 else Slowed(communicator, slowdown)
+        flow = Flow(self._program, costs, slot=self._slot, movement=self._movement)
         for (rank, peer), (time_ns, text) in communicator.closed.items():
             flow.close(rank, peer, time_ns, text)
         for rank in self.arrivals:
@@ -255,7 +286,17 @@ class Collective:
         arrival = self.arrivals[rank]
         operation = arrival.operation
         program = operation.program(rank, self.communicator.size, self._sizes)
-        if self._movement is not None and operation.name in _FOLLOWED and operation.size <= LARGEST:
+        if (
+            self._movement is not None
+            and operation.name in _FOLLOWED
+            and operation.size * self.communicator.size <= LARGEST
+        ):
+            if operation.name == "all_to_all":
+                if arrival.held is None:
+                    arrival.held = _data.exchange_buffers(arrival.inputs, rank)
+                outgoing, incoming = arrival.held
+                self._movement.enter(rank, incoming, program, "", outgoing)
+                return program
             if arrival.held is None:
                 arrival.held = arrival.inputs.clone()
             self._movement.enter(rank, arrival.held, program, operation.reduction)
@@ -277,11 +318,14 @@ class Collective:
         self.in_flight = len(self.arrivals) == self.communicator.size
         if self.in_flight and not self.begin_ns:
             self.begin_ns = now
+            if self._void():
+                self.rebuild(following=True)
+                return
         changed, flow.changed = flow.changed, []
         for rank in changed:
             arrival = self.arrivals[rank]
             outcome = flow.outcome(rank)
-            if arrival.settled is not None or isinstance(outcome, Blocked) or outcome is None:
+            if arrival.settled is not None or isinstance(outcome, Blocked) or outcome is None or rank in self._voided:
                 continue
             if outcome.time_ns <= now:
                 self._settle(rank, outcome)
@@ -290,6 +334,7 @@ class Collective:
                 strike = self._strikes.get(rank)
                 if strike is not None and strike[0] == "during":
                     simulation.call_at((now + outcome.time_ns) // 2, functools.partial(self._strike_during, rank))
+        self._strike_voided(flow)
         self._watch()
 
     def _watch(self) -> None:
@@ -359,8 +404,18 @@ class Collective:
 
     def _leave_partial(self, rank: int) -> None:
         """Put into the rank's tensor what had arrived when its part failed."""
+        operation = self.arrivals[rank].operation
+        if operation.name == "all_to_all" and operation.extra is not None and len(operation.extra.inputs) > 1:
+            return  # of a list, which torch fills at the end
         if self._movement is not None and self._movement.follows(rank):
-            self.arrivals[rank].inputs.copy_(self._movement.result(rank))
+            self._take_over(rank, self._movement.result(rank))
+
+    def _take_over(self, rank: int, result: Any) -> None:
+        arrival = self.arrivals[rank]
+        if arrival.operation.name == "all_to_all":
+            _data.end_exchange(arrival.inputs, result)
+        else:
+            arrival.inputs.copy_(result)
 
     def _abort(self, process: SimProcess) -> None:
         process.stderr.append(ABORTED + "\n")
@@ -401,13 +456,52 @@ class Collective:
                 self._report(arrival.work, MismatchError(text))
         self._maybe_drop()
 
+    def _void(self) -> bool:
+        """Keep back the messages of those who will be struck inside this operation; True if there are any.
+
+        They die with their data still in their own buffers, when the others have come as far as they can without it:
+        otherwise a short message would already have left, and nobody would notice. Of a large one a part is under way.
+        """
+        if self.operation.size >= UNDER_WAY:
+            return False
+        struck = [rank for rank, (when, _) in self._strikes.items() if when == "during" and rank in self.arrivals]
+        self._voided.update(dict.fromkeys(struck))
+        return bool(struck)
+
+    def _strike_voided(self, flow: Flow) -> None:
+        """Strike when everyone else is stuck or done."""
+        simulation = self.communicator.simulation
+        due = [rank for rank in self._voided if rank in self._strikes]
+        if not due or not self.in_flight:
+            return
+        ends = [simulation.now_ns]
+        for rank in self.arrivals:
+            outcome = flow.outcome(rank)
+            if rank not in self._voided and outcome is not None:
+                ends.append(outcome.since_ns if isinstance(outcome, Blocked) else outcome.time_ns)
+        for rank in due:
+            simulation.call_at(max(ends), functools.partial(self._strike_during, rank))
+
     def _strike_during(self, rank: int) -> None:
         strike = self._strikes.pop(rank, None)
         if strike is not None and self.arrivals and self.arrivals[rank].settled is None:
-            # It dies with its data still in its own buffers: otherwise a short message would already have left, and
-            # nobody would notice.
-            self._voided.add(rank)
             strike[1]()
+            process = self.arrivals[rank].work.process
+            if process.running and rank in self._voided:
+                process.resume_listeners.append(functools.partial(self._go_on, rank))
+
+    def _go_on(self, rank: int) -> None:
+        """A rank that was stopped inside it goes on: what it held back leaves now."""
+        arrival = self.arrivals.get(rank)
+        if arrival is not None and arrival.settled is None and arrival.work.process.running:
+            del self._voided[rank]
+            arrival.time_ns = self.communicator.simulation.now_ns
+            self.rebuild()
+
+    def has_under_way(self, rank: int) -> bool:
+        """True if data of this rank is on the wire: its connections then end with a reset."""
+        arrival = self.arrivals.get(rank)
+        return self.in_flight and arrival is not None and arrival.settled is None and rank not in self._voided
 
     def _strike_after(self, rank: int) -> None:
         strike = self._strikes.pop(rank, None)
@@ -428,7 +522,9 @@ class Collective:
     def _execute_for(self, rank: int) -> int:
         if self._movement is not None and self._movement.follows(rank):
             arrival = self.arrivals[rank]
-            arrival.inputs.copy_(self._movement.result(rank))
+            self._take_over(rank, self._movement.result(rank))
+            if arrival.operation.name == "all_to_all":
+                return checksum(arrival.inputs[0], _CHECKSUM_BYTES)
             if arrival.operation.reduction == "avg" and _data.verdict_of(arrival.operation) is None:
                 _data.divide(arrival.operation, arrival.inputs, self.communicator.size)
             return checksum([arrival.inputs], _CHECKSUM_BYTES)

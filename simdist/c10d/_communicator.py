@@ -27,7 +27,12 @@ from simdist.process import SimProcess
 __all__ = ["Communicator", "Member"]
 
 _SILENT_WHEN_EMPTY = ("all_reduce", "reduce", "all_gather", "reduce_scatter")
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 _CLOSING_NS = 1_000_000  # from a timeout until the peers see the connection close
+
+
+def _do_nothing(_: Any = None) -> None:
+    pass
 
 
 class Member:
@@ -38,7 +43,13 @@ class Member:
         self.rank = rank  # in the group
         self.process = process
         self.sequence = 0  # collectives issued
+        self.barriers = 0  # monitored barriers, which are counted apart
+        self.number = 0  # the group's sequence number as torch counts it: operations of any kind, by their parts
+        self.messages = 0  # those of them that are the caller's sends and receives
+        self.parts = 0  # collectives that stand for another's parts
+        self.record: Callable[[Any], None] = _do_nothing  # told of each collective: see `_flight_record`
         self.pending: dict[SimWork, None] = {}  # issued and not settled
+        self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
 
     def on_end(self, process: SimProcess) -> None:
@@ -72,9 +83,10 @@ class Communicator:
         self.closed: dict[tuple[int, int], tuple[int, str]] = {}  # after a timeout: (rank, peer) -> since when, text
         self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and what the others are told
         self.mailbox = Mailbox(self)
-        # True if closed forms do not hold: something is closed, or faults disturb the network (they are laid on it
-        # before the first rank starts).
+        self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
+        # True if closed forms do not hold: something is closed, or faults disturb the network.
         self.troubled = network.disturbed
+        network.listeners.append(self._on_network)
         self._operations: dict[Any, Operation] = {}
         self._slowest: tuple[int, float] | None = None
 
@@ -110,10 +122,12 @@ class Communicator:
         outputs: list[Any],
         timeout_ns: int,
         asynchronous: bool = True,
+        refusal: RuntimeError | None = None,
     ) -> SimWork:
         """The member calls a collective. Returns at once, with the work to wait for.
 
-        `inputs` is what the operation's data plane wants from this rank; `outputs` what the work's future holds.
+        `inputs` is what the operation's data plane wants from this rank; `outputs` what the work's future holds. With a
+        `refusal` the work fails with it at once, and the others never hear of this rank.
         """
         simulation = self.simulation
         current = simulation.current
@@ -124,15 +138,22 @@ class Communicator:
         member.sequence = sequence + 1
         name = operation.name
         process.last_operation = (name, sequence, self.name)
+        now = simulation.now_ns
+        member.record((member, operation, sequence, member.number, member.messages, now, timeout_ns))
         strike = None
-        if self.strict:
+        if self.strict and refusal is None:
             check_call(name, operation.reduction, outputs)
         if simulation.bus.active:
-            strike = self.announce(member, name, sequence)
-        process.operations += 1
+            try:
+                strike = self.announce(member, name, sequence)
+            except Exception:  # in place of the operation, which has no number then
+                member.sequence -= 1
+                raise
+            now = simulation.now_ns
+        process.operations += self.counted
         simulation.events.add(
             (
-                simulation.now_ns,
+                now,
                 "issue",
                 process.rank,
                 name,
@@ -141,7 +162,7 @@ class Communicator:
                 operation.size,
                 operation.dtype_name,
                 operation.shape,
-                -1,
+                operation.root,
                 asynchronous,
             )
         )
@@ -151,6 +172,12 @@ class Communicator:
             profiled(profile, work, name, operation.shapes())
         if self.strict and asynchronous:
             remember(work)
+        if refusal is not None:
+            collective = self.collectives.get(sequence)
+            if collective is None:
+                collective = self.collectives[sequence] = Collective(self, operation, sequence)
+            collective.pass_by(work, refusal)
+            return work
         if operation.size == 0 and name in _SILENT_WHEN_EMPTY:
             # Gloo returns at once, without a word to anyone (gloo/allreduce.cc and its like).
             simulation.events.add(
@@ -174,23 +201,26 @@ class Communicator:
         """Put an operation to the bus, and suffer what must be suffered before it.
 
         Returns what must still strike, and when: during or after the operation.
+
+        Raises:
+            Exception: what the verdict has in place of the operation.
         """
         simulation = self.simulation
-        if not simulation.bus.wants(OperationIssued):
+        if not self.counted or not simulation.bus.wants(OperationIssued):
             return None
         verdict = simulation.bus.announce(OperationIssued(member.process, name, self.name, sequence))
         if verdict.delay_ns:
+            simulation.events.add((simulation.now_ns, "delay", member.process.rank, verdict.delay_ns, name))
             simulation.sleep(verdict.delay_ns)
+        if verdict.strike is not None and verdict.when == "before":
+            verdict.strike()
+            if simulation.current is not None and simulation.current.paused:
+                simulation.sleep(0)
         if verdict.error is not None:
             raise verdict.error
-        if verdict.strike is None:
+        if verdict.strike is None or verdict.when == "before":
             return None
-        if verdict.when != "before":
-            return verdict.when, verdict.strike
-        verdict.strike()
-        if simulation.current is not None and simulation.current.paused:
-            simulation.sleep(0)
-        return None
+        return verdict.when, verdict.strike
 
     def _arrive_after_pending(
         self, collective: Collective, member: Member, work: SimWork, inputs: Any, timeout_ns: int
@@ -230,6 +260,13 @@ class Communicator:
             paths = [self.network.path(self._global(r), self._global((r + 1) % self.size)) for r in range(self.size)]
             self._slowest = max(p.latency_ns for p in paths), max(p.byte_ns for p in paths)
         return self._slowest
+
+    def slowdown(self, operation: Operation) -> float:
+        """How many times as long the operation's data takes: see `Cluster`."""
+        cluster = self.network.cluster
+        if operation.name in _REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
+            return cluster.reduction_slowdown
+        return 1.0
 
     def _global(self, rank: int) -> int:
         member = self.members[rank]
@@ -284,7 +321,7 @@ class Communicator:
         member.left = True
         member.process.end_listeners.pop(member.on_end, None)
         rank = member.rank
-        busy = any(c.in_flight for c in self.collectives.values())
+        busy = any(c.has_under_way(rank) for c in self.collectives.values())
         text = self.personality.reset_by_peer(rank) if busy else self.personality.closed_by_peer(rank)
         self.gone[rank] = (self.simulation.now_ns, text)
         self.troubled = True
@@ -303,6 +340,13 @@ class Communicator:
         )
         for time_ns in sorted(told):
             self.simulation.call_at(time_ns, self.reconsider)
+
+    def _on_network(self) -> None:
+        """The network's conditions have changed: what has not left yet may take longer now, or get through."""
+        self.troubled = True
+        for collective in list(self.collectives.values()):
+            collective.rebuild()
+        self.mailbox.on_network()
 
     def reconsider(self) -> None:
         """Something closed: see what that means for everything in progress."""

@@ -16,10 +16,21 @@ from typing import Any
 import torch
 
 from simdist.c10d import _numerics
+from simdist.c10d._checks import as_bytes
 from simdist.c10d._numerics import checksum
 from simdist.c10d._operation import Operation
 
-__all__ = ["Rooted", "divide", "exchange_sizes", "execute", "leave_reduce", "verdict_of"]
+__all__ = [
+    "Rooted",
+    "divide",
+    "end_exchange",
+    "exchange_buffers",
+    "exchange_fits",
+    "exchange_sizes",
+    "execute",
+    "leave_reduce",
+    "verdict_of",
+]
 
 Tensor = torch.Tensor
 
@@ -84,7 +95,7 @@ def _reduce_scatter(operation: Operation, inputs: Sequence[Any], limit: int) -> 
     # One all-reduce of a clone of the whole input (tensor form), or one for each entry (list form): the order of the
     # sums differs, because the chunks do.
     reduction = _reduction(operation)
-    if operation.extra == "list":
+    if operation.is_list_of_reductions:
         for index in range(len(inputs)):
             entries = [chunks[index].clone() for _, chunks in inputs]
             _numerics.all_reduce(entries, reduction, paired=_is_complex(operation))
@@ -111,13 +122,34 @@ def _all_gather(operation: Operation, inputs: Sequence[Any], limit: int) -> int:
 def _all_to_all(operation: Operation, inputs: Sequence[Any], limit: int) -> int:
     for target, (outputs, _) in enumerate(inputs):
         for source, output in enumerate(outputs):
-            sent = inputs[source][1][target]
-            if sent.numel() != output.numel():
-                # As long as what was sent fits; Gloo aborts the receiver otherwise.
-                output[: sent.numel()].copy_(sent[: output.numel()])
-            else:
-                output.copy_(sent)
+            output.copy_(inputs[source][1][target])
     return checksum([tensor for outputs, _ in inputs for tensor in outputs], limit)
+
+
+def exchange_fits(inputs: Sequence[Any]) -> bool:
+    """True if every rank of an all_to_all expects from each as much as that one sends."""
+    return all(
+        output.numel() == inputs[source][1][target].numel()
+        for target, (outputs, _) in enumerate(inputs)
+        for source, output in enumerate(outputs)
+    )
+
+
+def exchange_buffers(inputs: Any, rank: int) -> tuple[Tensor, Tensor]:
+    """Copies of what a rank of an all_to_all sends, and of what it receives into, as bytes, its own part moved."""
+    outputs, sent = inputs
+    outgoing = torch.cat([as_bytes(tensor) for tensor in sent])
+    incoming = [as_bytes(tensor) for tensor in outputs]
+    incoming[rank] = as_bytes(sent[rank])
+    return outgoing, torch.cat(incoming)
+
+
+def end_exchange(inputs: Any, received: Tensor) -> None:
+    """Put into a rank's tensors what `exchange_buffers` gave for receiving, as it is now."""
+    outputs, _ = inputs
+    parts = torch.split_with_sizes(received, [_bytes(tensor) for tensor in outputs])
+    for output, part in zip(outputs, parts, strict=True):
+        as_bytes(output).copy_(part)
 
 
 def _sparse_all_reduce(operation: Operation, inputs: Sequence[Any], limit: int) -> int:

@@ -18,7 +18,7 @@ from typing import Protocol
 from simdist.c10d._movement import Movement
 from simdist.c10d._programs import Program
 
-__all__ = ["ABORTED", "Blocked", "Costs", "Done", "Failed", "Flow"]
+__all__ = ["ABORTED", "Blocked", "Costs", "Done", "Failed", "Flow", "Slowed"]
 
 # The text of a rank whose process aborts, as its log shows it (gloo/transport/tcp/pair.cc).
 ABORTED = (
@@ -72,6 +72,20 @@ class Costs(Protocol):
         ...
 
 
+class Slowed:
+    """Costs with data that takes `factor` times as long."""
+
+    def __init__(self, costs: Costs, factor: float) -> None:
+        self._costs = costs
+        self._factor = factor
+        self.latency_ns = costs.latency_ns
+        self.open_from_ns = costs.open_from_ns
+
+    def byte_ns(self, source: int, target: int) -> float:
+        """Transfer time per byte."""
+        return self._costs.byte_ns(source, target) * self._factor
+
+
 class _Channel:
     """Sends and receives posted from one rank to another, and when each transfer ends."""
 
@@ -94,8 +108,8 @@ class _Rank:
         self.slot = slot
         self.step = 0
         self.clock_ns = clock_ns
-        self.sends: list[tuple[int, int]] = []  # (peer, index on that channel)
-        self.receives: list[tuple[int, int]] = []
+        self.sends: list[tuple[int, int, _Channel]] = []  # (peer, index on that channel, the channel)
+        self.receives: list[tuple[int, int, _Channel]] = []
         self.outcome: Done | Blocked | Failed | None = None
 
 
@@ -189,11 +203,13 @@ class Flow:
                 self._settle(rank, Failed(*limit))
                 return
             kind, *operands = state.program[state.step]
-            outcome = (
-                self._post(rank, state, kind, operands[0], operands[1])
-                if kind in ("send", "recv")
-                else self._wait(rank, state, kind[5:], operands[0])
-            )
+            outcome: Blocked | Failed | None = None
+            if kind in ("send", "recv"):
+                outcome = self._post(rank, state, kind, operands[0], operands[1])
+            elif kind == "slot":
+                state.slot = operands[0]
+            else:
+                outcome = self._wait(rank, state, kind[5:], operands[0])
             if outcome is not None:
                 self._settle(rank, outcome)
                 return
@@ -215,10 +231,10 @@ class Flow:
             channel = self._channels[key] = _Channel()
         if kind == "send":
             channel.sends.append((state.clock_ns, size, len(state.sends)))
-            state.sends.append((peer, len(channel.sends) - 1))
+            state.sends.append((peer, len(channel.sends) - 1, channel))
         else:
             channel.receives.append((state.clock_ns, size, len(state.receives)))
-            state.receives.append((peer, len(channel.receives) - 1))
+            state.receives.append((peer, len(channel.receives) - 1, channel))
         self._match(key[0], key[1], channel)
         return None
 
@@ -261,8 +277,7 @@ class Flow:
         return sent, received  # what has left arrives, even if the sender is gone by then
 
     def _wait(self, rank: int, state: _Rank, kind: str, index: int) -> Blocked | None:
-        peer, position = (state.sends if kind == "send" else state.receives)[index]
-        channel = self._channels[(rank, peer, state.slot) if kind == "send" else (peer, rank, state.slot)]
+        peer, position, channel = (state.sends if kind == "send" else state.receives)[index]
         if position < len(channel.ends):
             end = channel.ends[position][0 if kind == "send" else 1]
             if end is not None:

@@ -8,6 +8,7 @@ default dtype, the debug level) is swapped when the baton changes hands; the C++
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -19,15 +20,19 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
-from simdist.c10d import _profiling
+from simdist._content import with_zero_padding
+from simdist.c10d import _flight_record, _profiling, _replacements
+from simdist.c10d._backend import Device, GroupOptions
+from simdist.c10d._checked import CheckedProcessGroup
+from simdist.c10d._flight_record import FlightRecord
 from simdist.c10d._gloo import GLOO, SIM, Personality
-from simdist.c10d._group import Device, GroupOptions, SimProcessGroup
+from simdist.c10d._group import SimProcessGroup
 from simdist.c10d._rendezvous import connect
 from simdist.c10d._store import SimPrefixStore, SimStore, StoreServer
-from simdist.c10d._work import SimFuture, wait_for_futures
+from simdist.c10d._work import SimFuture
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
-from simdist.process import Patches, SimProcess, current_process, current_runtime
+from simdist.process import Patches, SimProcess, current_process
 from simdist.process._randomness import RandomStates
 
 __all__ = ["RankState", "TorchState"]
@@ -35,6 +40,7 @@ __all__ = ["RankState", "TorchState"]
 # `import ... as` would find the function of the same name in torch.distributed.
 _registry: Any = _c  # has what the stubs leave out
 _get_default_dtype = torch.get_default_dtype
+_set_debug_level_of_torch = _registry.set_debug_level
 _rendezvous = importlib.import_module("torch.distributed.rendezvous")
 # Its functions have `group=dist.group.WORLD` as a default: imported on a rank, they would keep that rank's group.
 importlib.import_module("torch.distributed.nn.functional")
@@ -110,15 +116,18 @@ class RankState:
         "default_dtype",
         "excepthook",
         "failed",
+        "flight_record",
         "futures",
         "graph_task",
+        "group_in_making",
         "init_method",
         "profile",
+        "results",
         "unwaited",
         "world",
     )
 
-    def __init__(self, excepthook: Any, debug_level: Any) -> None:
+    def __init__(self, excepthook: Any, debug_level: Any, results: bool = False) -> None:
         self.world = _RankWorld()
         self.init_method: Any = None
         self.excepthook = excepthook
@@ -129,7 +138,10 @@ class RankState:
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
         self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
         self.profile: list[Any] | None = None  # the calls that the rank's profiler has seen, while one runs
+        self.results = results  # each work notes a checksum over what its tensors hold
         self.graph_task = -1  # the autograd graph task that has our callback queued
+        self.flight_record: FlightRecord | None = None  # from the first group on
+        self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
 
 
 class _Dispatching(type):
@@ -138,6 +150,7 @@ class _Dispatching(type):
     real: Any
     simulated: Any
     make: Callable[..., Any]
+    unlike: Callable[[Any], bool] = staticmethod(lambda instance: False)  # simulated, and yet no instance
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if current_process() is None:
@@ -145,7 +158,7 @@ class _Dispatching(type):
         return cls.make(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.real | cls.simulated)
+        return isinstance(instance, cls.real | cls.simulated) and not cls.unlike(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, cls.real | cls.simulated)
@@ -167,10 +180,13 @@ class TorchState:
         >>> state.uninstall()
     """
 
-    def __init__(self, network: Network, *, backend: str, seed: int, strict: bool = False) -> None:
+    def __init__(
+        self, network: Network, *, backend: str, seed: int, strict: bool = False, results: bool = False
+    ) -> None:
         self._network = network
         self._backend = backend
         self._strict = strict
+        self._results = results
         self._patches = Patches()
         self._host: RankState | None = None
         self._threads = 1
@@ -213,13 +229,21 @@ class TorchState:
             real,
             SimProcessGroup,
             self._gloo_group,
+            unlike=staticmethod(_is_wrapper),
             _Options=_dispatching("_Options", real._Options, GroupOptions, GroupOptions),
-            create_device=staticmethod(_device(real.create_device)),
-            create_default_device=staticmethod(_device(real.create_default_device)),
+            create_device=staticmethod(_device(real.create_device, Device)),
+            create_default_device=staticmethod(_device(real.create_default_device, _default_device)),
         )
         self._patches.replace(c10d, "ProcessGroupGloo", gloo)
         if hasattr(dist, "ProcessGroupGloo"):
             self._patches.replace(dist, "ProcessGroupGloo", gloo)
+        wrapper = _dispatching(
+            "_ProcessGroupWrapper", _registry._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup
+        )
+        for module in (c10d, _registry):
+            self._patches.replace(module, "_ProcessGroupWrapper", wrapper)
+        self._patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
+        self._patches.replace(c10d, "_object_to_tensor", with_zero_padding(c10d._object_to_tensor))
         backend = c10d.Backend
         for name in _BACKEND_TABLES:
             self._patches.replace(backend, name, getattr(backend, name).copy())
@@ -233,17 +257,13 @@ class TorchState:
             backend.default_device_backend_map["cpu"] = "gloo"
         self._shared_backends = {name: getattr(backend, name) for name in _BACKEND_TABLES}
         self._patches.replace(backend, "register_backend", self._register_backend(backend.register_backend))
-        self._patches.replace(dist, "set_debug_level", self._set_debug_level)
-        self._patches.replace(
-            dist, "set_debug_level_from_env", self._set_debug_level_from_env(_registry.set_debug_level_from_env)
-        )
+        from_environment = self._set_debug_level_from_env(_registry.set_debug_level_from_env)
+        for module in (dist, _registry):
+            self._patches.replace(module, "set_debug_level", self._set_debug_level)
+            self._patches.replace(module, "set_debug_level_from_env", from_environment)
         _profiling.install(self._patches)
-        self._patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
-        self._patches.wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _logging_data)
-        # Futures that C++ makes (a comm hook's, seen by DDP's join) are of the base type and wait in C++.
-        self._patches.replace(torch._C.Future, "wait", _future_wait(torch._C.Future.wait))
-        self._patches.replace(torch.futures, "wait_all", _wait_all(torch.futures.wait_all))
-        self._patches.replace(torch.futures, "collect_all", _collect_all(torch.futures.collect_all))
+        _flight_record.install(self._patches)
+        _replacements.install(self._patches)
 
     def uninstall(self) -> None:
         """Put everything back."""
@@ -258,16 +278,25 @@ class TorchState:
         torch.set_num_threads(self._threads)
         self._load(host)
         if _c.get_debug_level() != host.debug_level:  # a rank may have asked C++ itself
-            _c.set_debug_level(host.debug_level)
+            _set_debug_level_of_torch(host.debug_level)
         sys.argv = self._argv
         sys.stdout, sys.stderr = self._streams
         self.random.restore()
         self.servers.clear()
 
-    def new_rank(self) -> RankState:
-        """The state of a fresh process."""
+    def new_rank(self, debug: str | None = None) -> RankState:
+        """The state of a fresh process; `debug` is its TORCH_DISTRIBUTED_DEBUG, unless that is the host's own.
+
+        Raises:
+            SimdistError: torch does not know such a debug level; a real process could not import it.
+        """
         assert self._host is not None
-        return RankState(self._host.excepthook, self._host.debug_level)
+        if debug is None:
+            return RankState(self._host.excepthook, self._host.debug_level, self._results)
+        level = _level_named(debug)
+        if level is None:
+            raise SimdistError(f"TORCH_DISTRIBUTED_DEBUG is {debug!r}; expected OFF, INFO or DETAIL")
+        return RankState(self._host.excepthook, level, self._results)
 
     # -- switching -----------------------------------------------------------------------------------------------
 
@@ -303,7 +332,7 @@ class TorchState:
             torch.set_default_dtype(state.default_dtype)
         if state.debug_level is not self._debug_level:
             self._debug_level = state.debug_level
-            _c.set_debug_level(state.debug_level)
+            _set_debug_level_of_torch(state.debug_level)
         if state.backends is not self._backends:
             self._load_backends(state.backends)
 
@@ -337,40 +366,61 @@ class TorchState:
         if process is not None and process.torch_state is not None:
             process.torch_state.debug_level = level
             self._debug_level = level
-        _c.set_debug_level(level)
+        _set_debug_level_of_torch(level)
 
     def _set_debug_level_from_env(self, original: Callable[[], None]) -> Callable[[], None]:
         def set_level() -> None:
             if current_process() is None:
                 original()
                 return
-            said = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper()  # C++ would read the host's
-            if said not in ("OFF", "INFO", "DETAIL"):
+            level = _level_named(os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF"))  # C++ would read the host's
+            if level is None:
                 raise ValueError("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.")
-            self._set_debug_level(getattr(_registry.DebugLevel, said))
+            self._set_debug_level(level)
 
         return set_level
 
     # -- factories -----------------------------------------------------------------------------------------------
 
     def _make_group(
-        self, store: Any, rank: int, size: int, timeout: timedelta, personality: Personality
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        personality: Personality,
+        options: GroupOptions | None = None,
     ) -> SimProcessGroup:
         process = current_process()
         assert process is not None
         limit_ns = round(timeout.total_seconds() * 1e9)
-        member = connect(process, self._network, store, rank, size, limit_ns, personality, strict=self._strict)
-        return SimProcessGroup(member, store, size, timeout)
+        devices = () if options is None else options._devices
+        lazy = any(device.lazy for device in devices or [Device()])
+        member = connect(
+            process, self._network, store, rank, size, limit_ns, personality, strict=self._strict, lazy=lazy
+        )
+        return SimProcessGroup(member, store, size, timeout, options)
 
     def _gloo_group(
         self, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta | None = None
     ) -> SimProcessGroup:
         if isinstance(options, timedelta):
-            timeout = options
+            timeout, options = options, None
         elif options is not None:
             timeout = options._timeout
+        timeout = _DEFAULT_TIMEOUT if timeout is None else timeout
         personality = SIM if self._backend == "sim" else GLOO
-        return self._make_group(store, rank, size, _DEFAULT_TIMEOUT if timeout is None else timeout, personality)
+        group = self._make_group(store, rank, size, timeout, personality, options)
+        process = current_process()
+        assert process is not None
+        state: RankState = process.torch_state
+        name, state.group_in_making = state.group_in_making, ""
+        if not name or personality is SIM or state.debug_level != _registry.DebugLevel.DETAIL:
+            return group
+        # Torch makes a wrapper itself, but not around a backend that is a whole group, as ours are.
+        checked: CheckedProcessGroup = c10d._create_process_group_wrapper(group, name, store, rank, size, timeout)
+        checked.passes_for_gloo = True
+        return checked
 
     def _sim_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         if current_process() is None:
@@ -413,6 +463,31 @@ class TorchState:
         return SimStore(StoreServer("hash"), kind="hash")
 
 
+def _level_named(name: str) -> Any:
+    """The debug level; None if there is none of this name."""
+    return _registry.DebugLevel.__members__.get(name.upper())
+
+
+def _is_wrapper(group: Any) -> bool:
+    return isinstance(group, CheckedProcessGroup) and not group.passes_for_gloo
+
+
+def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is None or process.torch_state is None:
+            return original(*args, **kwargs)
+        process.torch_state.group_in_making = str(signature.bind(*args, **kwargs).arguments["group_name"])
+        try:
+            return original(*args, **kwargs)
+        finally:
+            process.torch_state.group_in_making = ""
+
+    return helper
+
+
 def _prefix_store(prefix: str, store: Any) -> Any:
     if not isinstance(store, SimStore):
         raise SimdistError(
@@ -422,82 +497,12 @@ def _prefix_store(prefix: str, store: Any) -> Any:
     return SimPrefixStore(prefix, store)
 
 
-def _device(original: Callable[..., Any]) -> Callable[..., Any]:
+def _device(original: Callable[..., Any], make: Callable[..., Device]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if current_process() is None else Device()
+        return original(*args, **kwargs) if current_process() is None else make(*args, **kwargs)
 
     return create
 
 
-def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:
-    def register(reducer: Any, kind: Any) -> Any:
-        if current_process() is None:
-            return original(reducer, kind)
-        # The built-in hooks read a future's value in C++, as a list that only a C++ work can hold. These compute
-        # the same.
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        half = kind == _registry.BuiltinCommHookType.FP16_COMPRESS
-        hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
-        return _registry._register_comm_hook(reducer, None, hook)
-
-    return register
-
-
-def _logging_data(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def logging_data(self: Any) -> dict[str, Any]:
-        data = original(self)
-        if current_process() is not None:
-            # What C++ could not know: the backend's real name, and the rank's own environment.
-            data["backend_name"] = str(data.get("backend_name", "")).removeprefix("simdist:")
-            names = ["MASTER_PORT", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES"]
-            if data["backend_name"] == "gloo":
-                names += ["GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"]
-                data["gloo_num_threads"] = 2
-            for name in names:
-                data[name.lower()] = os.environ.get(name, "N/A")
-        return data
-
-    return logging_data
-
-
-def _future_wait(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def wait(future: Any) -> Any:
-        process = current_process()
-        if process is not None and not torch._C.Future.done(future):
-            wait_for_futures(process)
-        return original(future)
-
-    return wait
-
-
-def _wait_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait_all(futures: list[Any]) -> list[Any]:
-        if current_runtime() is None:
-            result: list[Any] = original(futures)
-            return result
-        return [future.wait() for future in futures]
-
-    return wait_all
-
-
-def _collect_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    def collect_all(futures: list[Any]) -> Any:
-        process = current_process()
-        if process is None or not any(isinstance(future, SimFuture) for future in futures):
-            return original(futures)
-        joint = SimFuture(process)
-        process.torch_state.futures[joint] = None
-        left = len(futures)
-
-        def one_less(_: Any) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                joint.set_result(list(futures))
-
-        for future in futures:
-            future.add_done_callback(one_less)
-        return joint
-
-    return collect_all
+def _default_device(lazy_init: bool | None = None) -> Device:
+    return Device(lazy_init=lazy_init)

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -21,7 +21,7 @@ from simdist.c10d._flow import ABORTED
 from simdist.c10d._profiling import profiled
 from simdist.c10d._strict import check_unchanged, remember
 from simdist.c10d._work import SimWork
-from simdist.errors import MismatchError
+from simdist.errors import LivelockError, MismatchError, StrictError
 from simdist.kernel import Timer
 
 if TYPE_CHECKING:
@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["Mailbox", "P2PWork"]
 
 _CHECKSUM_BYTES = 1 << 12
+_MANY_QUESTIONS = 10_000
 
 
 class P2PWork(SimWork):
-    """A send or a receive. Its timeout runs from the moment it is waited for, as Gloo's does."""
+    """A send or a receive. Its timeout runs from the moment it is waited for, as Gloo's does.
+
+    As with Gloo it is not completed before it has been waited for, however long its data has arrived; and whoever waits
+    again after it was a success waits for a transfer that never comes.
+    """
 
     kind: str  # "send" or "recv"
     tensor: torch.Tensor
@@ -44,7 +49,14 @@ class P2PWork(SimWork):
     posted_checksum: int | None = None  # strict: of a send's buffer when it was issued
     site = ""  # strict: where
     expired = False  # it ran out of time
+    inner = False  # a message of an operation that is itself told about
+    waited = False  # a wait has ended, well or not
+    spent = False  # it was a success, and has been waited for
     timer: Timer | None = None  # of its end, once matched
+    strike: Timer | None = None  # of `during`
+    ready_ns = 0  # of a receive, once matched: both ends are ready
+    left_ns: int | None = None  # likewise: the data leaves; None: not as things stand
+    sent_ns = 0  # likewise: all of it has left
     sender: P2PWork | None = None  # of a receive, once matched
     during: Callable[[], None] | None = None  # a fault's strike while its data is under way
 
@@ -53,6 +65,23 @@ class P2PWork(SimWork):
     def is_success(self) -> bool:
         """False only after it failed."""
         return self.error is None
+
+    def is_completed(self) -> bool:
+        """True once a wait has ended. Asking before lets the other ranks run.
+
+        Raises:
+            LivelockError: the rank has asked very often and for longer than it would wait, and never waited.
+        """
+        if not self.waited:
+            polling = self._poll()
+            asked_ns = polling.last_ns - polling.first_ns
+            if polling.count > _MANY_QUESTIONS and asked_ns > self.timeout_ns:
+                raise LivelockError(
+                    f"rank {self.process.rank} has asked {polling.count} times, for {asked_ns / 1e9:g} s, whether its "
+                    f"{self.describe()} is completed{user_line(sys._getframe(1))}; with Gloo it never is before wait()"
+                )
+        self.process.drain()
+        return self.waited
 
     def describe(self) -> str:
         """As the deadlock report names it."""
@@ -67,21 +96,42 @@ class P2PWork(SimWork):
             RuntimeError: it failed, or ran out of time; then all connections of the rank close.
         """
         self.process.torch_state.unwaited.pop(self, None)
+        communicator = self.member.communicator
+        limit_ns = round(timeout.total_seconds() * 1e9) or self.timeout_ns
+        if self.spent and communicator.personality.has_timeouts:
+            if communicator.strict:
+                raise StrictError(f"rank {self.process.rank} waits again for its {self.describe()}, which was done")
+            self._wait_in_vain(limit_ns)
         if not self.done:
             simulation = self.process.simulation
             simulation.check()
-            limit_ns = round(timeout.total_seconds() * 1e9) or self.timeout_ns
-            deadline_ns = simulation.now_ns + limit_ns if self.member.communicator.personality.has_timeouts else None
+            deadline_ns = simulation.now_ns + limit_ns if communicator.personality.has_timeouts else None
             while not self.done:
                 if not simulation.park(self, deadline_ns) and not self.done:
-                    self.member.communicator.mailbox.expire(self, limit_ns)
+                    communicator.mailbox.expire(self, limit_ns)
                 self.process.drain()
+        self.waited = True
+        if self.process.torch_state.results and not self.inner:
+            self.record()
         if self.error is not None:
             error = self.error
             if self.expired:  # whoever waits again meets the closed pair
-                self.error = RuntimeError(self.member.communicator.personality.pair_closed())
+                self.error = RuntimeError(communicator.personality.pair_closed())
             raise error
+        self.spent = True
         return True
+
+    def _wait_in_vain(self, limit_ns: int) -> NoReturn:
+        simulation = self.process.simulation
+        deadline_ns = simulation.check().simulation.now_ns + limit_ns
+        while simulation.now_ns < deadline_ns:
+            simulation.park(self, deadline_ns)
+            self.process.drain()
+        communicator = self.member.communicator
+        self.error = RuntimeError(communicator.personality.timed_out(self.kind, limit_ns))
+        communicator.timed_out(self.member.rank)
+        communicator.reconsider()
+        raise self.error
 
 
 class Mailbox:
@@ -96,9 +146,19 @@ class Mailbox:
         self._sequence: dict[int, int] = {}
 
     def post(
-        self, member: Member, kind: str, peer: int | None, tag: Any, tensor: torch.Tensor, timeout_ns: int
+        self,
+        member: Member,
+        kind: str,
+        peer: int | None,
+        tag: Any,
+        tensor: torch.Tensor,
+        timeout_ns: int,
+        *,
+        inner: bool = False,
     ) -> P2PWork:
         """A member sends to `peer`, or receives from it (None: from anyone).
+
+        `inner` messages are part of an operation, and none of their own: nobody is told of them.
 
         Raises:
             RuntimeError: the connection is closed.
@@ -107,31 +167,14 @@ class Mailbox:
         simulation = communicator.simulation
         process = member.process
         simulation.check()
-        sequence = self._sequence.get(member.rank, 0)
-        self._sequence[member.rank] = sequence + 1
-        process.last_operation = (kind, sequence, communicator.name)
-        strike = communicator.announce(member, kind, sequence) if simulation.bus.active else None
-        process.operations += 1
-        size = tensor.numel() * tensor.element_size()
-        name = str(tensor.dtype).removeprefix("torch.")
-        other = -1 if peer is None else peer
-        simulation.events.add(
-            (
-                simulation.now_ns,
-                "issue",
-                process.rank,
-                kind,
-                communicator.name,
-                sequence,
-                size,
-                name,
-                tuple(tensor.shape),
-                other,
-                True,
-            )
-        )
+        if not communicator.connected:
+            member.connect()
+        sequence, strike = -1, None
+        if not inner:
+            sequence, strike = self._issue(member, kind, peer, tag, tensor)
         work = P2PWork.make(member, kind, sequence, [tensor])
         work.kind = kind
+        work.inner = inner
         profile = process.torch_state.profile
         if profile is not None:
             profiled(profile, work, "recvAnySource" if kind == "recv" and peer is None else kind, [tensor.shape])
@@ -152,7 +195,7 @@ class Mailbox:
                 work.after = [action]
             else:
                 work.during = action
-        closed = communicator.closed_pair(member.rank, other) if peer is not None and communicator.troubled else None
+        closed = communicator.closed_pair(member.rank, peer) if peer is not None and communicator.troubled else None
         if closed is not None and closed[0] <= simulation.now_ns:
             self._report(work, RuntimeError(closed[1]))
             assert work.error is not None
@@ -163,6 +206,42 @@ class Mailbox:
         (self._sends if kind == "send" else self._receives).append(work)
         self._match()
         return work
+
+    def _issue(
+        self, member: Member, kind: str, peer: int | None, tag: Any, tensor: torch.Tensor
+    ) -> tuple[int, tuple[str, Callable[[], None]] | None]:
+        """Tell everyone who wants to know; its number, and what must still strike and when."""
+        communicator = self._communicator
+        simulation = communicator.simulation
+        process = member.process
+        sequence = self._sequence.get(member.rank, 0)
+        self._sequence[member.rank] = sequence + 1
+        process.last_operation = (kind, sequence, communicator.name)
+        strike = None
+        if simulation.bus.active:
+            try:
+                strike = communicator.announce(member, kind, sequence)
+            except Exception:  # in place of the message, which has no number then
+                self._sequence[member.rank] -= 1
+                raise
+        process.operations += communicator.counted
+        simulation.events.add(
+            (
+                simulation.now_ns,
+                "issue",
+                process.rank,
+                kind,
+                communicator.name,
+                sequence,
+                tensor.numel() * tensor.element_size(),
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+                -1 if peer is None else peer,
+                True,
+                tag,
+            )
+        )
+        return sequence, strike
 
     @property
     def busy(self) -> bool:
@@ -240,23 +319,55 @@ class Mailbox:
         receive.sender = send
         now = simulation.now_ns
         # The receiver tells the sender when it has posted; the data leaves when both are ready.
-        start = max(now, receive.posted_ns + communicator.latency_ns(target, source, receive.posted_ns))
-        opened = communicator.open_from_ns(source, target, start)
+        receive.ready_ns = max(now, receive.posted_ns + communicator.latency_ns(target, source, receive.posted_ns))
         self._flying.append(receive)
-        if opened is None:
-            return  # nothing gets through; both wait until they run out of time
         if communicator.strict and not self._fits(send, receive):
             return
+        self._let_go(send, receive)
+
+    def _let_go(self, send: P2PWork, receive: P2PWork) -> None:
+        """A matched message leaves as soon as it can."""
+        communicator = self._communicator
+        simulation = communicator.simulation
+        source, target = send.member.rank, receive.member.rank
+        opened = communicator.open_from_ns(source, target, receive.ready_ns)
+        receive.left_ns = None
+        if opened is None:
+            return  # nothing gets through; both wait until they run out of time
         start = max(opened, self._free_ns.get((source, target), 0))
         size = send.tensor.numel() * send.tensor.element_size()
         sent = start + round(size * communicator.byte_ns(source, target))
         self._free_ns[source, target] = sent
+        receive.left_ns, receive.sent_ns = start, sent
         received = sent + communicator.latency_ns(source, target, start)
         send.timer = simulation.call_at(sent, lambda: self._sent(send, receive, start))
         receive.timer = simulation.call_at(received, lambda: self._received(receive, start))
         for work, end in ((send, sent), (receive, received)):
             if work.during is not None:
-                simulation.call_at((now + end) // 2, work.during)
+                work.strike = simulation.call_at((simulation.now_ns + end) // 2, work.during)
+
+    def on_network(self) -> None:
+        """The network's conditions have changed: what has not left yet is timed anew, in the same order."""
+        now = self._communicator.simulation.now_ns
+        staying = [
+            (receive.sender, receive)
+            for receive in self._flying
+            if (receive.left_ns is None or receive.left_ns > now)
+            and receive.sender is not None
+            and not receive.sender.member.left
+        ]
+        for send, receive in staying:
+            for work in (send, receive):
+                for timer in (work.timer, work.strike):
+                    if timer is not None:
+                        timer.cancel()
+            self._free_ns.pop((send.member.rank, receive.member.rank), None)
+        for receive in self._flying:
+            if receive.left_ns is not None and receive.left_ns <= now and receive.sender is not None:
+                pair = receive.sender.member.rank, receive.member.rank
+                self._free_ns[pair] = max(self._free_ns.get(pair, 0), receive.sent_ns)
+        for send, receive in staying:
+            self._let_go(send, receive)
 
     def _fits(self, send: P2PWork, receive: P2PWork) -> bool:
         ours, theirs = send.tensor, receive.tensor
@@ -301,19 +412,21 @@ class Mailbox:
         if work.done or not work.process.running:
             return
         simulation = self._communicator.simulation
-        crc = _numerics.checksum([_numerics.flat(work.tensor)], _CHECKSUM_BYTES)
-        simulation.events.add(
-            (
-                simulation.now_ns,
-                "complete",
-                work.process.rank,
-                work.name,
-                self._communicator.name,
-                work.sequence,
-                begin_ns,
-                crc,
+        if not work.inner:
+            crc = _numerics.checksum([_numerics.flat(work.tensor)], _CHECKSUM_BYTES)
+            simulation.events.add(
+                (
+                    simulation.now_ns,
+                    "complete",
+                    work.process.rank,
+                    work.name,
+                    self._communicator.name,
+                    work.sequence,
+                    begin_ns,
+                    crc,
+                    work.peer if work.sender is None else work.sender.member.rank,
+                )
             )
-        )
         work.blockers = None
         work.member.pending.pop(work, None)
         work.finish()
@@ -332,6 +445,9 @@ class Mailbox:
         self._report(work, RuntimeError(text))
 
     def _report(self, work: P2PWork, error: BaseException) -> None:
+        if work.inner:
+            work.fail(error)
+            return
         simulation = self._communicator.simulation
         simulation.events.add(
             (

@@ -12,20 +12,24 @@ import torch
 from simdist.c10d import _numerics
 from simdist.c10d._programs import Program
 
-__all__ = ["LARGEST", "Movement"]
+__all__ = ["LARGEST", "SMALL", "Movement"]
 
-LARGEST = 1 << 20  # bytes per rank up to which tensors are followed; larger ones keep what they held when things fail
+# Bytes of all ranks' tensors together up to which they are followed, which takes two more copies of each. Larger ones
+# keep what they held when things fail.
+LARGEST = 1 << 28
+SMALL = 1 << 20  # bytes of one tensor up to which it costs little to follow, even if nothing seems wrong
 
 Tensor = torch.Tensor
 
 
 class _Side:
-    """One rank: a copy of its tensor, and where its sends and receives lie in it."""
+    """One rank: a copy of its tensor, where its sends and receives lie in it, and what it sends if that is another."""
 
-    __slots__ = ("buffer", "receives", "reduction", "scratch", "sends")
+    __slots__ = ("buffer", "outgoing", "receives", "reduction", "scratch", "sends")
 
-    def __init__(self, tensor: Tensor, program: Program, reduction: str) -> None:
+    def __init__(self, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None) -> None:
         self.buffer = tensor.clone()
+        self.outgoing = outgoing
         self.reduction = reduction
         self.sends = [(step[2], step[3]) for step in program if step[0] == "send"]  # (bytes, offset)
         self.receives = [(step[2], step[3], step[4]) for step in program if step[0] == "recv"]  # and: reduced or placed
@@ -42,9 +46,11 @@ class Movement:
     def __init__(self) -> None:
         self._sides: dict[int, _Side] = {}
 
-    def enter(self, rank: int, tensor: Tensor, program: Program, reduction: str) -> None:
-        """A rank takes part with the flat `tensor`."""
-        self._sides[rank] = _Side(tensor, program, reduction)
+    def enter(
+        self, rank: int, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None = None
+    ) -> None:
+        """A rank takes part with the flat `tensor`, and sends from it or from the bytes `outgoing`."""
+        self._sides[rank] = _Side(tensor, program, reduction, outgoing)
 
     def move(self, source: int, send: int, target: int, receive: int) -> None:
         """The n-th send of one rank meets the m-th receive of another; no more bytes move than both expect."""
@@ -54,7 +60,7 @@ class Movement:
         size, begin = ours.sends[send]
         room, place, reduced = theirs.receives[receive]
         size = min(size, room)
-        data = ours.bytes()[begin : begin + size]
+        data = (ours.bytes() if ours.outgoing is None else ours.outgoing)[begin : begin + size]
         if reduced:
             theirs.scratch[receive] = data.clone()
         else:

@@ -12,7 +12,8 @@ is in the cache; there is no copy of a whole payload.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,17 @@ import torch
 
 from simdist.cluster import reduce_segments, segments
 
-__all__ = ["all_reduce", "checksum", "combine", "divide", "flat", "is_dense", "leave_reduce", "reduce"]
+__all__ = [
+    "all_reduce",
+    "checksum",
+    "combine",
+    "divide",
+    "flat",
+    "is_dense",
+    "leave_reduce",
+    "reduce",
+    "whole_payloads",
+]
 
 Tensor = torch.Tensor
 Combine = Callable[[Tensor, Tensor, Tensor], None]
@@ -285,9 +296,24 @@ def _overrun(
         function(target.clone(), total[:size], target)
 
 
+_hand_over: Callable[[int], None] | None = None
+
+
+@contextmanager
+def whole_payloads(take: Callable[[int], None]) -> Iterator[None]:
+    """Inside, every checksum that is a sample is also computed over everything, and handed to `take`."""
+    global _hand_over
+    before, _hand_over = _hand_over, take
+    try:
+        yield
+    finally:
+        _hand_over = before
+
+
 def checksum(tensors: Sequence[Tensor], limit: int) -> int:
     """CRC-32 over the bytes of flat `tensors`; above `limit` bytes, over windows spread over all of them."""
     crc = 0
+    whole = 0
     for tensor in tensors:
         data = tensor.detach()
         if data.numel() == 0:
@@ -299,8 +325,12 @@ def checksum(tensors: Sequence[Tensor], limit: int) -> int:
         if size <= limit:
             crc = zlib.crc32(view, crc)
         else:
+            if _hand_over is not None:
+                whole = zlib.crc32(view, whole)
             width = limit // _WINDOWS
             for index in range(_WINDOWS):
                 begin = (size - width) * index // (_WINDOWS - 1)
                 crc = zlib.crc32(view[begin : begin + width], crc)
+    if _hand_over is not None and whole:
+        _hand_over(whole)
     return crc

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from simdist.c10d import _programs
 from simdist.c10d._programs import Program
 from simdist.cluster import allgather_ns, allreduce_ns, alltoall_ns, barrier_ns, reduce_ns, reduce_segments
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "Shapes"]
 
 _ROOTED = ("broadcast", "gather", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of the tensors of a call that takes several, or whose outputs do not follow from its input."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any], outputs: Sequence[Sequence[int]] | None = None) -> Shapes:
+        """Those of the inputs, and of the outputs, which are the inputs if nothing else is said."""
+        inputs = tuple(tuple(tensor.shape) for tensor in tensors)
+        return cls(inputs, inputs if outputs is None else tuple(tuple(shape) for shape in outputs))
 
 
 class Operation:
     """An operation with its parameters: what ranks compare to see whether they called the same thing.
 
     `size` is the payload in bytes (per rank for all_gather, gather, scatter), `element` the bytes of one element,
-    `reduction` the reduce operation's name, `root` a group rank or -1, `extra` the form it was
-    called in: "list" or "single" for reduce_scatter, the tensors' shapes for coalesced operations, "sparse".
+    `reduction` the reduce operation's name, `root` a group rank or -1, `extra` the shapes of the tensors if there are
+    several; a reduce_scatter that has them is that of a list.
     """
 
     __slots__ = (
@@ -43,7 +59,7 @@ class Operation:
         shape: tuple[int, ...] = (),
         reduction: str = "",
         root: int = -1,
-        extra: Any = None,
+        extra: Shapes | None = None,
     ) -> None:
         self.name = name
         self.size = size
@@ -68,6 +84,7 @@ class Operation:
                 or (self.name == "sparse_all_reduce" and self.shape == other.shape)
                 or (self.size == other.size and self.dtype_name == other.dtype_name)
             )
+            and (self.name != "reduce_scatter" or self.entry_bytes() == other.entry_bytes())
         )
 
     @property
@@ -77,9 +94,32 @@ class Operation:
 
     def shapes(self) -> Sequence[Sequence[int]]:
         """The shapes of the tensors that the caller gave: several for a coalesced operation, none for a barrier."""
-        if isinstance(self.extra, tuple):
-            return self.extra
+        if self.extra is not None and self.name != "reduce_scatter":
+            return self.extra.inputs
         return [self.shape] if self.dtype_name else []
+
+    def tensors(self, rank: int, ranks: int) -> tuple[list[list[int]], list[list[int]]]:
+        """The shapes of inputs and outputs on one rank as Gloo's work has them, lists of a root stacked into one."""
+        if self.extra is not None:
+            return [list(shape) for shape in self.extra.inputs], [list(shape) for shape in self.extra.outputs]
+        own = [list(self.shape)] if self.dtype_name else []
+        stacked = [[ranks, *self.shape]]
+        if self.name == "all_gather":
+            return own, stacked
+        if self.name == "gather":
+            return own, stacked if rank == self.root else []
+        if self.name == "scatter":
+            return stacked if rank == self.root else [], own
+        return own, own
+
+    @property
+    def is_list_of_reductions(self) -> bool:
+        """True for a reduce_scatter of a list, which is one all-reduce for each entry."""
+        return self.name == "reduce_scatter" and self.extra is not None
+
+    def entry_bytes(self) -> list[int] | None:
+        """The bytes of each entry of a reduce_scatter of a list; None for that of one tensor."""
+        return None if self.extra is None else [math.prod(shape) * self.element for shape in self.extra.inputs]
 
     def describe(self) -> str:
         """For a mismatch: everything that must agree."""
@@ -117,6 +157,8 @@ class Operation:
     def program(self, rank: int, ranks: int, sizes: Callable[[int], tuple[list[int], list[int]]]) -> Program:
         """The message schedule of one rank; `sizes` gives what it sends and receives in an all_to_all."""
         name = self.name
+        if self.is_list_of_reductions:
+            return _programs.allreduces(rank, ranks, self.entry_bytes() or (), self.element)
         if name in ("all_reduce", "reduce_scatter"):
             return _programs.allreduce(rank, ranks, self.size, self.element)
         if name == "reduce":

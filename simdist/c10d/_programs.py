@@ -3,14 +3,14 @@
 A program is the list of steps of one rank. `("send", peer, bytes, offset)` and `("recv", peer, bytes, offset, reduced)`
 post a transfer and do not block; the offset is that in the rank's buffer, in bytes, and `reduced` says whether what
 comes is reduced into it or placed there. `("wait_send", k)` and `("wait_recv", k)` block until the rank's k-th posted
-send or receive is done.
+send or receive is done. `("slot", name)` names under what the transfers posted from then on are matched.
 Sources: gloo/allreduce.cc, allgather.cc, broadcast.cc, barrier.cc, gather.cc, scatter.cc, alltoall.cc, reduce.cc; the
 order of the waits decides which error text a rank shows when a peer is missing (checked against real Gloo).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simdist.cluster import reduce_segments, segments
@@ -20,6 +20,7 @@ __all__ = [
     "Step",
     "allgather",
     "allreduce",
+    "allreduces",
     "alltoall",
     "barrier",
     "broadcast",
@@ -74,6 +75,20 @@ def allreduce(rank: int, ranks: int, size: int, element: int) -> Program:
             reduced=False,
         )
     return program.steps
+
+
+def allreduces(rank: int, ranks: int, sizes: Sequence[int], element: int) -> Program:
+    """Several all-reduces, one after the other; the messages of each meet only those of the same."""
+    steps: Program = []
+    sends = receives = 0
+    for index, size in enumerate(sizes):
+        program = allreduce(rank, ranks, size, element)
+        steps.append(("slot", f"all_reduce {index}"))
+        shift = {"wait_send": sends, "wait_recv": receives}
+        steps += [(step[0], step[1] + shift[step[0]]) if step[0] in shift else step for step in program]
+        sends += sum(step[0] == "send" for step in program)
+        receives += sum(step[0] == "recv" for step in program)
+    return steps
 
 
 def reduce(rank: int, ranks: int, size: int, element: int, root: int) -> Program:
@@ -140,8 +155,9 @@ def alltoall(rank: int, ranks: int, sent: list[int], received: list[int]) -> Pro
     """Everything is posted at once, pairwise offsets; `sent[q]` and `received[q]` are bytes to and from rank q."""
     program = _Builder()
     for offset in range(1, ranks):
-        program.send((rank + offset) % ranks, sent[(rank + offset) % ranks])
-        program.recv((rank - offset) % ranks, received[(rank - offset) % ranks])
+        to, origin = (rank + offset) % ranks, (rank - offset) % ranks
+        program.send(to, sent[to], sum(sent[:to]))
+        program.recv(origin, received[origin], sum(received[:origin]))
     for index in range(ranks - 1):
         program.wait_send(index)
     for index in range(ranks - 1):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
+
 from simdist.c10d._communicator import Communicator, Member
 from simdist.c10d._gloo import Personality
 from simdist.c10d._store import SimStore
@@ -45,11 +47,17 @@ def connect(
     personality: Personality,
     *,
     strict: bool = False,
+    lazy: bool = False,
 ) -> Member:
-    """Join the group that meets at `store`'s prefix; park until all `size` members have.
+    """Join the group that meets at `store`'s prefix; park until all `size` members have, or, if `lazy`, do not.
+
+    A member of a lazy group waits for the others before its first operation, by `Member.connect`. (Which of two real
+    processes opens the connection between them is a matter of their port numbers, and so is what they see when one is
+    missing; the simulation shows what the one sees that opens it.)
 
     Raises:
         DistStoreError: they have not, within `timeout_ns`; a TCPStore's text names the key of the first one missing.
+        DistNetworkError: the store is gone before they have.
         RuntimeError: likewise, at a FileStore.
         SimdistError: the store is a real one.
     """
@@ -66,6 +74,8 @@ def connect(
         communicator = Communicator(simulation, network, _group_name(prefix), size, personality, strict=strict)
         generations.append(communicator)
     store.set(f"0/{rank}", b"simdist")
+    if store.server.gone:
+        store.require_server()
     member = communicator.join(rank, process)
     task = process.task
     assert task is not None
@@ -76,12 +86,26 @@ def connect(
     limit_ns = timeout_ns
     if store._kind == "file":
         limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
-    deadline_ns = simulation.now_ns + limit_ns if personality.has_timeouts else None
-    while not communicator.connected:
-        if not simulation.park(wait, deadline_ns) and not communicator.connected:
-            missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
-            store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
-    process.drain()
+
+    def wait_for_all() -> None:
+        deadline_ns = simulation.now_ns + limit_ns if personality.has_timeouts else None
+        waiters = store.server.waiters
+        waiters[task] = [], set(), lambda: communicator.connected
+        try:
+            while not communicator.connected:
+                if communicator.joined < size:
+                    store.require_server()
+                if not simulation.park(wait, deadline_ns) and not communicator.connected:
+                    missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
+                    store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
+        finally:
+            waiters.pop(task, None)
+        process.drain()
+
+    if lazy:
+        member.connect = wait_for_all
+    else:
+        wait_for_all()
     return member
 
 
@@ -95,4 +119,6 @@ def _release(communicator: Communicator) -> None:
 def _group_name(prefix: str) -> str:
     # "default_pg/0//cpu//" -> "0": torch's own name of the group.
     parts = [part for part in prefix.split("/") if part]
+    if parts and parts[-1].startswith(f"{PG_WRAPPER_STORE_PREFIX}:"):  # the group over which its ranks compare calls
+        return parts[-1]
     return parts[-2] if len(parts) >= 2 else prefix

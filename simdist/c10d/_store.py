@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from simdist.c10d._announcement import StoreRequested
 from simdist.c10d._compat import Store
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.kernel import Task
@@ -48,8 +49,9 @@ class _KeyWait:
 class StoreServer:
     """The data of one store, and who waits for what in it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, launchers: bool = False) -> None:
         self.name = name
+        self.launchers = launchers  # the launcher's agent serves it, and no rank
         self.data: dict[str, bytes] = {}
         self.queues: dict[str, list[bytes]] = {}
         # Keys, those of them that have been set meanwhile, and whether the wait is over.
@@ -59,6 +61,12 @@ class StoreServer:
         self.joined = 0  # clients that counted themselves in
         self.master: Task | None = None  # waits for them
         self.gone = False  # the process that hosted it has ended
+
+    def close(self) -> None:
+        """End all connections; whoever waits for an answer gets none."""
+        self.gone = True
+        for task in list(self.waiters):
+            task.simulation.wake(task)
 
     def changed(self, key: str) -> None:
         """Wake whoever waits for `key` and lacks nothing else."""
@@ -76,12 +84,17 @@ class StoreServer:
 class _Connection:
     """What a client shares with the views of it that have a prefix."""
 
-    __slots__ = ("closed", "noticed", "timeout")
+    __slots__ = ("asked_ns", "closed", "noticed", "timeout")
 
     def __init__(self) -> None:
         self.timeout = _DEFAULT_TIMEOUT
+        self.asked_ns = 0  # when the last request left; its timeout counts from there
         self.closed = False  # by the server
         self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
+
+
+def _in_ns(limit: timedelta) -> int:
+    return round(limit.total_seconds() * 1e9)
 
 
 def _bytes(value: Any) -> bytes:
@@ -119,7 +132,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
 
     def set(self, key: str, value: Any) -> None:
         """Set a key."""
-        self._enter("set", key)
+        self._enter("set", key, answered=False)
         name = self._name(key)
         self.server.data[name] = _bytes(value)
         self.server.changed(name)
@@ -130,9 +143,9 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         Raises:
             DistStoreError: it was not set in time; RuntimeError from a FileStore.
         """
-        process = self._enter("get", key)
+        process = self._enter("get", key, limit=self.timeout)
         name = self._name(key)
-        if name not in self.server.data:
+        if name not in self.server.data or self._is_late(process, self.timeout):
             self._wait(process, [name], what=f"Timeout waiting for key: {name}")
         return self.server.data.get(name, b"")  # empty: the key is that of a queue
 
@@ -170,6 +183,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         held = self.server.data.get(name)
         if held is None:
             if _bytes(expected):
+                self.server.changed(name)  # a TCPStore's server lets go who waits for the key, although it is not set
                 return _bytes(expected)
             self.server.data[name] = _bytes(desired)
         elif held == _bytes(expected):
@@ -184,6 +198,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         process = self._enter("check", ",".join(keys))
         present = all(self.server.has(self._name(key)) for key in keys)
         if not present:
+            process.simulation.polls += 1
             process.simulation.sleep(_POLL_NS)
         return present
 
@@ -193,7 +208,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         Raises:
             DistStoreError: they are not, in time; RuntimeError from a FileStore.
         """
-        process = self._enter("wait", ",".join(keys))
+        process = self._enter("wait", ",".join(keys), limit=self.timeout if timeout is None else timeout)
         self._wait(process, [self._name(key) for key in keys], timeout)
 
     def delete_key(self, key: str) -> bool:
@@ -228,7 +243,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         Raises:
             DistStoreError: they were not all there in time.
         """
-        process = self._enter("multi_get", ",".join(keys))
+        process = self._enter("multi_get", ",".join(keys), limit=self.timeout)
         names = [self._name(key) for key in keys]
         self._wait(process, names)
         return [self.server.data.get(name, b"") for name in names]
@@ -258,7 +273,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             QueueEmptyError: there is none and `block` is False.
             DistStoreError: none came in time.
         """
-        process = self._enter_queue("queue_pop", key)
+        process = self._enter_queue("queue_pop", key, limit=self.timeout if block else None)
         name = self._name(key)
         queues = self.server.queues
         if not block and not queues.get(name):
@@ -287,7 +302,8 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     def _name(self, key: str) -> str:
         return key
 
-    def _enter(self, operation: str, key: str) -> SimProcess:
+    def _enter(self, operation: str, key: str, *, answered: bool = True, limit: timedelta | None = None) -> SimProcess:
+        """Tell everyone who wants to know, and reach the server; the caller does not wait longer than `limit`."""
         process = current_process()
         if process is None:
             raise SimdistError("a simulated store can only be used by simulated ranks")
@@ -296,17 +312,42 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         self.server.clients[process] = None
         simulation.events.add((simulation.now_ns, "store", process.rank, operation, key))
         connection = self._connection
+        connection.asked_ns = simulation.now_ns
+        if simulation.bus.wants(StoreRequested):
+            self._suffer(process, operation, key, limit)
+        self.require_server(answered=answered)
+        return process
+
+    def require_server(self, *, answered: bool = True) -> None:
+        """Fail as a request does to which the server can't listen any more.
+
+        Raises:
+            DistNetworkError: the server is gone, or has closed the connection.
+        """
+        connection = self._connection
         if self.server.gone or connection.closed:
             if connection.noticed:
                 raise dist.DistNetworkError("Broken pipe")
             connection.noticed = True
-            raise dist.DistNetworkError(_CLOSED)
-        return process
+            if answered:  # what the server does not answer leaves before anybody knows that nobody is there
+                raise dist.DistNetworkError(_CLOSED)
 
-    def _enter_queue(self, operation: str, key: str) -> SimProcess:
+    def _suffer(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> None:
+        simulation = process.simulation
+        verdict = simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
+        if verdict.delay_ns:
+            simulation.events.add((simulation.now_ns, "delay", process.rank, verdict.delay_ns, f"store.{operation}"))
+            simulation.sleep(verdict.delay_ns if limit is None else min(verdict.delay_ns, _in_ns(limit)))
+
+    def _enter_queue(self, operation: str, key: str, *, limit: timedelta | None = None) -> SimProcess:
         if self._kind == "file":
             raise NotImplementedError("queue support is not implemented.")
-        return self._enter(operation, key)
+        return self._enter(operation, key, limit=limit)
+
+    def _is_late(self, process: SimProcess, limit: timedelta) -> bool:
+        """True if the request itself took as long as its caller waits for the answer."""
+        asked_ns, now_ns = self._connection.asked_ns, process.simulation.now_ns
+        return now_ns > asked_ns and now_ns >= asked_ns + _in_ns(limit)
 
     def _wait(
         self,
@@ -327,17 +368,20 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                     return arrived.issuperset(names)
                 return all(server.has(name) for name in names)
 
-        if over():
+        limit = self._connection.timeout if timeout is None else timeout
+        late = self._is_late(process, limit)
+        if over() and not late:
             return
         simulation = process.simulation
         task = process.task
         assert task is not None
-        limit = self._connection.timeout if timeout is None else timeout
-        limit_ns = round(limit.total_seconds() * 1e9)
+        limit_ns = _in_ns(limit)
         if self._kind == "file":
             limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+        if late:
+            self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
         wait = _KeyWait(server, [name for name in names if not server.has(name)])
-        deadline_ns = simulation.now_ns + limit_ns
+        deadline_ns = self._connection.asked_ns + limit_ns
         server.waiters[task] = names, arrived, over
         try:
             while not over():
@@ -347,11 +391,14 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                 if server.gone:
                     raise dist.DistNetworkError(_CLOSED)
                 if not in_time:
-                    self._give_up(names, round(limit.total_seconds() * 1e3), what)
+                    self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
         finally:
             server.waiters.pop(task, None)
 
-    def _give_up(self, names: list[str], limit_ms: int, what: str) -> None:
+    def _give_up(self, names: list[str], limit_ms: int, what: str, process: SimProcess | None = None) -> None:
+        if process is not None and self._kind == "tcp" and process.simulation.bus.wants(StoreRequested):
+            # It calls its request back, and waits for the answer (TCPStore::doWait).
+            self._suffer(process, "cancel_wait", ",".join(names), None)
         if self._kind == "hash":
             raise dist.DistStoreError("Wait timeout")
         if self._kind == "file":

@@ -28,9 +28,9 @@ class _Connecting:
         return ()
 
 
-def host_server(servers: Servers, host: str, port: int) -> StoreServer:
+def host_server(servers: Servers, host: str, port: int, *, launchers: bool = True) -> StoreServer:
     """Open a server that no rank hosts (the agent's)."""
-    server = servers["tcp", host, port] = StoreServer(f"{host}:{port}")
+    server = servers["tcp", host, port] = StoreServer(f"{host}:{port}", launchers=launchers)
     return server
 
 
@@ -66,7 +66,7 @@ def open_tcp_store(
                 f"The server socket has failed to listen on any local network address. port: {port}, useIpv6: false, "
                 "code: -98, name: EADDRINUSE, message: address already in use"
             )
-        server = host_server(servers, host, port)
+        server = host_server(servers, host, port, launchers=False)
         process.end_listeners[_closing(server)] = None
         for task in list(waiting):
             simulation.wake(task)
@@ -116,8 +116,6 @@ def _wait_for_workers(
 
 def _closing(server: StoreServer) -> Any:
     def close(process: SimProcess) -> None:
-        server.gone = True
-        for task in list(server.waiters):
-            task.simulation.wake(task)
+        server.close()
 
     return close

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
+from simdist._content import content_checksum
 from simdist.c10d._compat import Future, Work
+from simdist.c10d._polling import Polling
 from simdist.errors import SimdistError
 from simdist.kernel import Task
 from simdist.process import SimProcess
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Blockers", "SimFuture", "SimWork", "wait_for_futures"]
 
 _NO_TIMEOUT = timedelta(0)
-_POLL_NS = 1_000  # what asking "is it done yet" costs, so that a polling loop lets others run
 
 
 class Blockers(Protocol):
@@ -58,8 +59,11 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     future: SimFuture | None = None
     after: list[Callable[[], None]] | None = None  # called when it is settled, by whoever settles it
     source = -1  # of a receive: the sender's rank in the group
+    polling: Polling | None = None  # once someone has asked whether it is done, and it was not
     opaque = False  # Gloo's work of this kind has neither a future nor a result
     blockers: Blockers | None = None  # who knows which ranks could end it; for reports
+    parts: list[SimWork] | None = None  # of a coalesced operation
+    recorded = False  # what its tensors hold has been noted
 
     @classmethod
     def make(cls, member: Member, name: str, sequence: int, outputs: list[Any]) -> Self:
@@ -133,16 +137,37 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
                 process.drain()
         if process.inbox:
             process.drain()
+        if process.torch_state.results:
+            self.record()
         if self.error is not None:
             raise self.error
         return True
 
+    def record(self) -> None:
+        """Note a checksum over what its tensors hold, once; for comparing with another run."""
+        for part in self.parts or ():
+            part.record()
+        if self.recorded or self.parts:
+            return
+        self.recorded = True
+        process = self.process
+        name = self.member.communicator.name
+        simulation = process.simulation
+        crc = content_checksum(self.outputs)
+        simulation.events.add((simulation.now_ns, "result", process.rank, self.name, name, self.sequence, crc))
+
     def is_completed(self) -> bool:
         """True if it is done or failed. Asking while it is not lets the other ranks run."""
         if not self.done:
-            self.process.simulation.sleep(_POLL_NS)
+            self._poll()
         self.process.drain()
         return self.done
+
+    def _poll(self) -> Polling:
+        if self.polling is None:
+            self.polling = Polling()
+        self.polling.ask(self.process.simulation)
+        return self.polling
 
     def is_success(self) -> bool:
         """False after it failed; and from an opaque work."""
@@ -197,6 +222,8 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     def _complete_future(self) -> None:
         future = self.future
         assert future is not None
+        if self.process.torch_state.results:
+            self.record()
         if self.error is not None:
             future.set_exception(self.error)
         else:
@@ -211,6 +238,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
         self._process = process
         self._children: list[Callable[[SimFuture], None]] = []
         self._settled = False
+        self._polling = Polling()
         self._error: BaseException | None = None
 
     def describe(self) -> str:
@@ -224,7 +252,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
     def done(self) -> bool:
         """True if it has a value or an exception. Asking while it has not lets the other ranks run."""
         if not self._settled:
-            self._process.simulation.sleep(_POLL_NS)
+            self._polling.ask(self._process.simulation)
             self._process.drain()
         return self._settled
 

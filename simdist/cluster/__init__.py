@@ -17,10 +17,11 @@ from simdist.cluster._costs import (
     segments,
 )
 from simdist.cluster._graph import Cluster, build
-from simdist.cluster._network import Network, Path
+from simdist.cluster._network import Condition, Network, Path
 
 __all__ = [
     "Cluster",
+    "Condition",
     "Network",
     "Path",
     "allgather_ns",

@@ -25,7 +25,8 @@ class Cluster:
     """A graph whose nodes are host and switch names; each edge has `latency_ns` and `bandwidth` (bytes per second).
 
     `placement[r]` is the host of rank r. Messages between ranks of one host use `local_latency_ns` and
-    `local_bandwidth`; all others take the path of least latency.
+    `local_bandwidth`; all others take the path of least latency. The data of a reduction of at least
+    `reduction_from_bytes` takes `reduction_slowdown` times as long on every link: it is not only moved but added up.
 
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, or two hosts cannot reach each other.
@@ -40,6 +41,8 @@ class Cluster:
     placement: tuple[str, ...]
     local_latency_ns: int = LOCAL_LATENCY_NS
     local_bandwidth: int = LOCAL_BANDWIDTH
+    reduction_slowdown: float = 1.0
+    reduction_from_bytes: int = 0
 
     def __post_init__(self) -> None:
         problems = [
@@ -56,6 +59,8 @@ class Cluster:
         ]
         if self.local_bandwidth < 1 or self.local_latency_ns < 0:
             problems.append("local latency and bandwidth must be positive")
+        if not self.reduction_slowdown > 0 or self.reduction_from_bytes < 0:
+            problems.append("a reduction's slowdown and least size must be positive")
         if problems:
             raise TopologyError("; ".join(problems))
 
@@ -90,10 +95,13 @@ def build(
     bandwidth_bytes_per_s: int | None = None,
     local_latency_ns: int | None = None,
     local_bandwidth_bytes_per_s: int | None = None,
+    reduction_slowdown: float = 1.0,
+    reduction_from_bytes: int = 0,
 ) -> Cluster:
     """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
 
-    Latency and bandwidth are those between two hosts; the `local_` ones those inside a host.
+    Latency and bandwidth are those between two hosts; the `local_` ones those inside a host. For reductions see
+    `Cluster`; `simdist calibrate` measures all of them but those between hosts.
 
     Raises:
         TopologyError: the ranks do not fill the hosts evenly, or a number is out of range.
@@ -117,4 +125,6 @@ def build(
         tuple(f"host{rank // each}" for rank in range(world_size)),
         LOCAL_LATENCY_NS if local_latency_ns is None else local_latency_ns,
         LOCAL_BANDWIDTH if local_bandwidth_bytes_per_s is None else local_bandwidth_bytes_per_s,
+        reduction_slowdown,
+        reduction_from_bytes,
     )

@@ -18,8 +18,8 @@ __all__ = ["PASS", "Bus", "Verdict"]
 class Verdict:
     """What an announced effect must suffer.
 
-    `delay_ns` holds it back; `error` is raised in its place; `drop` loses it; `strike` is called before, during or
-    after it (`when`), and may kill or stop the very task that causes it.
+    `delay_ns` holds it back; `drop` loses it; `strike` is called before, during or after it (`when`), and may kill or
+    stop the very task that causes it; `error` is raised in its place, after a delay and a strike before it.
     """
 
     delay_ns: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import marshal
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["EventLog"]
@@ -26,11 +27,21 @@ class EventLog:
 
     def __init__(self, keep: int = 2_000_000) -> None:
         self.records: list[Record] = []
-        self.add = self.records.append  # hot: one call per event
+        self.add: Callable[[Record], None] = self.records.append  # hot: one call per event
         self._keep = keep
         self._hash = hashlib.blake2b(digest_size=16)
         self._hashed = 0  # how many records of the present list are in the hash
         self.dropped = 0
+
+    def watch(self, watcher: Callable[[Record], None]) -> None:
+        """Hand each record also to `watcher`, on the thread that adds it; several may watch."""
+        before = self.add
+
+        def add(record: Record) -> None:
+            before(record)
+            watcher(record)
+
+        self.add = add
 
     def __len__(self) -> int:
         return self.dropped + len(self.records)

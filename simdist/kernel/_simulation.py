@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import simpy
+from simpy.core import EventPriority  # type: ignore[attr-defined]  # simpy lists no exports
 
-from simdist.errors import DeadlockError, InternalError, SimdistError, StallError
+from simdist.errors import DeadlockError, InternalError, LivelockError, SimdistError, StallError
 from simdist.kernel._bus import Bus
-from simdist.kernel._deadlock import Wait, describe_deadlock
+from simdist.kernel._deadlock import Wait, describe_deadlock, describe_livelock
 from simdist.kernel._events import EventLog
 from simdist.kernel._policy import FifoPolicy, Policy
 from simdist.kernel._task import Task, TaskKilled, TaskState
@@ -36,6 +37,10 @@ _real_seconds = time.monotonic  # noqa: TID251
 
 _READY, _RUNNING, _PARKED = TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
+
+# Hand-overs and queue steps without any event, from which on ranks are taken to poll for ever: so many in all, and so
+# many more for each task. About ten seconds of real time.
+_IDLE_TURNS, _IDLE_TURNS_PER_TASK = 1_000_000, 20_000
 
 
 class Timer:
@@ -62,6 +67,23 @@ def _fire(timer: Timer) -> None:
         timer.action = None
         timer._simulation._live_timers -= 1
         action()
+
+
+_LAST = EventPriority(2)  # behind everything else at the same instant; simpy's own are 0 and 1
+
+
+class _Stop:
+    """The instant at which the host wants the baton. Not a `Timer`: nothing in the world waits for it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._ok = True
+        self._simulation = simulation
+        self.reached = False
+        self.callbacks: Any = (_reach,)
+
+
+def _reach(stop: _Stop) -> None:
+    stop.reached = True
 
 
 class Expiring(Protocol):
@@ -104,6 +126,7 @@ class Simulation:
         on_switch: Callable[[Any, Any], None] | None = None,
         stall_s: float = 30.0,
         progress: Callable[[int, int], None] | None = None,
+        idle_turns: int = _IDLE_TURNS,
     ) -> None:
         self._environment = simpy.Environment()
         self._ready: Policy = FifoPolicy() if policy is None else policy
@@ -117,7 +140,13 @@ class Simulation:
         self._live_timers = 0
         self._alive = 0  # tasks that are neither done nor frozen
         self._turns = 0  # hand-overs and queue steps: the watchdog's pulse
+        self.watched = True  # by the watchdog; not while a person debugs a task
+        self._idle_turns = idle_turns
+        self._turns_to_look_at = idle_turns  # when to see whether anything but polling has happened
+        self._events_seen = 0
+        self.polls = 0  # events of the log that only say that someone slept, or asked in vain
         self._closing = False
+        self._stop: _Stop | None = None  # where the host wants to look, while it runs the world to there
         self._broken: BaseException | None = None  # what failed inside the kernel itself
         self._previous: Any = None  # context of the task that ran last
         self.tasks: list[Task] = []
@@ -276,6 +305,18 @@ class Simulation:
         """True if the calling thread is the task that holds the baton."""
         return _thread.get_ident() == self.current_ident
 
+    def also_on_switch(self, hook: Callable[[Any, Any], None]) -> None:
+        """From now on call `hook(leaving, entering)` as well whenever another context gets the baton."""
+        first = self._on_switch
+        if first is None:
+            raise InternalError("this simulation was made without a switch hook")
+
+        def both(leaving: Any, entering: Any) -> None:
+            first(leaving, entering)
+            hook(leaving, entering)
+
+        self._on_switch = both
+
     # -- the world -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -283,14 +324,43 @@ class Simulation:
 
         Raises:
             StallError: a task kept the baton for longer than the watchdog allows.
+            LivelockError: tasks only sleep and ask, time and again, and nothing else has happened for very long.
             InternalError: the kernel broke.
         """
         first = self._choose()
         if first is not None:
             self._hand_over(first)
             self._watch()
+        if isinstance(self._broken, LivelockError):
+            raise self._broken
         if self._broken is not None:
             raise InternalError(f"the kernel failed: {self._broken!r}") from self._broken
+
+    def run_until(self, time_ns: int) -> bool:
+        """Run everything up to virtual time `time_ns`, what happens at that instant included, and stop there.
+
+        The calling thread may then look at the world and act on it, and go on with another `run_until` or `run`. The
+        stop leaves no mark: the world goes on as if there had been none. Returns False if every task has ended, and
+        time stands still at the last end; while tasks wait for what never comes, time still moves to `time_ns`.
+
+        Raises:
+            SimdistError: `time_ns` has passed.
+            StallError, InternalError: as `run`.
+        """
+        now_ns = self.now_ns
+        if time_ns < now_ns:
+            raise SimdistError(f"virtual time is {now_ns} ns already; it does not go back to {time_ns} ns")
+        self._stop = stop = _Stop(self)
+        self._environment.schedule(stop, _LAST, time_ns - now_ns)  # type: ignore[arg-type]  # looks like an event
+        try:
+            self.run()
+        finally:
+            self._stop = None
+            stop.callbacks = ()  # if the world ended before
+        self._switch_context(None)
+        self.current = None
+        self.current_ident = 0
+        return stop.reached
 
     def close(self) -> list[str]:
         """Unwind every task that is left, so that no thread outlives the world; return the names of those that did.
@@ -344,15 +414,25 @@ class Simulation:
                 if self._alive == 0 or self._closing:
                     return None
                 upcoming = self._environment.peek() if self._live_timers else math.inf
-                if self._earliest_deadline <= upcoming and not self._arm_deadline(upcoming):
-                    return None
-                if upcoming == math.inf and not self._live_timers:
+                certain = self._earliest_deadline > upcoming or self._arm_deadline(upcoming)
+                if self._stop is None and not (certain and self._live_timers):
                     return None  # nothing will ever happen again
                 self._turns += 1
+                if self._turns > self._turns_to_look_at:
+                    self._require_progress()
                 self._environment.step()
+                if self._stop is not None and self._stop.reached:
+                    return None
         except BaseException as error:  # in a timer's action: a bug, and no task's fault
             self._broken = error
             return None
+
+    def _require_progress(self) -> None:
+        events = len(self.events) - self.polls
+        if events == self._events_seen:
+            raise describe_livelock(self)
+        self._events_seen = events
+        self._turns_to_look_at = self._turns + self._idle_turns + _IDLE_TURNS_PER_TASK * len(self.tasks)
 
     def _arm_deadline(self, upcoming: float) -> bool:
         """Turn the earliest deadline into a timer if it is due before `upcoming`; False if there is nothing at all."""
@@ -435,6 +515,8 @@ class Simulation:
                     self._progress(self.now_ns, len(self.events))
                 if self._turns != turns:
                     turns, since = self._turns, _real_seconds()
+                elif not self.watched:
+                    since = _real_seconds()
                 elif _real_seconds() - since > self._stall_s:
                     raise self._stalled(_real_seconds() - since)
         except BaseException:

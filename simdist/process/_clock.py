@@ -81,6 +81,7 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         simulation = process.simulation
         duration_ns = round(seconds * 1e9)
         simulation.events.add((simulation.now_ns, "sleep", process.rank, duration_ns))
+        simulation.polls += 1
         simulation.sleep(duration_ns)
         process.drain()
 

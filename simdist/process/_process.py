@@ -68,6 +68,7 @@ class SimProcess:
         self.random_states: States = ((), (), ())  # set before its first turn
         self.torch_state: Any = None  # belongs to the c10d layer
         self.end_listeners: dict[Callable[[SimProcess], None], None] = {}
+        self.resume_listeners: list[Callable[[], None]] = []  # called once, when it goes on after a stop
         self.inbox: list[Callable[[], None]] = []
 
     @property
@@ -113,6 +114,9 @@ class SimProcess:
         """Go on as after SIGCONT."""
         assert self.task is not None
         self.simulation.resume(self.task)
+        listeners, self.resume_listeners = self.resume_listeners, []
+        for listener in listeners:
+            listener()
 
     def signal(self, number: int) -> None:
         """Receive a signal, with what the operating system does by default."""

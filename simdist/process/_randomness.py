@@ -232,6 +232,10 @@ class RandomStates:
         self.save()
         self.load((self._host[0], self._host[1], self._host[2]))
 
+    def adopt(self) -> None:
+        """The generators hold the host's states, perhaps other ones than before: `restore` goes back to these."""
+        self._host = self.save()
+
     def _look(self) -> None:
         """Remember where the generators stand now."""
         gaussian = any(g.holds_gaussian(state) for g, state in zip(self._generators, self._loaded, strict=True))

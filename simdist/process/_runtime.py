@@ -84,7 +84,7 @@ class Runtime:
         self.echo = echo
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
-        self.extras: dict[str, Any] = {}  # what the layers above keep for the length of the world
+        self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
 
     def activate(self, namespaces: Iterable[dict[str, Any]] = ()) -> None:
         """Install every replacement. `namespaces` are module dictionaries to search for names imported early.
@@ -92,7 +92,7 @@ class Runtime:
         Raises:
             SimdistError: another world is active.
         """
-        from simdist.process import _clock, _environ, _exits, _stdio
+        from simdist.process import _clock, _environ, _exits, _stdio, _warnings
 
         global _active
         if _active is not None:
@@ -100,7 +100,7 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         _active = self
-        for module in (_clock, _environ, _exits, _stdio):
+        for module in (_clock, _environ, _exits, _stdio, _warnings):
             module.install(self.patches)
         for namespace in namespaces:
             self.patches.follow_into(namespace)

@@ -5,7 +5,7 @@ _dynamic_module, _dynamic_weight_sharing, _weight_sharing, _twice_weight_sharing
 test_invalid_powerSGD_state, test_dataclass_output, test_dataclass_output_unused_param, test_single_limit_single_dtype,
 test_single_limit_multi_dtype, test_multi_limit_single_dtype, test_multi_limit_multi_dtype; and of the classes that
 test_c10d_gloo.py names (DistributedDataParallelTest, ReducerTest): plain training, unused parameters, ignored outputs,
-sparse gradients, checkpoints, communication hooks, the reducer by itself.
+ignored sharded tensors, sparse gradients, checkpoints, communication hooks, the reducer by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -52,6 +54,19 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = F.softmax(self.layers(x), dim=1)
+        return out
+
+
+class WithShards(nn.Module):
+    """A layer, and a parameter that is sharded over the ranks."""
+
+    def __init__(self, shards: Any) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 10, bias=False)
+        self.shards: Any = nn.Parameter(shards)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = F.softmax(F.relu(self.first(x)), dim=1)
         return out
 
 
@@ -226,6 +241,23 @@ class TestTraining(Bodies):
             model(torch.rand(4, 2), 0).mean().backward()
 
         self.assertIsNotNone(model.module.shared.weight.grad)
+
+    def test_ignored_sharded_tensor(self) -> None:
+        # Upstream the shards lie on GPUs.
+        self.init()
+        spec = ChunkShardingSpec(dim=0, placements=[f"rank:{rank}/cpu" for rank in range(self.world_size)])
+        model = WithShards(sharded_tensor.ones(spec, 8, 3))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["shards"])
+        parallel = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, broadcast_buffers=False, static_graph=True
+        )
+        parallel(torch.full((4, 2), float(self.rank))).square().sum().backward()
+
+        self.assertEqual(model.shards.local_shards()[0].tensor.shape, (8 // self.world_size, 3))
+        self.assertIsNone(model.shards.grad)
+        gradients = [torch.zeros_like(model.first.weight) for _ in range(self.world_size)]
+        dist.all_gather(gradients, model.first.weight.grad)
+        self.assertTrue(all(gradient.equal(gradients[0]) for gradient in gradients))
 
     def test_unused_parameters_without_being_told_fail_in_the_second_step(self) -> None:
         self.init()

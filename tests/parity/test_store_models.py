@@ -95,6 +95,7 @@ class Model:
     waiters: dict[int, Waiter] = field(default_factory=dict)
     results: list[list[Any]] = field(default_factory=list)
     plan: list[Planned] = field(default_factory=list)
+    touched: list[str] = field(default_factory=list)  # keys that a step has dealt with and not set
 
     def run(self, program: Sequence[tuple[int, Step]]) -> None:
         """Play the program, without the calls that cannot be made: by a rank that waits, or that nobody would end."""
@@ -168,6 +169,7 @@ class Model:
             case "compare_set":
                 expected, desired = arguments[1:]
                 if full not in data and expected:
+                    self.touched.append(full)
                     return expected
                 if data.get(full, b"") == expected:
                     data[full] = desired
@@ -194,8 +196,10 @@ class Model:
     def _released(self) -> list[int]:
         """End the calls of those who lack nothing any more."""
         over = []
+        # A TCPStore's server lets go of who waits for a key that a compare_set has dealt with, set or not.
+        touched, self.touched = self.touched if self.kind in ("tcp", "prefix") else [], []
         for rank, waiter in list(self.waiters.items()):
-            gone = [name for name in waiter.lacking if name in self.data or self.queues.get(name)]
+            gone = [name for name in waiter.lacking if name in self.data or self.queues.get(name) or name in touched]
             # A TCPStore's server counts down the keys that a client waits for, and does not look back.
             if self.kind in ("tcp", "prefix"):
                 waiter.lacking = [name for name in waiter.lacking if name not in gone]
@@ -395,6 +399,7 @@ PROGRAMS_TO_KEEP: dict[str, list[tuple[int, Step]]] = {
         (1, ("delete_key", "x")),
         (1, ("set", "a/x", b"2")),
     ],
+    "a compare_set in vain releases": [(0, ("get", "x")), (1, ("compare_set", "x", b"0", b"1")), (1, ("check", ["x"]))],
     "one set releases two": [(0, ("get", "x")), (1, ("wait", ["x"])), (2, ("compare_set", "x", b"", b"1"))],
     "a pop waits for its push": [(0, ("queue_pop", "q")), (1, ("queue_push", "q", b"1")), (2, ("queue_len", "q"))],
 }

@@ -1,0 +1,122 @@
+"""What torch does in C++ with a group's backend or a future, and a simulated rank has to do in Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c
+
+from simdist.c10d._checked import CheckedProcessGroup
+from simdist.c10d._work import SimFuture, wait_for_futures
+from simdist.errors import StrictError
+from simdist.process import Patches, current_process, current_runtime
+
+__all__ = ["install"]
+
+_registry: Any = _c  # has what the stubs leave out
+
+
+def install(patches: Patches) -> None:
+    """Replace it all."""
+    patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
+    patches.wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _logging_data)
+    patches.wrap(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", _ddp_init)
+    # Futures that C++ makes (a comm hook's, seen by DDP's join) are of the base type and wait in C++.
+    patches.replace(torch._C.Future, "wait", _future_wait(torch._C.Future.wait))
+    patches.replace(torch.futures, "wait_all", _wait_all(torch.futures.wait_all))
+    patches.replace(torch.futures, "collect_all", _collect_all(torch.futures.collect_all))
+
+
+def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    def register(reducer: Any, kind: Any) -> Any:
+        if current_process() is None:
+            return original(reducer, kind)
+        # The built-in hooks read a future's value in C++, as a list that only a C++ work can hold. These compute
+        # the same.
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        half = kind == _registry.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
+        return _registry._register_comm_hook(reducer, None, hook)
+
+    return register
+
+
+def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        process = current_process()
+        if process is None or not isinstance(self.process_group, CheckedProcessGroup):
+            return
+        # At the end of this, C++ takes the wrapper for a ProcessGroupGloo, and asks it for its options (torch 2.13).
+        said = "DistributedDataParallel crashes on a gloo group made under TORCH_DISTRIBUTED_DEBUG=DETAIL"
+        if self.process_group._member.communicator.strict:
+            raise StrictError(f"{said}; make the group under INFO or OFF")
+        process.stderr.append(f"Fatal Python error: Segmentation fault ({said}, as with real processes)\n")
+        process.kill(signal.SIGSEGV)
+
+    return init
+
+
+def _logging_data(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    def logging_data(self: Any) -> dict[str, Any]:
+        data = original(self)
+        if current_process() is not None:
+            # What C++ could not know: the backend's real name, and the rank's own environment.
+            data["backend_name"] = str(data.get("backend_name", "")).removeprefix("simdist:")
+            names = ["MASTER_PORT", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "TORCH_DISTRIBUTED_DEBUG"]
+            if data["backend_name"] == "gloo":
+                names += ["GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"]
+                data["gloo_num_threads"] = 2
+            for name in names:
+                data[name.lower()] = os.environ.get(name, "N/A")
+        return data
+
+    return logging_data
+
+
+def _future_wait(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wait(future: Any) -> Any:
+        process = current_process()
+        if process is not None and not torch._C.Future.done(future):
+            wait_for_futures(process)
+        return original(future)
+
+    return wait
+
+
+def _wait_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait_all(futures: list[Any]) -> list[Any]:
+        if current_runtime() is None:
+            result: list[Any] = original(futures)
+            return result
+        return [future.wait() for future in futures]
+
+    return wait_all
+
+
+def _collect_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    def collect_all(futures: list[Any]) -> Any:
+        process = current_process()
+        if process is None or not any(isinstance(future, SimFuture) for future in futures):
+            return original(futures)
+        joint = SimFuture(process)
+        process.torch_state.futures[joint] = None
+        left = len(futures)
+
+        def one_less(_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                joint.set_result(list(futures))
+
+        for future in futures:
+            future.add_done_callback(one_less)
+        return joint
+
+    return collect_all

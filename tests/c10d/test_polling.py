@@ -1,0 +1,94 @@
+"""Loops that ask whether something is done."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import simdist
+from simdist.errors import LivelockError, StrictError
+from tests.c10d.worlds import in_group, now_ns, ones, values
+
+
+def message(rank: int) -> Any:
+    return dist.irecv(ones(), 0) if rank else dist.isend(ones(), 1)
+
+
+def test_a_loop_without_a_pause_sees_the_end_of_a_collective_almost_at_once() -> None:
+    def body(rank: int) -> tuple[int, int]:
+        if rank:
+            time.sleep(100)
+        work = dist.all_reduce(ones(), async_op=True)
+        asked = 0
+        while not work.is_completed():
+            asked += 1
+        return asked, now_ns()
+
+    (asked, polled_ns), (_, waited_ns) = in_group(body, 2)
+
+    assert asked < 20_000
+    assert 0 <= polled_ns - waited_ns < waited_ns // 500
+
+
+def test_a_loop_with_pauses_costs_no_time_beside_them() -> None:
+    def body(rank: int) -> int:
+        if rank:
+            time.sleep(10)
+        work = dist.all_reduce(ones(), async_op=True)
+        begin_ns = now_ns()
+        while not work.is_completed():
+            time.sleep(0.01)
+        return now_ns() - begin_ns
+
+    polled_ns = in_group(body, 2)[0]
+
+    assert 10_000_000_000 <= polled_ns < 10_020_000_000
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.01])
+def test_a_rank_that_asks_for_ever_whether_a_message_is_completed_is_told_so(pause_s: float) -> None:
+    def body() -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+        work = message(dist.get_rank())
+        while not work.is_completed():
+            if pause_s:
+                time.sleep(pause_s)
+
+    result = simdist.run(body, world_size=2)
+
+    assert [type(rank.exception) for rank in result.ranks] == [LivelockError] * 2
+    told = str(result.ranks[0].exception)
+    assert told.startswith("rank 0 has asked 1")
+    assert "whether its send(dst=1, tag=0) in group '0' is completed at test_polling.py:" in told
+    assert told.endswith("in body; with Gloo it never is before wait()")
+
+
+def test_a_strict_run_refuses_a_second_wait_for_a_message() -> None:
+    def body() -> None:
+        dist.init_process_group("gloo")
+        work = message(dist.get_rank())
+        work.wait()
+        work.wait()
+
+    result = simdist.run(body, world_size=2, strict=True)
+
+    assert [type(rank.exception) for rank in result.ranks] == [StrictError] * 2
+    assert str(result.ranks[0].exception) == (
+        "rank 0 waits again for its send(dst=1, tag=0) in group '0', which was done"
+    )
+
+
+def test_the_ideal_backend_lets_a_rank_wait_twice() -> None:
+    def body() -> bool:
+        dist.init_process_group()
+        work = message(dist.get_rank())
+        work.wait()
+        again: bool = work.wait()
+        dist.destroy_process_group()
+        return again
+
+    assert values(body, 2, backend="sim") == [True, True]

@@ -1,0 +1,80 @@
+"""Warning filters are a rank's own."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import pytest
+
+import simdist
+
+
+def rank() -> int:
+    import os
+
+    return int(os.environ["RANK"])
+
+
+def test_ranks_that_catch_warnings_at_once_catch_their_own() -> None:
+    def catches() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            time.sleep(1 + rank())
+            warnings.warn(f"of rank {rank()}", stacklevel=1)
+            time.sleep(3)
+        return [str(warning.message) for warning in caught]
+
+    result = simdist.run(catches, world_size=3)
+
+    result.raise_for_failure()
+    assert result.values == [["of rank 0"], ["of rank 1"], ["of rank 2"]]
+
+
+def test_a_filter_that_a_rank_sets_is_neither_for_others_nor_for_the_host() -> None:
+    def filters() -> str:
+        if rank() == 1:
+            warnings.simplefilter("error")
+        time.sleep(1)
+        try:
+            warnings.warn("x", UserWarning, stacklevel=1)
+        except UserWarning:
+            return "raised"
+        return "passed"
+
+    before = list(warnings.filters)
+    with pytest.warns(UserWarning, match="x"):
+        result = simdist.run(filters, world_size=3)
+
+    assert result.values == ["passed", "raised", "passed"]
+    assert list(warnings.filters) == before
+
+
+def test_ranks_inherit_the_hosts_filters() -> None:
+    def warns() -> None:
+        warnings.resetwarnings()
+        warnings.filterwarnings("ignore")
+        warnings.warn("not heard", stacklevel=1)
+
+    def inherits() -> None:
+        warnings.warn("heard", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert simdist.run(warns, world_size=2).ok
+        result = simdist.run(inherits, world_size=2)
+
+    assert [type(each.exception) for each in result.ranks] == [UserWarning, UserWarning]
+
+
+def test_what_is_left_open_is_gone_with_its_world() -> None:
+    def leaves_open() -> None:
+        caught: Any = warnings.catch_warnings(record=True)
+        caught.__enter__()
+        warnings.simplefilter("error")
+
+    before = (warnings.filters, warnings.showwarning, list(warnings.filters))
+    simdist.run(leaves_open, world_size=2)
+
+    assert (warnings.filters, warnings.showwarning, list(warnings.filters)) == before
