@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -9,18 +10,22 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Literal
 
 import torch
 
 from simdist._agent import Agent
+from simdist._observer import observers
 from simdist.c10d import TorchState, host_server, problems_at_end
+from simdist.c10d._callsite import user_line
+from simdist.c10d._store import StoreServer
 from simdist.cluster import Cluster, Network, build
 from simdist.errors import FaultError, InternalError, SimdistError, StallError, StrictError, TopologyError
 from simdist.faults import Fault, problems_of
 from simdist.faults._injector import Injector
 from simdist.kernel import Simulation, TaskKilled, make_policy, one_core
+from simdist.kernel._task import TaskState
 from simdist.process import Runtime, SimProcess
 from simdist.process._environ import encoded
 from simdist.result import RankResult, RunResult
@@ -31,6 +36,7 @@ __all__ = ["BACKENDS", "World", "WorldSpec"]
 BACKENDS = ("gloo", "sim")
 _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
 _FIRST_PID = 1000
+_DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
 _API_FILE = str(Path(__file__).with_name("api.py"))
 
 
@@ -51,11 +57,14 @@ class WorldSpec:
     argv: Sequence[str] | None = None
     policy: str = "fifo"
     strict: bool | None = None  # None: only for the ideal backend
+    record_results: bool = False
     stall_s: float = 30.0
     echo: Callable[[int, int, str, str], None] | None = None
     progress: Callable[[int, int], None] | None = None
     replay: str = ""
     namespaces: Sequence[dict[str, Any]] = field(default=())
+    # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
+    on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -82,14 +91,16 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 class World:
-    """Runs a `WorldSpec` once."""
+    """Runs a `WorldSpec` once: `run` from start to end; or in parts, `start`, `advance` and `finish`, then `close`."""
 
     def __init__(self, spec: WorldSpec) -> None:
         self._spec = spec
         self._cluster = spec.cluster or build(spec.world_size)
         network = Network(self._cluster)
         self._strict = strict = spec.backend == "sim" if spec.strict is None else spec.strict
-        self._torch = TorchState(network, backend=spec.backend, seed=spec.seed, strict=strict)
+        self._torch = TorchState(
+            network, backend=spec.backend, seed=spec.seed, strict=strict, results=spec.record_results
+        )
         self._simulation = Simulation(
             policy=make_policy(spec.policy, spec.seed),
             on_switch=self._torch.switch,
@@ -97,6 +108,9 @@ class World:
             progress=spec.progress,
         )
         self._runtime = Runtime(self._simulation, seed=spec.seed, echo=spec.echo)
+        self._observers = observers()
+        for observer in self._observers:
+            observer.world_begins(self._simulation)
         self._agent = Agent(
             self._simulation,
             max_restarts=spec.max_restarts,
@@ -105,7 +119,11 @@ class World:
         )
         self._network = network
         self._injector: Injector | None = None
+        self._store: StoreServer | None = None  # the agent's, of the present life
         self._lives: list[list[SimProcess]] = []
+        self._leaked: list[str] = []
+        self._finished: RunResult | None = None  # told to the observers when the world is gone
+        self._undo = contextlib.ExitStack()
         self._base_environ: dict[Any, Any] = {}
 
     def run(self) -> RunResult:
@@ -115,36 +133,117 @@ class World:
             StallError: a rank blocked outside the simulation.
             SimdistError: another world is active in this process.
         """
-        simulation = self._simulation
-        host_environ = os.environ._data.copy()  # type: ignore[attr-defined]  # CPython's own attribute
-        self._base_environ = host_environ
-        failure: BaseException | None = None
-        with one_core():
-            self._runtime.activate(self._spec.namespaces)
-            try:
-                self._torch.install()
-                try:
-                    self._injector = Injector(simulation, self._network, self._spec.faults)
-                    self._start_life(0)
-                    try:
-                        simulation.run()
-                    except BaseException as error:
-                        failure = error
-                    result = None if failure is not None else self._result()
-                    leaked = simulation.close()
-                finally:
-                    self._torch.uninstall()
-            finally:
-                self._runtime.deactivate()
-        self._cut_cycles()
-        if failure is not None:
-            if isinstance(failure, StallError):
-                failure.task = f"{failure.task} (virtual time {simulation.now_ns / 1e9:.9f} s)"
-            raise failure
-        if leaked:
-            raise InternalError(f"threads of {', '.join(leaked)} did not end with their world")
-        assert result is not None
+        self.start()
+        try:
+            result = self.finish()
+        except BaseException:
+            self._undo.close()
+            raise
+        self.close()
         return result
+
+    def start(self) -> None:
+        """Make the world, every rank ready at virtual time 0. It is there until `close`.
+
+        Raises:
+            SimdistError: another world is active in this process.
+        """
+        self._base_environ = os.environ._data.copy()  # type: ignore[attr-defined]  # CPython's own attribute
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._cut_cycles)
+            stack.enter_context(one_core())
+            self._runtime.activate(self._spec.namespaces)
+            stack.callback(self._runtime.deactivate)
+            self._torch.install()
+            stack.callback(self._torch.uninstall)
+            stack.callback(self._end_threads)
+            self._injector = Injector(self._simulation, self._network, self._spec.faults, self._lose_store)
+            self._start_life(0)
+            self._undo = stack.pop_all()
+
+    def advance(self, until_ns: int) -> bool:
+        """Run all that happens up to virtual time `until_ns`, that instant included, and hand the baton back.
+
+        Between two calls this thread sees its own process: environment, streams, generators. Returns False if the
+        world has ended.
+
+        Raises:
+            StallError: a rank blocked outside the simulation.
+            SimdistError: `until_ns` has passed.
+        """
+        self._torch.random.adopt()
+        try:
+            return self._simulation.run_until(until_ns)
+        except StallError as error:
+            self._tell_time(error)
+            raise
+        finally:
+            self._torch.random.restore()
+
+    def finish(self) -> RunResult:
+        """Run the world to its end, and tell how every rank ended.
+
+        Raises:
+            StallError: a rank blocked outside the simulation.
+        """
+        self._torch.random.adopt()
+        try:
+            self._simulation.run()
+            result = self._result()
+        except StallError as error:
+            self._tell_time(error)
+            raise
+        self._torch.random.restore()
+        self._finished = result
+        return result
+
+    def close(self) -> None:
+        """End what still runs, every effect refused, and put everything in the host process back. May be repeated.
+
+        Raises:
+            InternalError: a thread did not end.
+        """
+        if self._lives:
+            self._torch.random.adopt()  # the host may have drawn since it got the baton back
+        self._undo.close()
+        finished, self._finished = self._finished, None
+        if finished is not None:
+            for observer in self._observers:
+                observer.world_ends(finished)
+        if self._leaked:
+            leaked, self._leaked = self._leaked, []
+            raise InternalError(f"threads of {', '.join(leaked)} did not end with their world")
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time."""
+        return self._simulation.now_ns
+
+    @property
+    def processes(self) -> Sequence[SimProcess]:
+        """The processes of the present life, by rank."""
+        return self._lives[-1] if self._lives else ()
+
+    @property
+    def runtime(self) -> Runtime:
+        """Who is running, and what is patched."""
+        return self._runtime
+
+    @property
+    def injector(self) -> Injector:
+        """What brings faults into the world; there from `start` on."""
+        assert self._injector is not None
+        return self._injector
+
+    def _lose_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def _end_threads(self) -> None:
+        self._leaked = self._simulation.close()
+
+    def _tell_time(self, error: StallError) -> None:
+        error.task = f"{error.task} (virtual time {self._simulation.now_ns / 1e9:.9f} s)"
 
     # -- lives ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +253,7 @@ class World:
         processes = []
         port = _AGENT_PORT + life
         if self._spec.torchrun and (self._spec.env or {}).get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
-            host_server(self._torch.servers, _AGENT_HOST, port)
+            self._store = host_server(self._torch.servers, _AGENT_HOST, port)
         local: dict[str, int] = {}
         hosts = self._cluster.hosts
         sizes = {host: len(self._cluster.ranks_of(host)) for host in hosts}
@@ -171,7 +270,8 @@ class World:
                 environ={**shared, **self._rank_environ(rank, index, sizes[host], hosts.index(host))},
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
             )
-            process.torch_state = self._torch.new_rank()
+            said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)
+            process.torch_state = self._torch.new_rank(None if said == host_said else os.fsdecode(said or b"OFF"))
             process.random_states = self._torch.random.fresh()
             self._runtime.processes[process.pid] = process
             processes.append(process)
@@ -221,6 +321,8 @@ class World:
         """A rank's life: the user's function, and how a process ends after it."""
         torch.autograd.set_multithreading_enabled(False)
         torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
+        for observer in self._observers:
+            observer.rank_begins(process)
         status: Literal["returned", "raised", "exited"] = "returned"
         code, error = 0, None
         try:
@@ -260,12 +362,18 @@ class World:
 
     def _result(self) -> RunResult:
         simulation = self._simulation
+        frames = self._frames()
+        if self._spec.on_frames is not None:
+            self._spec.on_frames(frames)
         events = simulation.events
         operations: dict[int, int] = {}
         for life in self._lives:
             for process in life:
                 operations[process.rank] = operations.get(process.rank, 0) + process.operations
-        ranks = tuple(self._rank_result(process, operations[process.rank]) for process in self._lives[-1])
+        ranks = tuple(
+            self._rank_result(process, operations[process.rank], frames.get(process.rank))
+            for process in self._lives[-1]
+        )
         return RunResult(
             digest=events.digest(),
             virtual_time_ns=simulation.now_ns,
@@ -277,7 +385,19 @@ class World:
             deadlock=simulation.deadlock,
         )
 
-    def _rank_result(self, process: SimProcess, operations: int) -> RankResult:
+    def _frames(self) -> dict[int, FrameType]:
+        """Where the code of each rank stands that did not come to an end of its own: it hangs, or was killed."""
+        idents = {
+            process.rank: process.task.ident
+            for process in self._lives[-1]
+            if process.task is not None and process.task.started and process.task.state is not TaskState.DONE
+        }
+        if not idents:
+            return {}
+        current = sys._current_frames()
+        return {rank: current[ident] for rank, ident in idents.items() if ident in current}
+
+    def _rank_result(self, process: SimProcess, operations: int, frame: FrameType | None) -> RankResult:
         waiting = ""
         task = process.task
         process.flush()
@@ -298,6 +418,7 @@ class World:
             operations=operations,
             lives=process.life + 1,
             waiting=waiting,
+            where=user_line(frame).removeprefix(" at "),
             last_operation="" if last is None else f"{last[0]} #{last[1]} in group {last[2]!r}",
         )
 
@@ -312,3 +433,4 @@ class World:
                 process.value = process.exception = None
         self._lives.clear()
         self._simulation.tasks.clear()
+        self._network.listeners.clear()

@@ -35,6 +35,7 @@ def run(
     argv: Sequence[str] | None = None,
     policy: str = "fifo",
     strict: bool | None = None,
+    record_results: bool = False,
     stall_s: float = 30.0,
     echo: Callable[[int, int, str, str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -60,6 +61,8 @@ def run(
         argv: `sys.argv` of every rank.
         strict: turn what Gloo accepts in silence, hangs on or dies of into an error that names the calls; by default
             only with backend "sim".
+        record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
+            comparing runs.
         policy: who goes first among ranks that are runnable at the same instant: "fifo" or "random".
         stall_s: real seconds after which a rank that does not give the baton back fails the run.
         echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints.
@@ -86,6 +89,7 @@ def run(
         argv=argv,
         policy=policy,
         strict=strict,
+        record_results=record_results,
         stall_s=stall_s,
         echo=echo,
         progress=progress,
@@ -150,6 +154,8 @@ def step(index: int) -> None:
         if verdict.strike is not None:
             verdict.strike()
             simulation.sleep(0)
+        if verdict.error is not None:
+            raise verdict.error
 
 
 def _namespaces(fn: Callable[..., Any]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from simdist.faults import Crash, Fault, Hang, LinkDelay, Partition, SlowRank
+from simdist.faults import Crash, Fault, Hang, Hold, LinkDelay, Partition, Raise, SlowRank, StoreDelay, StoreLost
 
 __all__ = ["delays_ns", "fault_schedules", "faults", "seeds", "world_sizes"]
 
@@ -40,6 +40,20 @@ def faults(world_size: int) -> SearchStrategy[Fault]:
             st.none() | delays_ns,
         ),
         st.builds(
+            lambda rank, op, nth, error: Raise(rank=rank, op=op, nth=nth, error=error),
+            ranks,
+            _operations,
+            st.integers(1, 4),
+            st.sampled_from(["RuntimeError", "DistStoreError"]),
+        ),
+        st.builds(
+            lambda rank, delay_ns, start_ns: StoreDelay(rank=rank, delay_ns=delay_ns, start_ns=start_ns),
+            st.none() | ranks,
+            delays_ns,
+            _times,
+        ),
+        st.builds(lambda at_ns: StoreLost(at_ns=at_ns), _times),
+        st.builds(
             lambda rank, delay_ns, start_ns: SlowRank(rank=rank, delay_ns=delay_ns, start_ns=start_ns),
             ranks,
             delays_ns,
@@ -53,6 +67,21 @@ def faults(world_size: int) -> SearchStrategy[Fault]:
                 lambda pair, delay_ns, both: LinkDelay(src=pair[0], dst=pair[1], delay_ns=delay_ns, both_ways=both),
                 pairs,
                 delays_ns,
+                st.booleans(),
+            )
+        )
+        kinds.append(
+            st.builds(
+                lambda pair, start_ns, length_ns, both: Hold(
+                    src=pair[0],
+                    dst=pair[1],
+                    start_ns=start_ns,
+                    until_ns=None if length_ns is None else start_ns + length_ns,
+                    both_ways=both,
+                ),
+                pairs,
+                _times,
+                st.none() | st.integers(1, 5_000_000),
                 st.booleans(),
             )
         )

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import builtins
 import signal as _signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Crash", "Fault", "Hang", "LinkDelay", "Partition", "SlowRank", "When", "problems_of"]
+__all__ = [
+    "Crash",
+    "Fault",
+    "Hang",
+    "Hold",
+    "LinkDelay",
+    "Partition",
+    "Raise",
+    "RankFault",
+    "SlowRank",
+    "StoreDelay",
+    "StoreLost",
+    "When",
+    "problems_of",
+    "rank_of",
+]
 
 When = Literal["before", "during", "after"]
+
+# What `Raise` can raise besides Python's own, by their names in torch.distributed (torch 2.13).
+TORCH_ERRORS = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "QueueEmptyError")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +72,28 @@ class Hang(_RankFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Raise(_RankFault):
+    """An exception in the rank's own program, in place of an operation or at the start of a step.
+
+    `error` names it: one of Python's, or one that torch.distributed exports. The operation is not issued; a program
+    that catches the exception may call it again.
+    """
+
+    error: str = "RuntimeError"
+    message: str = "injected by a fault"
+
+    def make(self) -> Exception:
+        """The exception itself."""
+        if self.error in TORCH_ERRORS:
+            import torch.distributed as dist
+
+            made: Exception = getattr(dist, self.error)(self.message)
+        else:
+            made = getattr(builtins, self.error)(self.message)
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
     """A straggler: every operation of `rank` starts `delay_ns` late, from `start_ns` until `until_ns` (None: ever)."""
 
@@ -83,7 +124,51 @@ class Partition:
     until_ns: int | None = None
 
 
-Fault = Crash | Hang | SlowRank | LinkDelay | Partition
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Messages from `src` to `dst` stay in flight until `until_ns`, or until someone releases them (None).
+
+    They keep their order, and leave at the time of release, as if sent then. `both_ways` holds the other direction too.
+    """
+
+    src: int
+    dst: int
+    start_ns: int = 0
+    until_ns: int | None = None
+    both_ways: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreDelay:
+    """Every request of `rank` (None: of any rank) to the launcher's store takes `delay_ns` longer.
+
+    The launcher's store is the one that torchrun serves, at MASTER_ADDR and MASTER_PORT; a store that a rank serves
+    itself is not affected.
+    """
+
+    delay_ns: int
+    start_ns: int = 0
+    until_ns: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLost:
+    """The launcher's store is gone at `at_ns`: connections to it end, and nobody answers there any more.
+
+    A restart brings a new one.
+    """
+
+    at_ns: int
+
+
+RankFault = Crash | Hang | Raise
+Fault = Crash | Hang | Raise | SlowRank | LinkDelay | Partition | Hold | StoreDelay | StoreLost
+
+
+def rank_of(fault: Fault) -> int | None:
+    """The rank whom the fault befalls; None if it befalls links or all ranks."""
+    return None if isinstance(fault, LinkDelay | Partition | Hold | StoreLost) else fault.rank
 
 
 def problems_of(faults: Iterable[Fault], world_size: int) -> list[str]:
@@ -91,15 +176,17 @@ def problems_of(faults: Iterable[Fault], world_size: int) -> list[str]:
     lines: list[str] = []
     for index, fault in enumerate(faults):
         where = f"faults[{index}]"
-        if isinstance(fault, Crash | Hang):
+        if isinstance(fault, RankFault):
             lines += _trigger_problems(where, fault)
+        if isinstance(fault, Raise):
+            lines += _raise_problems(where, fault)
         if isinstance(fault, Crash) and fault.exit_code is None and fault.signal not in _signal.Signals.__members__:
             lines.append(f"{where}.signal: unknown signal {fault.signal!r}; expected a name such as 'SIGKILL'")
         for name, rank in _ranks_of(fault):
             if not 0 <= rank < world_size:
                 lines.append(f"{where}.{name}: rank {rank} is outside the world of {world_size} ranks")
         lines += _time_problems(where, fault)
-        if isinstance(fault, LinkDelay) and fault.src == fault.dst:
+        if isinstance(fault, LinkDelay | Hold) and fault.src == fault.dst:
             lines.append(f"{where}: a rank has no link to itself")
         if isinstance(fault, Partition):
             members = [rank for group in fault.groups for rank in group]
@@ -114,11 +201,12 @@ def problems_of(faults: Iterable[Fault], world_size: int) -> list[str]:
 
 
 def _ranks_of(fault: Fault) -> list[tuple[str, int]]:
-    if isinstance(fault, LinkDelay):
+    if isinstance(fault, LinkDelay | Hold):
         return [("src", fault.src), ("dst", fault.dst)]
     if isinstance(fault, Partition):
         return [("groups", rank) for group in fault.groups for rank in group]
-    return [("rank", fault.rank)]
+    rank = rank_of(fault)
+    return [] if rank is None else [("rank", rank)]
 
 
 def _trigger_problems(where: str, fault: _RankFault) -> list[str]:
@@ -134,6 +222,35 @@ def _trigger_problems(where: str, fault: _RankFault) -> list[str]:
     if fault.nth is not None and fault.nth < 1:
         lines.append(f"{where}.nth: {fault.nth} is not a count; the first operation is 1")
     return lines
+
+
+def _raise_problems(where: str, fault: Raise) -> list[str]:
+    lines = []
+    if fault.at_ns is not None:
+        lines.append(f"{where}.at_ns: no program raises at a time; give an operation or a step")
+    if fault.when in ("during", "after") and fault.on_operation:
+        lines.append(
+            f"{where}.when: {fault.when!r} is too late to raise; the exception comes in place of the operation"
+        )
+    if not _can_be_raised(fault.error):
+        lines.append(
+            f"{where}.error: unknown exception {fault.error!r}; expected one of Python's that takes a text, or one of "
+            f"torch.distributed: {', '.join(TORCH_ERRORS)}"
+        )
+    return lines
+
+
+def _can_be_raised(name: str) -> bool:
+    kind = getattr(builtins, name, None)
+    if name in TORCH_ERRORS:
+        return True
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return False
+    try:
+        kind("text")
+    except TypeError:  # it wants more than a text
+        return False
+    return True
 
 
 def _time_problems(where: str, fault: Fault) -> list[str]:

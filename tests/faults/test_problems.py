@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 import simdist
 from simdist.errors import FaultError
-from simdist.faults import Crash, Fault, Hang, LinkDelay, Partition, SlowRank, problems_of
+from simdist.faults import (
+    Crash,
+    Fault,
+    Hang,
+    LinkDelay,
+    Partition,
+    Raise,
+    SlowRank,
+    StoreDelay,
+    StoreLost,
+    problems_of,
+)
 from tests.strategies import faults, world_sizes
 
 WORLD = 4
@@ -51,12 +62,32 @@ WORLD = 4
         (SlowRank(rank=0, delay_ns=1, start_ns=5, until_ns=5), "faults[0].until_ns: ends before it starts"),
         (LinkDelay(src=0, dst=1, delay_ns=1, start_ns=-5), "faults[0].start_ns: -5 ns lies before the start"),
         (Partition(groups=((0,), (1,)), start_ns=5, until_ns=4), "faults[0].until_ns: ends before it starts"),
+        (Raise(rank=4, nth=1), "faults[0].rank: rank 4 is outside the world of 4 ranks"),
+        (Raise(rank=0), "faults[0]: no trigger; give a time, a step, or an operation"),
+        (Raise(rank=0, at_ns=5), "faults[0].at_ns: no program raises at a time; give an operation or a step"),
+        (
+            Raise(rank=0, nth=1, when="after"),
+            "faults[0].when: 'after' is too late to raise; the exception comes in place of the operation",
+        ),
+        (StoreDelay(rank=4, delay_ns=1), "faults[0].rank: rank 4 is outside the world of 4 ranks"),
+        (StoreDelay(delay_ns=-1), "faults[0].delay_ns: -1 ns lies before the start"),
+        (StoreDelay(delay_ns=1, start_ns=5, until_ns=5), "faults[0].until_ns: ends before it starts"),
+        (StoreLost(at_ns=-1), "faults[0].at_ns: -1 ns lies before the start"),
         (Partition(groups=((0, 1),)), "faults[0].groups: a partition needs at least two groups"),
         (Partition(groups=((0, 1), (1, 2))), "faults[0].groups: rank 1 is in more than one group"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(fault: Fault, problem: str) -> None:
     assert problems_of([fault], WORLD) == [problem]
+
+
+@pytest.mark.parametrize(
+    "name", ["Valueerror", "print", "KeyboardInterrupt", "UnicodeDecodeError", "ExceptionGroup", ""]
+)
+def test_what_cannot_be_raised_with_a_text_is_told(name: str) -> None:
+    (line,) = problems_of([Raise(rank=0, nth=1, error=name)], WORLD)
+
+    assert line.startswith(f"faults[0].error: unknown exception {name!r}; expected one of Python's that takes a text")
 
 
 def test_a_delay_on_a_link_from_a_rank_to_itself_is_told() -> None:
@@ -105,7 +136,7 @@ def test_faults_made_for_a_world_fit_it(data: st.DataObject) -> None:
     assert problems_of(data.draw(st.lists(faults(world_size), max_size=3)), world_size) == []
 
 
-@pytest.mark.parametrize("kind", [Crash, Hang, SlowRank, LinkDelay, Partition])
+@pytest.mark.parametrize("kind", [Crash, Hang, Raise, SlowRank, LinkDelay, Partition, StoreDelay, StoreLost])
 def test_faults_are_frozen_and_take_keywords_only(kind: Any) -> None:
     assert kind.__dataclass_params__.frozen
     assert all(field.kw_only for field in dataclasses.fields(kind))

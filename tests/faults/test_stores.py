@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.faults import Fault, StoreDelay, StoreLost
+from simdist.result import RunResult
+from tests.faults.programs import MS, events_of
+
+CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+
+
+def connect(timeout_s: float = 1.0) -> Any:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def words(call: Callable[[], object]) -> tuple[str, int]:
+    """What the call returns or fails with, and when it is over."""
+    try:
+        text = repr(call())
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    return text, time.time_ns()
+
+
+def run(body: Callable[[], object], *faults: Fault, world_size: int = 2, max_restarts: int = 0) -> RunResult:
+    return simdist.run(body, world_size=world_size, faults=faults, max_restarts=max_restarts)
+
+
+def two_requests() -> tuple[bytes, int]:
+    store = connect()
+    store.set("key", "value")
+    return store.get("key"), time.time_ns()
+
+
+def test_every_request_of_every_rank_takes_longer() -> None:
+    result = run(two_requests, StoreDelay(delay_ns=5 * MS))
+
+    assert result.values == [(b"value", 10 * MS)] * 2
+    (event,) = events_of(result, "fault")
+    assert (event.time_ns, event.rank) == (0, -1)
+    assert event.data["text"] == "requests of all ranks to the launcher's store take 5 ms longer"
+
+
+def test_one_rank_alone_is_slow_and_delays_add_up() -> None:
+    faults = [StoreDelay(delay_ns=5 * MS, rank=1), StoreDelay(delay_ns=2 * MS)]
+    result = run(two_requests, *faults)
+
+    assert [value[1] for value in result.values] == [4 * MS, 14 * MS]
+    assert [(event.rank, event.data["text"]) for event in events_of(result, "fault")] == [
+        (1, "requests of rank 1 to the launcher's store take 5 ms longer"),
+        (-1, "requests of all ranks to the launcher's store take 2 ms longer"),
+    ]
+
+
+def test_a_store_is_slow_from_one_time_until_another() -> None:
+    result = run(two_requests, StoreDelay(delay_ns=5 * MS, until_ns=3 * MS), world_size=1)
+
+    assert result.values == [(b"value", 5 * MS)]  # the second request leaves after the end
+
+
+def test_a_request_that_takes_longer_than_its_timeout_fails_when_it_has_been_called_back() -> None:
+    def body() -> list[tuple[str, int]]:
+        store = connect(0.05)
+        store.set("key", "value")
+        return [words(lambda: store.get("key")), words(lambda: store.wait(["key"], timedelta(milliseconds=20)))]
+
+    result = run(body, StoreDelay(delay_ns=100 * MS, start_ns=1), world_size=1)
+
+    assert result.values[0] == [(repr(b"value"), 0), ("None", 0)]
+
+    result = run(body, StoreDelay(delay_ns=100 * MS), world_size=1)
+
+    assert result.values[0] == [
+        ("DistStoreError: wait timeout after 50ms, keys: /key", 250 * MS),
+        ("DistStoreError: wait timeout after 20ms, keys: /key", 370 * MS),
+    ]
+
+
+def test_the_wait_for_a_key_counts_from_the_request() -> None:
+    result = run(lambda: words(lambda: connect(0.05).get("never")), StoreDelay(delay_ns=30 * MS), world_size=1)
+
+    assert result.values == [("DistStoreError: wait timeout after 50ms, keys: /never", 80 * MS)]
+
+
+def test_a_store_that_a_rank_serves_itself_is_neither_slow_nor_lost() -> None:
+    def body() -> tuple[bytes, int]:
+        store = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=1))  # type: ignore[attr-defined]
+        store.set("key", "value")
+        time.sleep(0.01)
+        return store.get("key"), time.time_ns()
+
+    result = run(body, StoreDelay(delay_ns=5 * MS), StoreLost(at_ns=MS), world_size=1)
+
+    assert result.values == [(b"value", 10 * MS)]
+
+
+def test_a_lost_store_ends_waits_and_answers_nobody() -> None:
+    def body() -> list[tuple[str, int]]:
+        waiting, writing = connect(), connect()
+        heard = [words(lambda: waiting.get("never")), words(lambda: writing.set("key", "value"))]
+        return [*heard, words(lambda: writing.get("key")), words(lambda: connect(0.2))]
+
+    result = run(body, StoreLost(at_ns=7 * MS), world_size=1)
+
+    assert result.values[0] == [
+        (f"DistNetworkError: {CLOSED}", 7 * MS),
+        ("None", 7 * MS),  # what is not answered leaves before anybody knows
+        ("DistNetworkError: Broken pipe", 7 * MS),
+        (
+            "DistNetworkError: The client socket has timed out after 200ms while trying to connect to "
+            "(127.0.0.1, 29500).",
+            207 * MS,
+        ),
+    ]
+    (event,) = events_of(result, "fault")
+    assert (event.time_ns, event.rank) == (7 * MS, -1)
+    assert event.data["text"] == "the launcher's store is gone"
+
+
+def test_a_group_needs_no_store_any_more() -> None:
+    def body() -> float:
+        dist.init_process_group("gloo")
+        time.sleep(0.01)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    assert run(body, StoreLost(at_ns=5 * MS)).values == [2.0, 2.0]
+
+
+def test_a_new_group_does() -> None:
+    def body() -> None:
+        dist.init_process_group("gloo")
+        time.sleep(0.01)
+        dist.new_group([0, 1])
+
+    result = run(body, StoreLost(at_ns=5 * MS))
+
+    assert [type(rank.exception) for rank in result.ranks] == [dist.DistNetworkError] * 2
+
+
+def test_a_restart_brings_a_new_store() -> None:
+    def body() -> str:
+        time.sleep(0.01)
+        store = connect()
+        store.set("key", "value")
+        return str(store.get("key"), "utf-8")
+
+    result = run(body, StoreLost(at_ns=5 * MS), max_restarts=1)
+
+    assert result.values == ["value", "value"]
+    assert result.restarts == 1
+
+
+@pytest.mark.parametrize("faults", [[], [StoreDelay(delay_ns=1, start_ns=10**12)]])
+def test_who_asks_no_store_meets_no_fault(faults: list[Fault]) -> None:
+    result = run(lambda: time.sleep(0.01), *faults)
+
+    assert result.virtual_time_ns == 10 * MS
+    assert events_of(result, "fault", "delay") == []
+
+
+def test_who_waits_for_the_members_of_a_group_when_the_store_is_lost_waits_no_longer() -> None:
+    def body() -> tuple[str, int] | None:
+        if os.environ["RANK"] == "0":
+            return words(lambda: dist.init_process_group("gloo"))
+        time.sleep(0.02)
+        return None
+
+    result = run(body, StoreLost(at_ns=5 * MS))
+
+    assert result.values == [(f"DistNetworkError: {CLOSED}", 5 * MS), None]
