@@ -2,15 +2,19 @@
 
 `_stream.py` gives the values of the kernel's flat records their names. The exporters rest on `simdist.result` alone and
 take the events as data, so an event kind that is new shows up as a mark and breaks nothing: `_chrome.py` writes Chrome
-trace JSON, which Perfetto opens; `_lines.py` one JSON object per event.
+trace JSON, which Perfetto opens; `_lines.py` one JSON object per event; `_reader.py` reads both back. Pictures and
+tables want spans instead of events: a `Trace` (`_trace.py`) has them, `_figure.py` draws it, `_flight_recorder.py`
+writes it for torch's analyser.
 
 An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by kind:
 
 | kind | data |
 |---|---|
 | start, exit, restart | life, pid, host; status, exit_code, life; life |
-| issue | op, group, seq, nbytes, dtype, shape, peer (-1: none), async_op: a rank calls an operation |
-| complete | op, group, seq, begin_ns (data began to flow), crc; rank -1: for every member that issued (group, seq) |
+| group | group, ranks (global, in group order), desc: the members have met; rank -1 |
+| issue | op, group, seq, nbytes, dtype, shape, peer (other end, or root, as a group rank; -1: none), async_op, tag |
+| delay | duration_ns, op: a fault holds the rank up before it issues the operation |
+| complete | op, group, seq, begin_ns (data began to flow), crc, peer (of a message); rank -1: for all that issued it |
 | error | op, group, seq, error, message: the operation failed for that rank |
 | sleep, step, store | duration_ns; step; op, key |
 | output | stream, size, crc |
@@ -18,7 +22,33 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 | deadlock | cycle, text |
 """
 
+from simdist.trace._axis import short_duration
 from simdist.trace._chrome import chrome_trace, write_chrome_trace
+from simdist.trace._figure import save, timeline
+from simdist.trace._flight_recorder import flight_recorder_dumps, write_flight_recorder
 from simdist.trace._lines import event_line, write_events
+from simdist.trace._notes import notes_of, rank_list, short_message
+from simdist.trace._reader import read_trace
+from simdist.trace._spans import Span
+from simdist.trace._stream import event_of
+from simdist.trace._trace import Trace, trace_of
 
-__all__ = ["chrome_trace", "event_line", "write_chrome_trace", "write_events"]
+__all__ = [
+    "Span",
+    "Trace",
+    "chrome_trace",
+    "event_line",
+    "event_of",
+    "flight_recorder_dumps",
+    "notes_of",
+    "rank_list",
+    "read_trace",
+    "save",
+    "short_duration",
+    "short_message",
+    "timeline",
+    "trace_of",
+    "write_chrome_trace",
+    "write_events",
+    "write_flight_recorder",
+]

@@ -12,15 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from simdist.result import Event, RunResult
+from simdist.trace._messages import Groups, messages
 from simdist.trace._spans import Span, spans_of
+from simdist.trace._trace import IN_SPANS
 from simdist.trace._tracks import Track, Tracks
 
 __all__ = ["chrome_trace", "write_chrome_trace"]
 
 Record = dict[str, Any]
-
-# Kinds that are told by spans; every other kind, known or not, is a mark.
-_IN_SPANS = ("issue", "complete", "error", "sleep")
 
 
 def write_chrome_trace(result: RunResult, stream: TextIO) -> None:
@@ -38,8 +37,8 @@ def chrome_trace(result: RunResult) -> Record:
     timed: list[tuple[int, Record]] = []
     for index, span in enumerate(spans):
         timed += _span_records(span, tracks.of_span(index))
-    timed += _arrows(spans, tracks)
-    timed += [(event.time_ns, _instant(event, tracks)) for event in result.events if event.kind not in _IN_SPANS]
+    timed += _arrows(spans, messages(spans, Groups(result.events)), tracks)
+    timed += [(event.time_ns, _instant(event, tracks)) for event in result.events if event.kind not in IN_SPANS]
     timed.sort(key=lambda item: item[0])  # stable: an operation stays ahead of what it consists of
     return {
         "traceEvents": [*tracks.metadata(), *(record for _, record in timed)],
@@ -50,8 +49,9 @@ def chrome_trace(result: RunResult) -> Record:
 
 def _span_records(span: Span, track: Track) -> Iterator[tuple[int, Record]]:
     """The operation, and in it the wait for its peers and the transfer."""
-    arguments = {key: value for key, value in span.issue.data.items() if key != "op"}
+    arguments = {key: value for key, value in span.issue.data.items() if key != "op" or not span.is_operation}
     arguments |= {"end": span.end} | ({"message": span.message} if span.message else {})
+    arguments |= {} if span.peer is None else {"peer": span.peer}
     yield _slice(span.name, span.issue.kind, span.start_ns, span.end_ns, track, arguments)
     if not span.is_operation:
         return
@@ -68,19 +68,8 @@ def _slice(name: str, category: str, start_ns: int, end_ns: int, track: Track, a
     return start_ns, record | track.ids() | {"args": arguments}
 
 
-def _arrows(spans: Sequence[Span], tracks: Tracks) -> Iterator[tuple[int, Record]]:
-    """An arrow from each send to the recv that took its data: the n-th of one with the n-th of the other."""
-    sends: dict[tuple[Any, ...], list[int]] = {}
-    recvs: dict[tuple[Any, ...], list[int]] = {}
-    for index, span in enumerate(spans):
-        data, peer = span.issue.data, span.issue.data.get("peer", -1)
-        if span.end == "complete" and isinstance(peer, int) and peer >= 0:
-            channel = (str(data.get("group")), str(data.get("tag", 0)))
-            if span.name == "send":
-                sends.setdefault((*channel, span.rank, peer), []).append(index)
-            elif span.name == "recv":
-                recvs.setdefault((*channel, peer, span.rank), []).append(index)
-    pairs = sorted(pair for key in sends for pair in zip(sends[key], recvs.get(key, []), strict=False))
+def _arrows(spans: Sequence[Span], pairs: Sequence[tuple[int, int]], tracks: Tracks) -> Iterator[tuple[int, Record]]:
+    """An arrow from each send to the recv that took its data."""
     for number, (send, recv) in enumerate(pairs, start=1):
         for phase, index in (("s", send), ("f", recv)):
             span = spans[index]

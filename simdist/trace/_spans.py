@@ -15,10 +15,11 @@ End = Literal["complete", "error", "cut off"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a rank was in from `start_ns` to `end_ns`: an operation, or a sleep.
+    """Something that a rank was in from `start_ns` to `end_ns`: an operation, a sleep, or a delay that a fault puts in.
 
     `begin_ns` is when an operation's data began to flow, None if they never did. "cut off": the rank or the run ended
-    first. `issue` is the event that opened it, `message` what an error said.
+    first. `issue` is the event that opened it, `message` what an error said, `peer` the other end of a message as its
+    completion tells it, in the group.
     """
 
     rank: int
@@ -29,10 +30,11 @@ class Span:
     end: End = "complete"
     begin_ns: int | None = None
     message: str = ""
+    peer: int | None = None
 
     @property
     def is_operation(self) -> bool:
-        """True for an operation, False for a sleep."""
+        """True for an operation, False for a sleep or a delay."""
         return self.issue.kind == "issue"
 
     @property
@@ -68,7 +70,7 @@ class _Book:
             self._open.setdefault(_key(event.data), {})[event.rank] = (self._next(), event)
         elif event.kind in ("complete", "error"):
             self._finish(event)
-        elif event.kind == "sleep":
+        elif event.kind in ("sleep", "delay"):
             self._wake(event.rank, event.time_ns)
             self._sleeping[event.rank] = (self._next(), event)
         elif event.kind in ("exit", "start"):
@@ -95,7 +97,7 @@ class _Book:
                 end: End = "complete" if event.kind == "complete" else "error"
                 message = f"{event.data.get('error', '')}: {event.data.get('message', '')}" if end == "error" else ""
                 begin = event.data.get("begin_ns") if end == "complete" else None
-                self._close(number, issue, event.time_ns, end, begin, message)
+                self._close(number, issue, event.time_ns, end, begin, message, event.data.get("peer"))
 
     def _close_rank(self, rank: int, time_ns: int) -> None:
         self._wake(rank, time_ns)
@@ -110,13 +112,22 @@ class _Book:
             number, event = self._sleeping.pop(rank)
             wanted_ns = event.time_ns + int(event.data.get("duration_ns", 0))
             end: End = "complete" if wanted_ns <= time_ns else "cut off"
-            self.closed.append((number, Span(rank, event.time_ns, min(wanted_ns, time_ns), "sleep", event, end)))
+            self.closed.append((number, Span(rank, event.time_ns, min(wanted_ns, time_ns), event.kind, event, end)))
 
-    def _close(self, number: int, issue: Event, end_ns: int, end: End, begin_ns: int | None, message: str) -> None:
+    def _close(
+        self,
+        number: int,
+        issue: Event,
+        end_ns: int,
+        end: End,
+        begin_ns: int | None,
+        message: str,
+        peer: int | None = None,
+    ) -> None:
         name = str(issue.data.get("op", "operation"))
         if begin_ns is not None:  # a member that comes late to a rooted collective finds its data there
             begin_ns = min(max(begin_ns, issue.time_ns), end_ns)
-        self.closed.append((number, Span(issue.rank, issue.time_ns, end_ns, name, issue, end, begin_ns, message)))
+        self.closed.append((number, Span(issue.rank, issue.time_ns, end_ns, name, issue, end, begin_ns, message, peer)))
 
 
 def _key(data: Mapping[str, Any]) -> _Key:

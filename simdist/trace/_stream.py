@@ -7,15 +7,18 @@ from typing import Any, overload
 
 from simdist.result import Event
 
-__all__ = ["FIELDS", "EventStream"]
+__all__ = ["FIELDS", "EventStream", "event_of"]
 
 # Kind -> names of the values behind (time_ns, kind, rank).
 FIELDS: dict[str, tuple[str, ...]] = {
     "start": ("life", "pid", "host"),
     "exit": ("status", "exit_code", "life"),
     "restart": ("life",),
-    "issue": ("op", "group", "seq", "nbytes", "dtype", "shape", "peer", "async_op"),
-    "complete": ("op", "group", "seq", "begin_ns", "crc"),
+    "group": ("group", "ranks", "desc"),
+    "issue": ("op", "group", "seq", "nbytes", "dtype", "shape", "peer", "async_op", "tag"),
+    "delay": ("duration_ns", "op"),
+    "complete": ("op", "group", "seq", "begin_ns", "crc", "peer"),
+    "result": ("op", "group", "seq", "crc"),
     "error": ("op", "group", "seq", "error", "message"),
     "sleep": ("duration_ns",),
     "step": ("step",),
@@ -42,14 +45,15 @@ class EventStream(Sequence[Event]):
 
     def __getitem__(self, index: int | slice) -> Event | list[Event]:
         if isinstance(index, slice):
-            return [_event(record) for record in self._records[index]]
-        return _event(self._records[index])
+            return [event_of(record) for record in self._records[index]]
+        return event_of(self._records[index])
 
     def __len__(self) -> int:
         return len(self._records)
 
 
-def _event(record: tuple[Any, ...]) -> Event:
+def event_of(record: tuple[Any, ...]) -> Event:
+    """A record of the kernel as an `Event`."""
     time_ns, kind, rank, *values = record
     names = FIELDS.get(kind, ())
     data = {

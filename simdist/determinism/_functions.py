@@ -1,0 +1,83 @@
+"""Functions as the target of a check: how a fresh process finds the same one."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from simdist.api import run
+from simdist.determinism._check import check
+from simdist.determinism._fresh import Job
+from simdist.determinism._report import DeterminismReport
+from simdist.errors import SimdistError
+
+__all__ = ["call_function", "check_determinism"]
+
+_WATCHING = ("echo", "progress", "replay")
+
+
+def check_determinism(fn: Callable[..., Any], *, world_size: int, **arguments: Any) -> DeterminismReport:
+    """Run `fn` on simulated ranks twice, the second time in a fresh process under another hash seed, and compare.
+
+    Every event, payload and returned value must be the same. If they are not, both versions of the first event that
+    differs are in the report, with the user's line that made it, and the line where the difference began. `arguments`
+    are those of `simdist.run`. The second run also sees folders in reverse order and garbage collected later: nobody
+    promises either.
+
+    Raises:
+        SimdistError: a fresh process can't import `fn` (it is a lambda, or defined inside a function), its arguments
+            can't be pickled, or the second run came to nothing.
+    """
+    file, name = _home(fn)
+    options = {key: value for key, value in arguments.items() if key not in _WATCHING}
+    job = Job(__name__, "call_function", (file, name, fn.__module__, {"world_size": world_size, **options}))
+    return check(lambda: run(fn, world_size=world_size, **arguments), job, target=f"{Path(file).name}:{name}")
+
+
+def _home(fn: Callable[..., Any]) -> tuple[str, str]:
+    """The file and the name under which `fn` is found again."""
+    if isinstance(fn, functools.partial):
+        raise SimdistError("a fresh process can't import a functools.partial; pass the function, and args=, kwargs=")
+    name, module = getattr(fn, "__qualname__", ""), sys.modules.get(getattr(fn, "__module__", ""))
+    file = inspect.getsourcefile(fn) if inspect.isfunction(fn) else None
+    if file is None or module is None or not name:
+        raise SimdistError(f"a fresh process can't import {fn!r}; pass a function of a module")
+    if "<" in name:
+        what = "a lambda" if name.endswith("<lambda>") else "defined inside a function"
+        raise SimdistError(
+            f"a fresh process can't import {name!r}: it is {what}; put it at the top of its module, and what it "
+            "closes over into args= or kwargs="
+        )
+    return str(Path(file).resolve()), name
+
+
+def call_function(file: str, name: str, module: str, arguments: dict[str, Any]) -> None:
+    """In the fresh process: run the function `name` of the module in `file`."""
+    found: Any = _module(file, module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    run(found, **arguments)
+
+
+def _module(file: str, name: str) -> Any:
+    """The module, under its own name where that leads to the file."""
+    if name != "__main__":
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(file):
+            return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location("__mp_main__" if name == "__main__" else name, file)
+    if spec is None or spec.loader is None:
+        raise SimdistError(f"{file} can't be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,120 @@
+"""Records a run while it happens in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+from simdist._observer import Observer, observed_by
+from simdist.c10d._numerics import whole_payloads
+from simdist.determinism._describe import describe
+from simdist.determinism._lines import Budget, LineTrace, trace_lines
+from simdist.determinism._recording import MAIN, Noted, Recording, WorldRecord
+from simdist.determinism._surroundings import looked_at, shaken
+from simdist.determinism._usercode import Line, is_user_file, user_frame
+from simdist.kernel import Simulation
+from simdist.process import SimProcess, current_process
+from simdist.result import RunResult
+
+__all__ = ["record", "recording"]
+
+_ON_RANK = ("issue", "sleep", "delay", "step", "store", "output", "fault")  # made by the rank's own thread
+
+
+class _Recorder(Observer):
+    def __init__(self, into: Recording, *, lines: bool) -> None:
+        self._into = into
+        self._lines = lines
+        self._budget = Budget()
+        self._whole: list[int] = []
+        self._issued: dict[tuple[Any, ...], tuple[Line | None, int]] = {}
+
+    def world_begins(self, simulation: Simulation) -> None:
+        world = WorldRecord()
+        self._into.worlds.append(world)
+        self._issued.clear()
+        beside = {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
+        self._into.threads = tuple(sorted(beside | set(self._into.threads)))
+        simulation.events.watch(lambda record: self._note(world, record))
+
+    def rank_begins(self, process: SimProcess) -> None:
+        if self._lines:
+            trace = LineTrace()
+            self._into.traces[len(self._into.worlds) - 1, process.rank, process.life] = trace
+            trace_lines(trace, self._budget)
+
+    def world_ends(self, result: RunResult) -> None:
+        world = self._into.worlds[-1]
+        world.digest = result.digest
+        world.values = [describe(rank.value) for rank in result.ranks]
+
+    def _note(self, world: WorldRecord, record: tuple[Any, ...]) -> None:
+        kind, rank = record[1], record[2]
+        noted = Noted(record)
+        process = current_process()
+        if process is not None and rank == process.rank and kind in _ON_RANK:
+            frame = user_frame(sys._getframe(2))
+            if frame is not None:
+                noted.site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            trace = self._into.traces.get((len(self._into.worlds) - 1, rank, process.life))
+            noted.step = -1 if trace is None else len(trace.steps)
+        if kind == "output":
+            noted.is_warning = _from_warnings(sys._getframe(2))
+        if kind == "issue":
+            self._issued[rank, record[4], record[3], record[5]] = noted.site, noted.step
+        elif kind in ("complete", "error"):
+            if rank >= 0:
+                noted.site, noted.step = self._issued.get((rank, record[4], record[3], record[5]), (None, -1))
+            noted.whole = tuple(self._whole)
+            self._whole.clear()
+        world.events.append(noted)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record everything that happens inside."""
+        with ExitStack() as stack:
+            stack.enter_context(whole_payloads(self._whole.append))
+            stack.enter_context(looked_at(self._into.seen))
+            stack.enter_context(observed_by(self))
+            if self._lines:
+                self._into.traces[MAIN] = trace = LineTrace()
+                stack.callback(trace_lines(trace, self._budget))
+            yield
+
+
+def _from_warnings(frame: FrameType | None) -> bool:
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if frame.f_code.co_filename == warnings.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def recording(*, lines: bool = False, shake: bool = False) -> Iterator[Recording]:
+    """Record the worlds that run inside; `lines` also traces the user's code line by line.
+
+    `shake` turns round what nobody promises: the order of folders, when the garbage collector runs.
+    """
+    found = Recording(hash_seed=os.environ.get("PYTHONHASHSEED", "random"))
+    with ExitStack() as stack:
+        if shake:
+            stack.enter_context(shaken())
+        with _Recorder(found, lines=lines).watching():
+            yield found
+
+
+def record(call: Callable[[], object], *, lines: bool = False, shake: bool = False) -> Recording:
+    """Call `call` and record what it does; what it raises belongs to the recording."""
+    with recording(lines=lines, shake=shake) as found:
+        try:
+            call()
+        except Exception as error:
+            found.error = f"{type(error).__name__}: {error}"
+    return found

@@ -1,0 +1,120 @@
+"""What a program meets outside itself: folders and files, and when garbage is collected."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from simdist.determinism._recording import Seen
+from simdist.determinism._usercode import user_frame
+from simdist.process import current_process
+
+__all__ = ["looked_at", "shaken"]
+
+_LATER = 100  # times as many objects until the collector runs
+
+
+@contextmanager
+def shaken() -> Iterator[None]:
+    """Inside, folders come in reverse order and garbage is collected much later: both are nobody's promise."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(thresholds[0] * _LATER, *thresholds[1:])
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(os, "listdir", _last_first(list)))
+            stack.enter_context(_replaced(os, "scandir", _last_first(_Entries)))
+            yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _last_first(kind: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def look(*args: Any, **kwargs: Any) -> Any:
+            return kind(list(original(*args, **kwargs))[::-1])
+
+        return look
+
+    return make
+
+
+class _Entries:
+    """The entries of a folder; stands in for the iterator of `os.scandir`."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Any:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@contextmanager
+def looked_at(seen: dict[int, list[Seen]]) -> Iterator[None]:
+    """Note which files the user's code finds, and which it does not, for each rank."""
+    with ExitStack() as stack:
+        for name in ("stat", "lstat", "mkdir", "remove", "unlink", "rename", "replace"):
+            stack.enter_context(_replaced(os, name, functools.partial(_noting, seen, "file", _happened)))
+        stack.enter_context(_replaced(os, "listdir", functools.partial(_noting, seen, "folder", _names)))
+        for owner in (builtins, io):
+            stack.enter_context(_replaced(owner, "open", functools.partial(_noting, seen, "file", _happened)))
+        yield
+
+
+def _happened(result: object) -> str:
+    return "there"
+
+
+def _names(result: Any) -> str:
+    return ", ".join(sorted(map(str, result)))
+
+
+def _noting(
+    seen: dict[int, list[Seen]], kind: str, told: Callable[[Any], str], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def look(*args: Any, **kwargs: Any) -> Any:
+        frame = user_frame(sys._getframe(1))
+        if frame is None:
+            return original(*args, **kwargs)
+        site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        process = current_process()
+        notes = seen.setdefault(-1 if process is None else process.rank, [])
+        try:
+            result = original(*args, **kwargs)
+        except OSError as error:
+            notes.append(Seen(kind, site, type(error).__name__))
+            raise
+        notes.append(Seen(kind, site, told(result)))
+        return result
+
+    return look
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,65 @@
+"""Which ranks a group has, and which send met which receive."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from simdist.result import Event
+from simdist.trace._spans import Span
+
+__all__ = ["Groups", "messages"]
+
+
+class Groups:
+    """The members of each group. A name may come back with others, after a restart or a second initialisation."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._known: dict[str, tuple[list[int], list[list[int]]]] = {}
+        self.descriptions: dict[str, str] = {}
+        for event in events:
+            if event.kind == "group":
+                name = str(event.data.get("group"))
+                times, members = self._known.setdefault(name, ([], []))
+                times.append(event.time_ns)
+                members.append([int(rank) for rank in event.data.get("ranks", ())])
+                self.descriptions[name] = str(event.data.get("desc", "undefined"))
+
+    def names(self) -> list[str]:
+        """Every group, in the order in which they came to be."""
+        return list(self._known)
+
+    def members(self, name: str, time_ns: int) -> list[int]:
+        """The global ranks of the group at that time, in its own order; none if the trace does not tell."""
+        times, members = self._known.get(name, ([], []))
+        index = bisect_right(times, time_ns) - 1
+        return members[index] if index >= 0 else []
+
+    def peer(self, span: Span) -> int | None:
+        """The global rank at the other end of a message, or of a collective's root; None if there is none."""
+        peer = span.issue.data.get("peer", -1)
+        if span.peer is not None:
+            peer = span.peer
+        if not isinstance(peer, int) or peer < 0:
+            return None
+        members = self.members(str(span.issue.data.get("group")), span.start_ns)
+        return members[peer] if peer < len(members) else peer
+
+
+def messages(spans: Sequence[Span], groups: Groups) -> list[tuple[int, int]]:
+    """The send and the receive of every message that arrived, as indices into `spans`.
+
+    On one channel (group, tag, sender, receiver) the n-th send meets the n-th receive.
+    """
+    sends: dict[tuple[Any, ...], list[int]] = {}
+    receives: dict[tuple[Any, ...], list[int]] = {}
+    for index, span in enumerate(spans):
+        peer = groups.peer(span) if span.end == "complete" and span.name in ("send", "recv") else None
+        if peer is not None:
+            channel = str(span.issue.data.get("group")), str(span.issue.data.get("tag", 0))
+            if span.name == "send":
+                sends.setdefault((*channel, span.rank, peer), []).append(index)
+            else:
+                receives.setdefault((*channel, peer, span.rank), []).append(index)
+    return sorted(pair for key in sends for pair in zip(sends[key], receives.get(key, []), strict=False))

@@ -1,0 +1,141 @@
+"""What a person must be told beside the picture: faults, restarts, failures, deadlocks; and where the words go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simdist.trace._axis import TimeAxis, short_duration
+from simdist.trace._canvas import text_width
+from simdist.trace._trace import Trace
+
+__all__ = ["Note", "Placed", "notes_of", "placed", "rank_list", "short_message"]
+
+NOTE_PX = 11.5
+_MESSAGE = 76  # letters of an exception that are shown
+_GAP_PX = 14
+_NEAR_PX = 8  # moments so near to each other look like one
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that happened at `time_ns` on `ranks` (none: to the world), and how bad that is."""
+
+    time_ns: int
+    text: str
+    ranks: tuple[int, ...]
+    tone: Literal["fault", "failure", "restart", "deadlock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A note whose words begin at `left` in the given row; row 0 is nearest to the lanes."""
+
+    note: Note
+    x: float
+    left: float
+    row: int
+
+
+def notes_of(trace: Trace) -> list[Note]:
+    """The notes of a run, by time; what several ranks suffer alike is said once."""
+    notes = []
+    for mark in trace.of_kind("fault"):
+        ranks = (mark.rank,) if mark.rank >= 0 else ()
+        notes.append(Note(mark.time_ns, str(mark.data.get("text") or mark.data.get("fault", "fault")), ranks, "fault"))
+    for mark in trace.of_kind("deadlock"):
+        cycle = [str(name) for name in mark.data.get("cycle", ())]
+        notes.append(Note(mark.time_ns, "deadlock: " + " \N{RIGHTWARDS ARROW} ".join(cycle), (), "deadlock"))
+    ends = sorted({mark.time_ns for mark in trace.of_kind("exit")})
+    for mark in trace.of_kind("restart"):
+        before = [end for end in ends if end < mark.time_ns]
+        after = f" after {short_duration(mark.time_ns - before[-1])}" if before else ""
+        notes.append(Note(mark.time_ns, f"every rank starts again{after}", (), "restart"))
+    return sorted([*notes, *_failures(trace)], key=lambda note: (note.time_ns, note.tone, note.ranks))
+
+
+def _failures(trace: Trace) -> Iterable[Note]:
+    """One note for all ranks that fail with the same words before the next restart."""
+    restarts = [mark.time_ns for mark in trace.of_kind("restart")]
+    told: dict[tuple[int, str], Note] = {}
+    for span in trace.spans:
+        if span.end == "error":
+            life = sum(restart <= span.end_ns for restart in restarts)
+            text = short_message(span.message)
+            known = told.get((life, text))
+            if known is None:
+                told[life, text] = Note(span.end_ns, text, (span.rank,), "failure")
+            elif span.rank not in known.ranks:
+                told[life, text] = replace(
+                    known, time_ns=max(known.time_ns, span.end_ns), ranks=tuple(sorted((*known.ranks, span.rank)))
+                )
+    for note in told.values():
+        yield replace(note, text=f"{rank_list(note.ranks)}: {note.text}")
+
+
+def short_message(message: str) -> str:
+    """An exception's text without what only a maintainer of Gloo wants to know."""
+    first = message.splitlines()[0] if message else "failed"
+    first = re.sub(r"\[/\S+?\.(?:cc|cpp|h):\d+\]\s*", "", first)
+    first = re.sub(r"\[[\d.:a-f]+\]:\d+", "", first).replace(" : ", ": ")
+    first = re.sub(r"\b(\d+)000ms\b", lambda found: short_duration(int(found[1]) * 10**9), first)
+    first = re.sub(r"\s+", " ", first.split(". This is typically caused")[0]).strip()
+    return first if len(first) <= _MESSAGE else first[: _MESSAGE - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """ "rank 2", "ranks 0, 1, 3", "ranks 0-5, 7"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [
+        str(first) if first == last else f"{first}-{last}" if last > first + 1 else f"{first}, {last}"
+        for first, last in runs
+    ]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def placed(notes: Sequence[Note], axis: TimeAxis, left: float, right: float, rows: int) -> tuple[list[Placed], int]:
+    """Put each note's words beside its moment, without any two touching; and how many found no room.
+
+    From the last to the first, so that the leader of a later one does not cross the words of an earlier one, and what
+    happens at nearly the same moment reads from top to bottom, on one leader.
+    """
+    found: list[Placed] = []
+    lost = 0
+    moments: list[float] = []
+    for note in notes:
+        x = axis.x(note.time_ns)
+        moments.append(moments[-1] if moments and x - moments[-1] < _NEAR_PX else x)
+    for note, x in zip(reversed(notes), reversed(moments), strict=True):
+        lowest = 1 + max((other.row for other in found if other.x == x), default=-1)
+        width = text_width(note.text, NOTE_PX, bold=True)
+        start = x + 6 if x + 6 + width <= right else max(left, min(x - 6 - width, right - width))
+        end = start + width
+        clear = [row for row in range(lowest, rows) if not any(_touch(start, end, row, other) for other in found)]
+        best = [row for row in clear if not any(_cross(start, end, x, row, other) for other in found)]
+        if clear:
+            found.append(Placed(note, x, start, (best or clear)[0]))
+        else:
+            lost += 1
+    return found, lost
+
+
+def _touch(start: float, end: float, row: int, other: Placed) -> bool:
+    """True if words from `start` to `end` in that row have no room beside the other's."""
+    return row == other.row and start < _end(other) + _GAP_PX and other.left < end + _GAP_PX
+
+
+def _cross(start: float, end: float, x: float, row: int, other: Placed) -> bool:
+    """True if the leader of one goes through the words of the other."""
+    through_these = row < other.row and start - 3 <= other.x <= end + 3
+    return through_these or (row > other.row and other.left - 3 <= x <= _end(other) + 3)
+
+
+def _end(placed: Placed) -> float:
+    return placed.left + text_width(placed.note.text, NOTE_PX, bold=True)

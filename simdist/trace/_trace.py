@@ -1,0 +1,82 @@
+"""A run as pictures and tables need it: spans, and marks for all that has no length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simdist.result import Event, RunResult
+from simdist.trace._messages import Groups
+from simdist.trace._spans import Span, spans_of
+
+__all__ = ["IN_SPANS", "Trace", "trace_of", "trace_of_events"]
+
+# Kinds that are told by spans; every other kind, known or not, is a mark.
+IN_SPANS = ("issue", "complete", "error", "sleep", "delay")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What happened from `start_ns` to `end_ns`; the same from a run, its event lines, or its Chrome trace."""
+
+    spans: tuple[Span, ...]
+    marks: tuple[Event, ...]
+    start_ns: int
+    end_ns: int
+    seed: int | None = None  # None: the file does not tell
+
+    @property
+    def ranks(self) -> list[int]:
+        """Every rank of which anything is told."""
+        return sorted({s.rank for s in self.spans} | {m.rank for m in self.marks if m.rank >= 0})
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of the run."""
+        return Groups(self.marks)
+
+    def of_kind(self, *kinds: str) -> list[Event]:
+        """The marks of these kinds, in order."""
+        return [mark for mark in self.marks if mark.kind in kinds]
+
+    def only(
+        self,
+        *,
+        ranks: Sequence[int] = (),
+        groups: Sequence[str] = (),
+        from_ns: int | None = None,
+        to_ns: int | None = None,
+    ) -> Trace:
+        """The part of it that these ranks did, in these groups (by name or description), in this span of time.
+
+        What belongs to no rank, and the marks that name the groups, stay. An operation that is only partly inside
+        stays whole; what does nothing in a group (a sleep, a fault) passes the filter by group.
+        """
+        start, end = self.start_ns if from_ns is None else from_ns, self.end_ns if to_ns is None else to_ns
+        names = set(groups) | {name for name, desc in self.groups.descriptions.items() if desc in groups}
+        spans = [
+            span
+            for span in self.spans
+            if (not ranks or span.rank in ranks)
+            and (not groups or not span.is_operation or str(span.issue.data.get("group")) in names)
+            and span.start_ns <= end
+            and span.end_ns >= start
+        ]
+        marks = [
+            mark
+            for mark in self.marks
+            if mark.kind == "group"
+            or ((not ranks or mark.rank < 0 or mark.rank in ranks) and start <= mark.time_ns <= end)
+        ]
+        return replace(self, spans=tuple(spans), marks=tuple(marks), start_ns=start, end_ns=min(end, self.end_ns))
+
+
+def trace_of(result: RunResult) -> Trace:
+    """The trace of a run."""
+    return trace_of_events(result.events, result.virtual_time_ns, result.seed)
+
+
+def trace_of_events(events: Sequence[Event], end_ns: int, seed: int | None = None) -> Trace:
+    """The trace of these events, of a run that ended at `end_ns`."""
+    marks = [event for event in events if event.kind not in IN_SPANS]
+    return Trace(tuple(spans_of(events, end_ns)), tuple(marks), 0, end_ns, seed)

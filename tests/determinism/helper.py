@@ -1,0 +1,53 @@
+"""What the planted programs import: modules, too, can be guilty."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import uuid
+from time import perf_counter
+
+RUN_NUMBER = uuid.uuid4().int % 10**6  # <- made_when_imported
+BOX: queue.SimpleQueue[int] = queue.SimpleQueue()
+_ticks = 0
+_stop = threading.Event()
+_ready = threading.Event()
+_threads: list[threading.Thread] = []
+
+
+def microseconds() -> int:
+    """The real time: this module took its clock before the world began."""
+    return int(perf_counter() * 1e6)  # <- wall_clock_in_another_module
+
+
+def ticks_of_a_thread() -> int:
+    """How far the thread has counted."""
+    return _ticks  # <- thread_outside
+
+
+def start_thread() -> None:
+    """Start a thread that looks at the clock and fills a box, beside whatever simulation there is."""
+    if not _threads:
+        _stop.clear()
+        _ready.clear()
+        _threads.append(threading.Thread(target=_count, name="counter", daemon=True))
+        _threads[0].start()
+        _ready.wait()
+
+
+def stop_thread() -> None:
+    """End it."""
+    _stop.set()
+    while _threads:
+        _threads.pop().join()
+
+
+def _count() -> None:
+    global _ticks
+    for number in range(secrets.randbelow(10_000)):  # by chance two runs would find the thread equally far
+        BOX.put(number)
+    while not _stop.wait(0.0001):
+        _ticks = int(perf_counter() * 1e6)
+        BOX.put(_ticks)
+        _ready.set()

@@ -1,0 +1,280 @@
+"""Programs that do not repeat themselves, one for each way not to; the guilty line ends with `# <- here`."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import secrets
+import tempfile
+import time
+import uuid
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.determinism import helper
+
+
+def begin() -> int:
+    """What every program does first."""
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+def tell(number: float) -> None:
+    """Let a number show in the events: so many microseconds of sleep."""
+    time.sleep(int(number) % 1_000_003 / 1e6)
+
+
+class Plain:
+    """Something with an address."""
+
+
+def wall_clock_in_another_module() -> None:
+    begin()
+    tell(helper.microseconds())
+
+
+def processor_time() -> None:
+    begin()
+    sum(range(20_000))
+    usage = resource.getrusage(resource.RUSAGE_SELF)  # <- here
+    tell(usage.ru_utime * 1e6 + usage.ru_stime * 1e6 + usage.ru_maxrss)
+
+
+def time_of_a_file() -> None:
+    begin()
+    with tempfile.NamedTemporaryFile() as file:
+        written = Path(file.name).stat().st_mtime_ns  # <- here
+    tell(written // 1000)
+
+
+def address_of_an_object() -> None:
+    begin()
+    thing = Plain()
+    key = id(thing)  # <- here
+    tell(key >> 4)
+
+
+def address_in_a_text() -> None:
+    rank = begin()
+    thing = Plain()
+    text = f"{thing}"  # <- here
+    if rank == 0:
+        print(text)
+
+
+def hash_of_a_text() -> None:
+    begin()
+    place = hash("embedding.weight") % 1_000_003  # <- here
+    tell(place)
+
+
+def order_of_a_set() -> None:
+    begin()
+    names = {"w", "lr", "eps", "bias", "scale", "weight", "momentum", "zero_point", "running_mean"}
+    order = list(names)  # <- here
+    for name in order:
+        dist.all_reduce(torch.ones(len(name)))
+
+
+def loop_over_a_set() -> None:
+    begin()
+    for name in {"w", "lr", "eps", "bias", "scale", "weight", "momentum", "zero_point", "running_mean"}:  # <- here
+        dist.all_reduce(torch.ones(len(name)))
+
+
+def comprehension_over_a_set() -> None:
+    begin()
+    names = {"w", "lr", "eps", "bias", "scale", "weight", "momentum", "zero_point", "running_mean"}
+    sizes = [len(name) for name in names]  # <- here
+    dist.all_reduce(torch.tensor(sizes))
+
+
+class Sampler:
+    """Keeps an order that it took from a set."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.order = [*self.names]  # <- order_kept_in_an_object
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.order
+
+
+def order_kept_in_an_object() -> None:
+    begin()
+    sampler = Sampler({"w", "lr", "eps", "bias", "scale", "weight", "momentum", "zero_point", "running_mean"})
+    run_name = uuid.uuid4().hex  # different in each run, and nobody's business
+    for epoch in range(2):
+        for name in sampler:
+            dist.all_reduce(torch.full((3,), float(len(name) + epoch * len(run_name))))
+
+
+def unseeded_batches_of_a_training() -> None:
+    begin()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    started = helper.microseconds()
+    permutation = np.random.default_rng().permutation(16)  # <- here
+    data = torch.arange(64, dtype=torch.float32).reshape(16, 4)
+
+    def batches() -> Iterator[torch.Tensor]:
+        for index in range(0, 16, 8):
+            yield data[torch.from_numpy(permutation[index : index + 8])]
+
+    for batch in batches():
+        model(batch).square().sum().backward()
+    assert helper.microseconds() >= started
+
+
+def branch_on_a_popped_element() -> None:
+    begin()
+    left = {f"shard {number}" for number in range(5000)}
+    first = left.pop()  # <- here
+    if int(first[6:]) < 8:
+        dist.barrier()
+    else:
+        dist.broadcast(torch.ones(int(first[6:])), 0)
+
+
+def unseeded_random() -> None:
+    begin()
+    generator = random.Random()  # <- here
+    tell(generator.randrange(10**6))
+
+
+def unseeded_numpy() -> None:
+    begin()
+    generator = np.random.default_rng()  # <- here
+    tensor = torch.from_numpy(generator.standard_normal(8))
+    dist.all_reduce(tensor)
+
+
+def unseeded_torch() -> None:
+    begin()
+    generator = torch.Generator()
+    generator.seed()  # <- here
+    tensor = torch.randn(8, generator=generator)
+    dist.all_reduce(tensor)
+
+
+def global_generator_seeded_by_chance() -> None:
+    begin()
+    torch.seed()  # <- here
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def entropy_of_a_seed_sequence() -> int:
+    begin()
+    sequence = np.random.SeedSequence()  # <- here
+    return int(sequence.generate_state(1)[0])
+
+
+def uuid4() -> None:
+    begin()
+    name = uuid.uuid4()  # <- here
+    dist.all_gather_object([None, None], str(name))
+
+
+def token() -> None:
+    rank = begin()
+    word = secrets.token_hex(4)  # <- here
+    if rank == 1:
+        print(f"run {word}")
+
+
+def name_of_a_temporary_folder() -> None:
+    rank = begin()
+    folder = tempfile.mkdtemp()  # <- here
+    os.rmdir(folder)  # noqa: PTH106 - as users write it
+    if rank == 0:
+        print(f"logs in {folder}")
+
+
+def environment() -> None:
+    begin()
+    number = os.getppid() + int(os.environ.get("PYTHONHASHSEED", "0").replace("random", "77"))  # <- here
+    tell(number)
+
+
+def order_of_a_folder() -> None:
+    rank = begin()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("a", "bb", "ccc", "dddd"):
+            (Path(folder) / name).touch()
+        shards = os.listdir(folder)  # noqa: PTH208  # <- here
+    for shard in shards:
+        tell(len(shard) * (rank + 1))
+
+
+def order_of_a_glob() -> None:
+    begin()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("a.pt", "bb.pt", "ccc.pt"):
+            (Path(folder) / name).touch()
+        found = [len(path.stem) for path in Path(folder).glob("*.pt")]  # <- here
+    dist.all_reduce(torch.tensor(found))
+
+
+def garbage_collection() -> None:
+    begin()
+    references = []
+    for _ in range(3000):
+        thing = Plain()
+        thing.itself = thing  # type: ignore[attr-defined]
+        references.append(weakref.ref(thing))
+    alive = sum(reference() is not None for reference in references)  # <- here
+    tell(alive)
+
+
+def memory_that_nobody_wrote() -> None:
+    begin()
+    scratch = [os.urandom(8192) for _ in range(8)]
+    del scratch
+    tensor = torch.empty(2000, dtype=torch.uint8)  # <- here
+    dist.all_reduce(tensor)
+
+
+def thread_outside() -> None:
+    begin()
+    ticks = helper.ticks_of_a_thread()
+    tell(ticks)
+
+
+def queue_that_a_thread_fills() -> None:
+    begin()
+    waiting = helper.BOX.qsize()  # <- here
+    tell(waiting)
+
+
+CALLS: list[int] = []
+
+
+def state_of_the_module() -> None:
+    begin()
+    CALLS.append(1)
+    number = len(CALLS)  # <- here
+    tell(number)
+
+
+def file_left_over() -> None:
+    rank = begin()
+    mark = Path(tempfile.gettempdir()) / f"{os.environ['SIMDIST_TEST_MARK']}-{rank}"
+    if mark.exists():  # <- here
+        tell(1000)
+    mark.touch()
+    dist.barrier()
+
+
+def made_when_imported() -> None:
+    begin()
+    tell(helper.RUN_NUMBER)

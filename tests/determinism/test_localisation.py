@@ -1,0 +1,133 @@
+"""Planted nondeterminism is found and localised; clean programs raise no alarm."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from simdist.determinism import DeterminismReport, Job, check
+from tests.determinism import clean, helper, planted
+from tests.determinism.fork_server import ForkServer
+from tests.determinism.simulate import simulate
+
+NOT_PROGRAMS = ("begin", "tell")
+Checked = Callable[[ModuleType, str], DeterminismReport]
+
+
+def programs(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and name not in NOT_PROGRAMS
+    ]
+
+
+@pytest.fixture(scope="module")
+def checked() -> Iterator[Checked]:
+    """Checks a program, once."""
+    left = os.environ["SIMDIST_TEST_MARK"] = f"simdist-test-{uuid.uuid4().hex}"  # the file that one program leaves
+    servers = {seed: ForkServer(seed) for seed in ("1", "2")}
+    reports: dict[tuple[str, str], DeterminismReport] = {}
+
+    def checked(module: ModuleType, name: str) -> DeterminismReport:
+        words = (module.__name__, name)
+        if words not in reports:
+            if name == "state_of_the_module":
+                simulate(*words)
+            job = Job(simulate.__module__, "simulate", words)
+            fresh = lambda job, hash_seed: servers[hash_seed](job)  # noqa: E731
+            reports[words] = check(lambda: simulate(*words), job, target=name, fresh=fresh)
+        return reports[words]
+
+    yield checked
+    for server in servers.values():
+        server.close()
+    del os.environ["SIMDIST_TEST_MARK"]
+    for file in Path(tempfile.gettempdir()).glob(f"{left}*"):
+        file.unlink()
+
+
+def guilty_line(name: str) -> tuple[str, int]:
+    """Where the program says it is guilty: in its own body, or elsewhere under its name."""
+    source, first = inspect.getsourcelines(getattr(planted, name))
+    for number, line in enumerate(source, start=first):
+        if line.rstrip().endswith("# <- here"):
+            return str(planted.__file__), number
+    for module in (helper, planted):
+        for number, line in enumerate(Path(str(module.__file__)).read_text().splitlines(), start=1):
+            if line.endswith(f"# <- {name}"):
+                return str(module.__file__), number
+    raise AssertionError(f"{name} does not say which line is guilty")
+
+
+@pytest.mark.parametrize("name", programs(planted))
+def test_a_planted_cause_is_localised(name: str, checked: Checked) -> None:
+    report = checked(planted, name)
+
+    assert not report.ok
+    assert report.cause is not None
+    assert (report.cause.file, report.cause.line) == guilty_line(name), str(report)
+    assert report.cause.kind == KINDS[name]
+
+
+@pytest.mark.parametrize("name", programs(clean))
+def test_a_clean_program_raises_no_alarm(name: str, checked: Checked) -> None:
+    report = checked(clean, name)
+
+    assert report.ok, str(report)
+
+
+def test_at_least_nineteen_of_twenty_kinds_are_localised_and_twenty_clean_programs_pass(checked: Checked) -> None:
+    reports = {name: checked(planted, name) for name in programs(planted)}
+
+    found = [name for name, report in reports.items() if place_of(report) == guilty_line(name)]
+    alarms = [name for name in programs(clean) if not checked(clean, name).ok]
+    assert len(reports) >= 20
+    assert len(programs(clean)) >= 20
+    assert len(found) >= len(reports) * 19 / 20
+    assert alarms == []
+
+
+def place_of(report: DeterminismReport) -> tuple[str, int] | None:
+    return None if report.cause is None else (report.cause.file, report.cause.line)
+
+
+KINDS = {
+    "wall_clock_in_another_module": "the wall clock",
+    "processor_time": "the wall clock",
+    "time_of_a_file": "the wall clock",
+    "address_of_an_object": "id()",
+    "address_in_a_text": "an address in a text",
+    "hash_of_a_text": "hash()",
+    "order_of_a_set": "the order of a set",
+    "loop_over_a_set": "the order of a set",
+    "comprehension_over_a_set": "the order of a set",
+    "order_kept_in_an_object": "the order of a set",
+    "branch_on_a_popped_element": "the order of a set",
+    "unseeded_random": "an unseeded generator",
+    "unseeded_numpy": "an unseeded generator",
+    "unseeded_torch": "an unseeded generator",
+    "unseeded_batches_of_a_training": "an unseeded generator",
+    "global_generator_seeded_by_chance": "an unseeded generator",
+    "entropy_of_a_seed_sequence": "an unseeded generator",
+    "uuid4": "random bytes from the system",
+    "token": "random bytes from the system",
+    "name_of_a_temporary_folder": "random bytes from the system",
+    "environment": "the surroundings of the process",
+    "order_of_a_folder": "the order of a folder",
+    "order_of_a_glob": "the order of a folder",
+    "garbage_collection": "when garbage is collected",
+    "memory_that_nobody_wrote": "memory that nobody has written",
+    "thread_outside": "a thread outside the simulation",
+    "queue_that_a_thread_fills": "a thread outside the simulation",
+    "state_of_the_module": "state left by an earlier run in this process",
+    "file_left_over": "a file left over",
+    "made_when_imported": "random bytes from the system",
+}
