@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["pytester"]
+
 settings.register_profile("here", deadline=None, max_examples=50)
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -41,6 +43,11 @@ def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
     if _guarding and event == "socket.__new__" and arguments[1] in (socket.AF_INET, socket.AF_INET6):
         _offences.append("opened an internet socket")
         raise AssertionError(_offences[-1])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The one option that writes golden files anew; a diff of them is reviewed."""
+    parser.addoption("--rewrite-golden", action="store_true", help="write the golden files anew")
 
 
 # Before any test module is imported: a `from time import sleep` there has to find the same function as the engine.

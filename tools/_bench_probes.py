@@ -6,9 +6,13 @@ The last line of the output is a JSON object of figures. Times are in seconds, s
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -120,6 +124,78 @@ def import_simdist(repeat: int) -> Figures:
     }
 
 
+def collect(tests: int, repeat: int) -> Figures:
+    """What the pytest plugin adds to the collection of tests that do not use it: processor time, medians."""
+    functions = "\n".join(f"@pytest.mark.parametrize('x', range(5))\ndef test_{n}(x, tmp_path): ..." for n in range(20))
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(tests // 100):
+            (Path(folder) / f"test_{number}.py").write_text(f"import pytest\n{functions}\n")
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(2 * repeat + 2):
+            used = turn % 2 == 0
+            spent = _pytest(folder, "--collect-only", plugin=used)
+            if turn > 1:  # the first of each writes the caches
+                seconds[used].append(spent)
+    with_it, without = statistics.median(seconds[True]), statistics.median(seconds[False])
+    return {"seconds": with_it, "added": with_it - without}
+
+
+def tests(tests: int) -> Figures:
+    """Tests of a 4-rank world in one pytest process: real seconds of the process, and of the tests in it."""
+    source = "import pytest, torch, torch.distributed as dist\n" + "\n".join(
+        f"""
+@pytest.mark.simdist(world_size=4)
+def test_{n}(rank):
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor)
+    assert tensor.item() == 6
+"""
+        for n in range(tests)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "test_it.py").write_text(source)
+        begin = bodies.real_clock()
+        _pytest(folder, "--junitxml=out.xml", plugin=True)
+        seconds = bodies.real_clock() - begin
+        report = (Path(folder) / "out.xml").read_text()
+    if f'tests="{tests}"' not in report or 'failures="0"' not in report or 'errors="0"' not in report:
+        raise RuntimeError(report[:2000])
+    return {
+        "seconds": seconds,
+        "tests_seconds": sum(map(float, re.findall(r'<testcase [^>]*time="([0-9.]+)"', report))),
+    }
+
+
+def _pytest(folder: str, *arguments: str, plugin: bool) -> float:
+    """Run pytest in `folder`, with or without the plugin, and tell the processor time that it took."""
+    named = ["-p", "simdist.testing.plugin"] if plugin else ["-p", "no:simdist"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *named,
+        f"--rootdir={folder}",
+        *arguments,
+    ]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def suite(arm: str, repeat: int) -> Figures:
+    """One arm of `tools/suite.py`."""
+    from tools.suite import SUITE, run_arm
+
+    return {"seconds": statistics.median(run_arm(SUITE, arm)["seconds"] for _ in range(repeat))}
+
+
 PROBES: dict[str, Callable[..., Figures]] = {
     "start": start,
     "calls": calls,
@@ -129,6 +205,9 @@ PROBES: dict[str, Callable[..., Figures]] = {
     "world": world,
     "timeout": timeout,
     "import": import_simdist,
+    "collect": collect,
+    "tests": tests,
+    "suite": suite,
 }
 
 

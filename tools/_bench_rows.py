@@ -40,6 +40,9 @@ def rows(*, quick: bool, spawn: bool) -> list[Row]:
         *(_world(ranks, quick=quick) for ranks in (1024, 4096)),
         _timeout(quick=quick),
         _import(quick=quick),
+        _collect(quick=quick),
+        _tests(),
+        _suite(),
     ]
 
 
@@ -179,6 +182,48 @@ def _import(*, quick: bool) -> Row:
         lambda figures: _milliseconds(figures["seconds"]) + (" with torch" if figures["torch_imported"] else ""),
         "100 ms",
         lambda cells: cells["simdist"]["seconds"] <= 100e-3 and not cells["simdist"]["torch_imported"],
+        {},
+    )
+
+
+def _collect(*, quick: bool) -> Row:
+    return Row(
+        "h",
+        "pytest --collect-only of 2000 tests that do not use the plugin: what it adds",
+        {"simdist": {"probe": "collect", "tests": 2000, "repeat": 5 if quick else 15}},
+        lambda figures: f"{_milliseconds(figures['added'])} of {_milliseconds(figures['seconds'])}",
+        "50 ms",
+        lambda cells: cells["simdist"]["added"] <= 50e-3,
+        {},
+    )
+
+
+def _tests() -> Row:
+    return Row(
+        "h",
+        "100 pytest tests of a 4-rank world, one all_reduce each (with the start of Python and torch)",
+        {"simdist": {"probe": "tests", "tests": 100}},
+        lambda figures: f"{figures['tests_seconds']:.2f} s ({figures['seconds']:.1f} s)",
+        "5 s",
+        lambda cells: cells["simdist"]["seconds"] <= 5,
+        {},
+    )
+
+
+def _suite() -> Row:
+    def met(cells: Cells) -> bool | None:
+        return 20 * cells["simdist"]["seconds"] <= cells["gloo"]["seconds"] if "gloo" in cells else None
+
+    return Row(
+        "i",
+        "a suite for MultiProcessTestCase, 51 tests (tools/suite.py: spawned as well)",
+        {
+            "simdist": {"probe": "suite", "arm": "simulated", "repeat": 3},
+            "gloo": {"probe": "suite", "arm": "forked", "repeat": 1},
+        },
+        lambda figures: f"{figures['seconds']:.2f} s",
+        "1/20 of Gloo",
+        met,
         {},
     )
 

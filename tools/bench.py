@@ -7,7 +7,8 @@ Each cell is measured in a fresh process of its own, one at a time, so that no s
     python tools/bench.py --markdown          # a table for a document
     python tools/bench.py --json figures.json # and the raw figures
 
-Groups: a start-up, b small calls, c bandwidth and memory, d DDP, e large worlds, f timeout, g import.
+Groups: a start-up, b small calls, c bandwidth and memory, d DDP, e large worlds, f timeout, g import, h plugin, i a
+suite for MultiProcessTestCase.
 """
 
 from __future__ import annotations

@@ -1,26 +1,41 @@
-"""For people who write tests: existing multi-process suites on simulated ranks.
+"""For people who write tests: the pytest plugin, and existing multi-process suites on simulated ranks.
 
-`MultiProcessTestCase`, `MultiThreadedTestCase` and `spawn_threads_and_init_comms` stand in for torch's of the same
-name: the same test methods, one changed import. `simulated` makes such a class from one that exists already.
-`run_tests` runs a whole class and reports on each test; `distributed_test_case` is the suite that the torch wheel
-ships. `bits_cases` is a list of collectives that `run_bits` runs on a rank, simulated or real, to compare results in
-every bit. Open `_multiprocess.py` first.
+`plugin` is what pytest loads (entry point `simdist`): the marker `@pytest.mark.simdist`, the fixture `sim` and the
+options `--simdist-...`. `MultiProcessTestCase`, `MultiThreadedTestCase` and `spawn_threads_and_init_comms` stand in for
+torch's of the same name: the same test methods, one changed import. `simulated` makes such a class from one that exists
+already. `run_tests` runs a whole class and reports on each test; `distributed_test_case` is the suite that the torch
+wheel ships. `bits_cases` is a list of collectives that `run_bits` runs on a rank, simulated or real, to compare results
+in every bit. Open `plugin.py` first, then `_plugin/__init__.py`; for the test cases `_multiprocess.py`.
+
+Every name is loaded when it is first used: pytest imports this package in each of its runs, and torch takes a second.
 """
 
-from simdist.testing._bits import BITS_FAMILIES, Bench, BitsCase, bits_cases, digest, name_difference, run_bits
-from simdist.testing._conformance import Outcome, Report, run_tests
-from simdist.testing._distributed_test import distributed_test_case
-from simdist.testing._multiprocess import MultiProcessTestCase, SimulatedProcesses, simulated
-from simdist.testing._multithreaded import MultiThreadedTestCase, SimulatedThreads, spawn_threads_and_init_comms
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdist.testing._bits import BITS_FAMILIES, Bench, BitsCase, bits_cases, digest, name_difference, run_bits
+    from simdist.testing._conformance import Outcome, Report, run_tests
+    from simdist.testing._distributed_test import distributed_test_case
+    from simdist.testing._multiprocess import MultiProcessTestCase, SimulatedProcesses, simulated
+    from simdist.testing._multithreaded import MultiThreadedTestCase, SimulatedThreads, spawn_threads_and_init_comms
+    from simdist.testing._plugin._live import LiveWorld, RankView
+    from simdist.testing._plugin._sim import FaultHandle, Sim
 
 __all__ = [
     "BITS_FAMILIES",
     "Bench",
     "BitsCase",
+    "FaultHandle",
+    "LiveWorld",
     "MultiProcessTestCase",
     "MultiThreadedTestCase",
     "Outcome",
+    "RankView",
     "Report",
+    "Sim",
     "SimulatedProcesses",
     "SimulatedThreads",
     "bits_cases",
@@ -32,3 +47,37 @@ __all__ = [
     "simulated",
     "spawn_threads_and_init_comms",
 ]
+
+_HOMES = {
+    "BITS_FAMILIES": "_bits",
+    "Bench": "_bits",
+    "BitsCase": "_bits",
+    "FaultHandle": "_plugin._sim",
+    "LiveWorld": "_plugin._live",
+    "MultiProcessTestCase": "_multiprocess",
+    "MultiThreadedTestCase": "_multithreaded",
+    "Outcome": "_conformance",
+    "RankView": "_plugin._live",
+    "Report": "_conformance",
+    "Sim": "_plugin._sim",
+    "SimulatedProcesses": "_multiprocess",
+    "SimulatedThreads": "_multithreaded",
+    "bits_cases": "_bits",
+    "digest": "_bits",
+    "distributed_test_case": "_distributed_test",
+    "name_difference": "_bits",
+    "run_bits": "_bits",
+    "run_tests": "_conformance",
+    "simulated": "_multiprocess",
+    "spawn_threads_and_init_comms": "_multithreaded",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

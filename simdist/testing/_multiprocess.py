@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sys
 import traceback
 import unittest
@@ -16,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
@@ -143,7 +146,7 @@ class SimulatedProcesses:
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
         """Run the test method on this rank, with torch's rules for exit codes."""
         os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"
-        _set_rng_seed()
+        _seed_generators()
         try:
             getattr(self, test_name)()
         except unittest.SkipTest:
@@ -157,6 +160,18 @@ class SimulatedProcesses:
         if self.destroy_pg_upon_exit:
             with contextlib.suppress(AssertionError, ValueError):  # the test destroyed it itself
                 dist.destroy_process_group()
+
+
+def _seed_generators() -> None:
+    """As torch's `set_rng_seed`."""
+    if torch.accelerator.is_available():
+        _set_rng_seed()
+        return
+    # `torch.manual_seed` would also leave the seed, with three stack traces, for accelerators that are not there; with
+    # hundreds of ranks in one process that is most of what a small test costs.
+    torch.default_generator.manual_seed(common_utils.SEED)
+    random.seed(common_utils.SEED)
+    np.random.seed(common_utils.SEED)  # noqa: TID251  # the rank's own generator, as torch's helper
 
 
 def simulated(case: type, **attributes: Any) -> type:

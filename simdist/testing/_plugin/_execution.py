@@ -1,0 +1,141 @@
+"""One test: its body on every rank, or its own drive of worlds; and what comes after it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import inspect
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from simdist.errors import RunFailedError, SimdistError
+from simdist.testing._plugin._arguments import Arguments
+from simdist.testing._plugin._frames import hides
+from simdist.testing._plugin._live import LiveWorld
+from simdist.testing._plugin._settings import Settings
+from simdist.testing._plugin._worlds import Worlds, without_seed, worlds_of
+
+__all__ = ["default_group", "simulated_call"]
+
+
+@contextlib.contextmanager
+def simulated_call(item: Any) -> Iterator[None]:
+    """Around pytest's call of a simulated test.
+
+    The function of a marked test is replaced by one that runs it on ranks. A world that a test with `sim` leaves behind
+    is ended, and with `--simdist-check-determinism` the test is repeated.
+    """
+    __tracebackhide__ = True
+    worlds = worlds_of(item)
+    original = item.obj
+    if not worlds.drives:
+        item.obj = _on_ranks(item, worlds)
+    try:
+        yield
+    except (Exception, pytest.fail.Exception):
+        worlds.leave()
+        _repeat(item, worlds, failed=True)
+        raise
+    else:
+        worlds.leave()
+        _repeat(item, worlds, failed=False)
+    finally:
+        worlds.leave()
+        item.obj = original
+
+
+def _on_ranks(item: Any, worlds: Worlds) -> Any:
+    """What pytest calls in place of the test's function."""
+    function, settings = item.obj, worlds.settings
+    _refuse(item, function)
+
+    def body(**arguments: Any) -> None:
+        __tracebackhide__ = hides
+        each = Arguments(function, arguments)
+        returned: list[Any] = []
+
+        def call(rank: int) -> None:
+            test, mine = each.on(rank)
+            with default_group(settings, wanted=settings.init is not False):
+                value = test(**mine)
+            if value is not None:
+                returned.append(value)
+
+        try:
+            live = LiveWorld(worlds, call, [getattr(function, "__globals__", {})], settings, seed=worlds.seed)
+        except SimdistError as error:
+            pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+        with live:
+            live.finish()
+        if returned:
+            warnings.warn(
+                pytest.PytestReturnNotNoneWarning(
+                    f"Test functions should return None, but {item.nodeid} returned {type(returned[0])!r} on a rank.\n"
+                    "Did you mean to use `assert` instead of `return`?"
+                ),
+                stacklevel=2,
+            )
+
+    return body
+
+
+@contextlib.contextmanager
+def default_group(settings: Settings, *, wanted: bool) -> Iterator[None]:
+    """On a rank: the default group is there while the test's code runs, if it is wanted."""
+    if not wanted:
+        yield
+        return
+    timeout = None if settings.timeout is None else datetime.timedelta(microseconds=settings.timeout / 1000)
+    dist.init_process_group(settings.backend, timeout=timeout)
+    try:
+        yield
+    except ValueError as error:
+        if "initialize the default process group twice" in str(error):
+            error.add_note("simdist has done so already; init=False leaves it to the test")
+        raise
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _refuse(item: Any, function: Any) -> None:
+    test = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
+        pytest.fail(
+            f"{item.nodeid}: a rank runs plain functions, and this one is async; make it an ordinary function",
+            pytrace=False,
+        )
+    if inspect.isgeneratorfunction(test):
+        pytest.fail(
+            f"{item.nodeid}: a test with a yield can't run on ranks; it has to be an ordinary function", pytrace=False
+        )
+    if getattr(function, "is_hypothesis_test", False):
+        pytest.fail(
+            f"{item.nodeid}: @given would draw on each rank by itself; draw once, and run each example with 'sim' "
+            "or simdist.run",
+            pytrace=False,
+        )
+
+
+def _repeat(item: Any, worlds: Worlds, *, failed: bool) -> None:
+    __tracebackhide__ = True
+    results = [record.result for record in worlds.records if record.result is not None]
+    if not item.config.option.simdist_check_determinism or not results:
+        return
+    from simdist.testing._plugin._repeat import repetition
+
+    try:
+        difference = repetition(item, worlds.seed, results, without_seed(item, worlds.seed), failed=failed)
+    except RunFailedError as error:
+        if not failed:
+            raise
+        difference = str(error)
+    if difference is None:
+        worlds.notes.append("a second run, in a fresh process, was the same, event for event")
+    elif failed:
+        worlds.notes.append(difference)
+    else:
+        pytest.fail(difference, pytrace=False)

@@ -1,0 +1,61 @@
+"""The files that options ask for: a Chrome trace, or the event lines, of each world."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simdist.result import RunResult
+
+__all__ = ["events_path", "make_folders", "write_files"]
+
+_LONGEST = 120
+
+
+def make_folders(config: pytest.Config) -> None:
+    """Make the folders that `--simdist-trace` and `--simdist-events` name.
+
+    Raises:
+        UsageError: one can't be made.
+    """
+    for option in ("simdist_trace", "simdist_events"):
+        folder = getattr(config.option, option)
+        if folder:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise pytest.UsageError(f"--{option.replace('_', '-')} {folder}: {reason}") from None
+
+
+def write_files(item: Any, seed: int, index: int, result: RunResult) -> None:
+    """Write what the options ask for; `index` counts the worlds of the test."""
+    option = item.config.option
+    if option.simdist_trace:
+        from simdist.trace import write_chrome_trace
+
+        path = Path(option.simdist_trace) / f"{_slug(item.nodeid, seed)}{f'-{index + 1}' if index else ''}.json"
+        with path.open("w", encoding="utf-8", newline="\n") as stream:
+            write_chrome_trace(result, stream)
+    if option.simdist_events:
+        from simdist.trace import write_events
+
+        with events_path(Path(option.simdist_events), index).open("w", encoding="utf-8", newline="\n") as stream:
+            write_events(result.events, stream)
+
+
+def events_path(folder: Path, index: int) -> Path:
+    """Where the events of a test's `index`-th world go; one test only writes to such a folder."""
+    return folder / f"world-{index}.jsonl"
+
+
+def _slug(nodeid: str, seed: int) -> str:
+    """A file name that no other test has: what can't stand in one is replaced, what is too long is cut."""
+    name = re.sub(r"[^A-Za-z0-9_.=,-]+", "_", nodeid.replace("::", "-")).strip("_")
+    if len(name) > _LONGEST or name != nodeid.replace("::", "-").replace("/", "_").replace("[", "_").replace("]", ""):
+        name = f"{name[:_LONGEST]}-{zlib.crc32(nodeid.encode()):08x}"
+    return name if name.endswith(f"seed{seed}") else f"{name}-seed{seed}"

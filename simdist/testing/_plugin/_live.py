@@ -1,0 +1,222 @@
+"""A world that is under way: the test holds it, lets virtual time pass, looks, interferes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from simdist.errors import SimdistError, StallError
+from simdist.faults import Fault
+from simdist.process import SimProcess
+from simdist.result import RunResult
+from simdist.testing._plugin._frames import hides, traceback_of
+from simdist.testing._plugin._settings import Settings, nanoseconds
+
+if TYPE_CHECKING:
+    from simdist.testing._plugin._worlds import Worlds
+
+__all__ = ["LiveWorld", "RankView"]
+
+_SHOWN = 16
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank at one moment. `waiting` is what it waits for, in words; empty if it could run or has ended."""
+
+    rank: int
+    status: Literal["running", "returned", "raised", "exited", "killed"]
+    waiting: str
+    last_operation: str
+    operations: int
+    exit_code: int | None
+    exception: BaseException | None
+    stdout: str
+    stderr: str
+    life: int
+
+
+class LiveWorld:
+    """A simulated world between its start and its end. Made by `Sim.start`.
+
+    Nothing happens in it but in `advance`, `advance_to` and `finish`; in between, the test may look at `ranks`, bring
+    in faults with the methods of `sim`, and release what it holds. As a context manager it ends the world at last.
+
+    Example:
+        >>> world = sim.start(train, world_size=4)
+        >>> world.advance("2s")
+        >>> world.ranks[2].status
+        'running'
+        >>> sim.crash(2)
+        >>> result = world.finish(check=False)
+    """
+
+    def __init__(
+        self,
+        worlds: Worlds,
+        call: Callable[[int], Any],
+        namespaces: Sequence[dict[str, Any]],
+        settings: Settings,
+        *,
+        seed: int,
+        faults: Sequence[Fault] | None = None,
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        if worlds.live is not None:
+            raise SimdistError("another world of this test is under way; finish it first, or close it")
+        faults = settings.faults_for(seed) if faults is None else faults
+        self._worlds = worlds
+        self._world, self._record, self._stack = worlds.open(
+            call, namespaces, settings, seed=seed, faults=faults, argv=argv
+        )
+        worlds.live = self
+
+    def __enter__(self) -> LiveWorld:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time: nanoseconds since the start of the world."""
+        return self._world.now_ns
+
+    @property
+    def over(self) -> bool:
+        """True once the world has ended; nothing can happen in it any more."""
+        return self._worlds.live is not self
+
+    @property
+    def ranks(self) -> tuple[RankView, ...]:
+        """Where each rank stands now."""
+        self._must_live()
+        return tuple(_view(process) for process in self._world.processes)
+
+    def advance(self, duration: str | int) -> bool:
+        """Let virtual time pass: "2s", "5ms", or nanoseconds. What happens at the last instant is included.
+
+        Returns False if every rank has ended; time then stands still at the last end.
+
+        Raises:
+            ValueError: no duration.
+            StallError: a rank blocks on something outside the simulation; the world has ended.
+        """
+        __tracebackhide__ = True
+        return self.advance_to(self.now_ns + nanoseconds(duration))
+
+    def advance_to(self, time: str | int) -> bool:
+        """Let virtual time pass until `time`, counted from the start of the world; else as `advance`.
+
+        Raises:
+            SimdistError: that time has passed.
+        """
+        __tracebackhide__ = True
+        self._must_live()
+        until_ns = nanoseconds(time)
+        if until_ns < self.now_ns:
+            raise SimdistError(f"virtual time is {self.now_ns} ns already; it does not go back to {until_ns} ns")
+        return self._carefully(lambda: self._world.advance(until_ns))
+
+    def finish(self, *, check: bool = True) -> RunResult:
+        """Run the world to its end.
+
+        With `check`, raise what the first failed rank raised, unless every rank returned or was ended by a fault.
+        """
+        __tracebackhide__ = hides
+        self._must_live()
+        result = self._carefully(self._world.finish)
+        self._end()
+        self._worlds.ended(self._record, result)
+        failure = self._worlds.failure_of(self._record) if check else None
+        if failure is not None:
+            raise failure
+        return result
+
+    def close(self) -> None:
+        """End the world where it stands: no rank runs any further. Does nothing to one that has ended."""
+        if self._worlds.live is self:
+            self._record.notes += _standing(self.now_ns, self.ranks)
+            self._end()
+
+    def bring_in(self, fault: Fault) -> None:
+        """A fault that the test gives now."""
+        self._must_live()
+        self._world.injector.add(fault)
+
+    def lift(self, fault: Fault) -> None:
+        """A fault that the test ends now; does nothing once the world has ended."""
+        if not self.over:
+            self._world.injector.lift(fault)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._record.spec.world_size
+
+    def _end(self) -> None:
+        self._worlds.live = None
+        self._stack.close()
+
+    def _must_live(self) -> None:
+        if self.over:
+            raise SimdistError("this world has ended")
+
+    def _carefully(self, action: Callable[[], _T]) -> _T:
+        """Call `action`; if it raises, the world is over."""
+        __tracebackhide__ = True
+        try:
+            return action()
+        except BaseException as error:
+            stuck = self._stuck_in() if isinstance(error, StallError) else None
+            # The stall or interrupt is the story; that its thread did not end follows from it.
+            with contextlib.suppress(SimdistError):
+                self._end()
+            if stuck is not None and not self._worlds.full_trace:
+                error.__traceback__ = stuck
+            failure = error
+        raise failure
+
+    def _stuck_in(self) -> TracebackType | None:
+        task = self._world.runtime.simulation.current
+        frame = None if task is None else sys._current_frames().get(task.ident)
+        return None if frame is None else traceback_of(frame)
+
+
+def _standing(now_ns: int, ranks: Sequence[RankView]) -> list[str]:
+    """For the report of a test that ended before its world."""
+    from simdist.scenario import format_duration
+
+    lines = [f"{len(ranks)} ranks, under way at {format_duration(now_ns)} of virtual time"]
+    for rank in ranks[:_SHOWN]:
+        waits = f", waits in {rank.waiting}" if rank.waiting else ""
+        last = f", last operation {rank.last_operation}" if rank.last_operation else ""
+        lines.append(f"rank {rank.rank}: {rank.status}{waits}{last}")
+    return lines + ([f"and {len(ranks) - _SHOWN} more ranks"] if len(ranks) > _SHOWN else [])
+
+
+def _view(process: SimProcess) -> RankView:
+    task, last = process.task, process.last_operation
+    waiting = ""
+    if process.running and task is not None:
+        waiting = task.waiting.describe() if task.waiting is not None else ""
+        if task.paused:
+            waiting = f"stopped by a fault{', in ' + waiting if waiting else ''}"
+    return RankView(
+        rank=process.rank,
+        status=process.status,
+        waiting=waiting,
+        last_operation="" if last is None else f"{last[0]} #{last[1]} in group {last[2]!r}",
+        operations=process.operations,
+        exit_code=process.exit_code,
+        exception=process.exception,
+        stdout="".join(process.stdout) + process.partial["stdout"],
+        stderr="".join(process.stderr) + process.partial["stderr"],
+        life=process.life,
+    )

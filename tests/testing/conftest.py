@@ -1,0 +1,36 @@
+"""pytest inside pytest, for runs that need no process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import _pytest.pytester
+import pytest
+
+from tests.testing.runs import PytestRun, Run
+
+
+@pytest.fixture
+def _modules_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch must not be forgotten and imported again by a run inside a run; the test modules have to be."""
+    original = _pytest.pytester.SysModulesSnapshot
+
+    def keeping(preserve: Callable[[str], bool] | None = None) -> object:
+        return original(lambda name: not name.startswith(("test_", "conftest")))
+
+    monkeypatch.setattr(_pytest.pytester, "SysModulesSnapshot", keeping)
+
+
+@pytest.fixture
+def run(_modules_stay: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run(*arguments, files={...})`: pytest with the plugin in this process, in a folder of its own."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run_here(*arguments: str, files: dict[str, str] | None = None) -> PytestRun:
+        for name, source in (files or {}).items():
+            (pytester.path / name).write_text(source)
+        plugins = [*("-p", "no:timeout", "-p", "no:hypothesispytest", "-p", "no:xdist"), "-p", "simdist.testing.plugin"]
+        done = pytester.runpytest_inprocess("-v", "-p", "no:cacheprovider", *plugins, *arguments)
+        return PytestRun(int(done.ret), f"{done.stdout}\n{done.stderr}\n")
+
+    return run_here

@@ -1,0 +1,85 @@
+"""pytest runs of the plugin in a process of their own, and what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["SAMPLES", "PytestRun", "Run", "run_pytest", "run_sample", "section"]
+
+SAMPLES = Path(__file__).parent / "samples"
+ROOT = Path(__file__).resolve().parents[2]
+_OUTCOME = r"(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)"
+
+
+@dataclass(frozen=True, slots=True)
+class PytestRun:
+    """What a run of pytest came to. `outcomes` maps a test's name, without the file, to its outcome in lower case."""
+
+    code: int
+    text: str
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """From the lines that `-v` prints."""
+        found = re.findall(rf"^\S*?::(.+?) {_OUTCOME}\b", self.text, re.MULTILINE)
+        on_workers = re.findall(rf"^\[gw\d\] \[.*?\] {_OUTCOME} \S*?::(.+?) *$", self.text, re.MULTILINE)
+        return {name: outcome.lower() for name, outcome in [*found, *((b, a) for a, b in on_workers)]}
+
+
+class Run(Protocol):
+    """The fixture `run`: pytest in this process and the present folder, where `files` are put before."""
+
+    def __call__(self, *arguments: str, files: dict[str, str] | None = None) -> PytestRun: ...
+
+
+def run_pytest(
+    folder: Path,
+    *arguments: str,
+    files: dict[str, str] | None = None,
+    typed: str = "",
+    plugin: bool = True,
+    path: Path | None = None,
+) -> PytestRun:
+    """Run pytest in `folder`, where `files` are put before; `typed` is what a person types.
+
+    `plugin` names the plugin on the command line; `path` is searched for packages as well.
+    """
+    for name, source in (files or {}).items():
+        (folder / name).write_text(source)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-v"),
+            *(("-p", "simdist.testing.plugin") if plugin else ()),
+            f"--rootdir={folder}",
+            *arguments,
+        ],
+        cwd=folder,
+        env=environ
+        | {"PYTHONPATH": os.pathsep.join(map(str, filter(None, [ROOT, path]))), "COLUMNS": "80", "NO_COLOR": "1"},
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return PytestRun(done.returncode, done.stdout + done.stderr)
+
+
+def run_sample(folder: Path, name: str, *arguments: str) -> PytestRun:
+    """Run one of the files in `samples`, as `test_<name>.py`."""
+    source = (SAMPLES / f"{name}.py").read_text()
+    return run_pytest(folder, *arguments, files={f"test_{name}.py": source})
+
+
+def section(run: PytestRun, test: str) -> str:
+    """What pytest prints about the failure of one test, from its title on."""
+    found = re.search(rf"^_+ {re.escape(test)} _+$\n(.*?)(?=^_{{3,}} \S|^=+ \S)", run.text, re.M | re.DOTALL)
+    assert found is not None, run.text
+    return found[0]

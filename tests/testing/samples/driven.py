@@ -1,0 +1,455 @@
+"""Tests that drive worlds from outside with the fixture `sim`. Each has the outcome that its name tells."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.errors import FaultError, RunFailedError, SimdistError
+from simdist.faults import Crash
+from simdist.testing import Sim
+
+MS = 1_000_000
+
+
+def train(steps: int = 3, timeout_s: float = 1800) -> int:
+    """A second of work and an all_reduce in each step; returns the virtual time of the end."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    for step in range(steps):
+        simdist.step(step)
+        time.sleep(1)
+        dist.all_reduce(torch.ones(1))
+    return time.time_ns()
+
+
+def receive(count: int = 3) -> list[tuple[float, int]]:
+    """Rank 0 sends numbers to rank 1, which tells what came and when."""
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        for number in range(count):
+            dist.send(torch.tensor([float(number)]), 1)
+        return []
+    box, got = torch.zeros(1), []
+    for _ in range(count):
+        dist.recv(box, 0)
+        got.append((box.item(), time.time_ns()))
+    return got
+
+
+# -- worlds ------------------------------------------------------------------------------------------------------------
+
+
+def test_passes_with_results_of_each_rank(sim: Sim) -> None:
+    result = sim.run(lambda value: value * 2, args=("a",), world_size=3)
+
+    assert result.ok
+    assert result.values == ["aa"] * 3
+
+
+@pytest.mark.simdist(world_size=5, backend="sim", seeds=[7])
+def test_passes_with_defaults_from_the_marker(sim: Sim) -> None:
+    result = sim.run(lambda: dist.get_backend(), init=True)
+
+    assert result.values == ["sim"] * 5
+    assert result.seed == sim.seed == 7
+    assert sim.run(train, kwargs={"steps": 1}, backend="gloo", world_size=2, seed=3).seed == 3
+
+
+def test_passes_with_a_failure_raised_as_it_was(sim: Sim) -> None:
+    error = ValueError("bad", [7])
+
+    def fails() -> None:
+        if dist.get_rank() == 1:
+            raise error
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        sim.run(fails, world_size=2, init=True)
+    assert caught.value is error
+
+
+def test_passes_with_a_failure_that_is_looked_at(sim: Sim) -> None:
+    def leaves() -> None:
+        sys.exit(3)
+
+    result = sim.run(leaves, world_size=2, check=False)
+
+    assert [rank.exit_code for rank in result.ranks] == [3, 3]
+    with pytest.raises(RunFailedError, match="rank 0 left with exit code 3"):
+        sim.run(leaves, world_size=2)
+
+
+def test_fails_because_a_rank_failed(sim: Sim) -> None:
+    sim.run(lambda: 1 // 0, world_size=2)
+
+
+def test_passes_with_the_output_of_all_ranks_in_order(sim: Sim, capsys: pytest.CaptureFixture[str]) -> None:
+    def speaks(rank: int) -> None:
+        time.sleep(3 - rank)
+        print("rank", rank)
+        sys.stdout.write("no end")
+
+    sim.run(lambda: speaks(int(__import__("os").environ["RANK"])), world_size=3)
+
+    assert capsys.readouterr().out == "rank 2\nrank 1\nrank 0\n" + "no end" * 3
+
+
+# -- faults before the run -------------------------------------------------------------------------------------------
+
+
+def test_passes_with_a_crash_at_a_time(sim: Sim) -> None:
+    sim.crash(2, at="1.5s")
+
+    result = sim.run(train, world_size=3, check=False)
+
+    assert [rank.status for rank in result.ranks] == ["raised", "raised", "killed"]
+    assert result.ranks[2].ended_ns == 1500 * MS
+    assert sim.run(train, world_size=3).ok  # a fault belongs to one world
+
+
+def test_passes_with_a_crash_at_an_operation(sim: Sim) -> None:
+    sim.crash(0, op="all_reduce", nth=2, when="during", exit_code=4)
+    sim.crash(1, step=0, life=None, signal="SIGTERM")
+
+    result = sim.run(train, world_size=2, check=False)
+
+    assert result.ranks[1].exit_code == -15
+
+
+def test_passes_with_a_slow_rank_and_a_slow_link(sim: Sim) -> None:
+    quick = sim.run(train, world_size=2).virtual_time_ns
+    sim.slow(0, "2s")
+    late = sim.run(train, world_size=2).virtual_time_ns
+    sim.delay(0, 1, "100ms", start="1ms", until="5s")
+    later = sim.run(train, world_size=2).virtual_time_ns
+
+    assert late == quick + 3 * 2000 * MS
+    assert quick + 600 * MS < later < quick + 800 * MS
+
+
+def test_passes_with_a_partition_that_heals(sim: Sim) -> None:
+    sim.partition([0], [1, 2], start="1ms", until="10s")
+
+    result = sim.run(train, world_size=3)
+
+    assert 12_000 * MS < result.virtual_time_ns < 12_100 * MS
+
+
+def test_passes_with_a_hang_that_ends(sim: Sim) -> None:
+    sim.hang(1, step=1, duration="5s")
+
+    result = sim.run(train, world_size=2)
+
+    assert 8000 * MS < result.virtual_time_ns < 8100 * MS
+
+
+def test_passes_with_faults_of_the_marker_and_of_the_test(sim: Sim) -> None:
+    sim.hang(0, at="1s", duration="1s")
+
+    result = sim.run(train, world_size=2, faults=[Crash(rank=1, at_ns=1500 * MS)], check=False)
+
+    told = [event.data["text"] for event in result.events if event.kind == "fault"]
+    assert told == ["rank 0 hangs for 1000 ms", "rank 1 dies of SIGKILL"]
+
+
+def test_fails_because_the_fault_never_struck(sim: Sim) -> None:
+    sim.crash(1, step=99)
+    sim.run(train, world_size=2)
+
+
+def test_error_because_no_world_came_after_the_fault(sim: Sim) -> None:
+    sim.crash(1, at="1s")
+
+
+def test_passes_with_bad_faults_refused(sim: Sim) -> None:
+    with pytest.raises(FaultError, match="no trigger; give a time, a step, or an operation"):
+        sim.crash(0)
+    with pytest.raises(ValueError, match="'soon' is no duration"):
+        sim.hang(0, at="soon")
+    with pytest.raises(FaultError, match="a rank has no link to itself"):
+        sim.hold(1, 1)
+    sim.crash(7, at="1s")
+    with pytest.raises(FaultError, match="rank 7 is outside the world of 2 ranks"):
+        sim.run(train, world_size=2)
+    sim.run(train, world_size=8, check=False)
+
+
+def test_passes_with_bad_keywords_refused(sim: Sim) -> None:
+    with pytest.raises(SimdistError, match="world_siz: unknown keyword; did you mean 'world_size'") as caught:
+        sim.run(train, world_siz=2, policy="lifo", seeds=3)
+    assert "3 problems" in str(caught.value)
+    assert "seeds: a world has one seed" in str(caught.value)
+
+
+@pytest.mark.simdist(world_size=2, init=True)
+def test_passes_with_a_group_where_the_marker_says_so(sim: Sim) -> None:
+    assert sim.run(lambda: dist.get_world_size()).values == [2, 2]
+
+
+# -- worlds under way ------------------------------------------------------------------------------------------------
+
+
+def test_passes_with_exact_time(sim: Sim) -> None:
+    whole = sim.run(train, world_size=3)
+    world = sim.start(train, world_size=3)
+    times = []
+    for _ in range(4):
+        assert world.advance("700ms")
+        times.append(world.now_ns)
+
+    result = world.finish()
+
+    assert times == [700 * MS, 1400 * MS, 2100 * MS, 2800 * MS]
+    assert result.digest == whole.digest  # stops leave no mark
+    assert result.virtual_time_ns == whole.virtual_time_ns
+
+
+def test_passes_with_what_happens_at_the_last_instant(sim: Sim) -> None:
+    def wakes() -> None:
+        time.sleep(1)
+        time.sleep(0)
+        print("woke")
+        time.sleep(1)
+
+    world = sim.start(wakes, world_size=2)
+    world.advance_to(1000 * MS - 1)
+    assert [rank.stdout for rank in world.ranks] == ["", ""]
+    world.advance(1)
+
+    assert world.now_ns == 1000 * MS
+    assert [rank.stdout for rank in world.ranks] == ["woke\n", "woke\n"]
+    assert world.ranks[0].waiting == "sleep until 2.000000000 s"
+
+
+def test_passes_with_a_world_that_ends_before(sim: Sim) -> None:
+    world = sim.start(train, world_size=2, kwargs={"steps": 1})
+
+    assert not world.advance("1h")
+    assert world.now_ns < 1100 * MS
+    assert [rank.status for rank in world.ranks] == ["returned", "returned"]
+    assert world.finish().ok
+    assert world.over
+    with pytest.raises(SimdistError, match="this world has ended"):
+        world.advance("1s")
+
+
+def test_passes_with_time_that_never_goes_back(sim: Sim) -> None:
+    with sim.start(train, world_size=2) as world:
+        world.advance_to("2s")
+        with pytest.raises(SimdistError, match="does not go back"):
+            world.advance_to("1s")
+        with pytest.raises(ValueError, match="is no duration"):
+            world.advance("soon")
+    assert world.over
+
+
+def test_passes_with_one_world_at_a_time(sim: Sim) -> None:
+    sim.start(train, world_size=2)
+
+    with pytest.raises(SimdistError, match="another world of this test is under way"):
+        sim.run(train, world_size=2)
+
+
+def test_passes_with_a_crash_now(sim: Sim) -> None:
+    world = sim.start(train, world_size=3)
+    world.advance("1500ms")
+    sim.crash(2)
+    assert [rank.status for rank in world.ranks] == ["running", "running", "killed"]
+    world.advance("1s")
+    assert [rank.status for rank in world.ranks] == ["raised", "raised", "killed"]
+
+    result = world.finish(check=False)
+
+    assert result.ranks[2].ended_ns == 1500 * MS
+    assert "Connection closed by peer" in str(result.ranks[0].exception)
+
+
+def test_passes_with_faults_given_now_for_later(sim: Sim) -> None:
+    world = sim.start(train, world_size=2, kwargs={"steps": 9})
+    world.advance("1500ms")
+    sim.crash(0, step=4)
+    sim.slow(1, "1s", until="4s")
+
+    result = world.finish(check=False)
+
+    told = [(event.time_ns, event.data["fault"]) for event in result.events if event.kind == "fault"]
+    assert told[0] == (1500 * MS, "slow_rank")
+    assert told[1][1] == "crash"
+    assert told[1][0] > 5000 * MS
+
+
+def test_passes_with_a_hang_that_is_ended(sim: Sim) -> None:
+    world = sim.start(train, world_size=2)
+    world.advance("1500ms")
+    hang = sim.hang(0)
+    world.advance("60s")
+    assert world.ranks[0].waiting.startswith("stopped by a fault")
+    assert world.ranks[1].waiting.startswith("all_reduce #1")
+    hang.resume()
+
+    result = world.finish()
+
+    assert 62_000 * MS < result.virtual_time_ns < 63_000 * MS
+
+
+def test_passes_with_a_partition_that_is_healed(sim: Sim) -> None:
+    world = sim.start(train, world_size=3)
+    world.advance("1500ms")
+    cut = sim.partition([0, 1], [2])
+    world.advance("20min")
+    assert all(rank.waiting.startswith("all_reduce #1") for rank in world.ranks)
+    cut.heal()
+    cut.heal()
+
+    result = world.finish()
+
+    assert 1_202_000 * MS < result.virtual_time_ns < 1_203_000 * MS
+    told = [event.data["text"] for event in result.events if event.kind == "fault"]
+    assert told == ["the network splits: ranks 0, 1 | 2", "the network heals: ranks 0, 1 | 2"]
+
+
+def test_passes_with_a_partition_that_outlasts_the_timeout(sim: Sim) -> None:
+    world = sim.start(train, world_size=2, kwargs={"timeout_s": 5})
+    world.advance("1500ms")
+    sim.partition([0], [1])
+
+    result = world.finish(check=False)
+
+    assert all("Timed out waiting 5000ms" in str(rank.exception) for rank in result.ranks)
+
+
+def test_passes_with_messages_held_and_released(sim: Sim) -> None:
+    free = sim.run(receive, world_size=2).values[1]
+    hold = sim.hold(0, 1)
+    world = sim.start(receive, world_size=2)
+    world.advance("7s")
+    assert world.ranks[1].waiting == "recv(src=0, tag=0) in group '0'"
+    hold.release()
+
+    got = world.finish().values[1]
+
+    begin = free[0][1] - 50_001  # the first leaves when both ends are ready, and takes 1 ns and 50 us
+    assert [number for number, _ in got] == [0.0, 1.0, 2.0]
+    assert [when - 7000 * MS for _, when in got] == [when - begin for _, when in free]
+
+
+def test_passes_with_messages_held_one_way_only(sim: Sim) -> None:
+    def both() -> int:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        box = torch.zeros(1)
+        requests = [dist.isend(torch.ones(1), 1 - rank), dist.irecv(box, 1 - rank)]
+        times = []
+        for request in reversed(requests):
+            assert request is not None
+            request.wait()
+            times.append(time.time_ns())
+        return times[0]
+
+    sim.hold(0, 1, until="3s")
+
+    zero, one = sim.run(both, world_size=2).values
+
+    assert zero < 10 * MS
+    assert one == 3000 * MS + 50_001
+
+
+def test_passes_with_messages_released_from_a_rank(sim: Sim) -> None:
+    hold = sim.hold(0, 1, both_ways=True)
+
+    def releases() -> int:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if rank == 0:
+            dist.send(torch.ones(1), 1)
+        elif rank == 1:
+            dist.recv(torch.zeros(1), 0)
+        else:
+            time.sleep((4000 * MS - time.time_ns()) / 1e9)
+            hold.release()
+        return time.time_ns()
+
+    result = sim.run(releases, world_size=3)
+
+    assert result.values[1] == 4000 * MS + 50_001
+
+
+def test_passes_with_a_hold_inside_a_collective(sim: Sim) -> None:
+    world = sim.start(train, world_size=4)
+    world.advance("1100ms")
+    hold = sim.hold(2, 1)  # the ring sends to the rank below
+    world.advance("10s")
+    assert all(rank.waiting.startswith("all_reduce #1") for rank in world.ranks)
+    hold.release()
+
+    result = world.finish()
+
+    assert 12_000 * MS < result.virtual_time_ns < 12_200 * MS
+
+
+def test_passes_with_a_message_that_had_left_before_the_hold(sim: Sim) -> None:
+    world = sim.start(receive, world_size=2)
+    world.advance_to("260us")
+    assert world.ranks[1].last_operation == "recv #0 in group '0'"
+    sim.hold(0, 1)
+    world.advance("1s")
+
+    assert world.ranks[1].last_operation == "recv #1 in group '0'"  # the first arrived, the second is held
+
+
+# -- the host ----------------------------------------------------------------------------------------------------------
+
+
+def test_passes_with_generators_and_streams_of_its_own(sim: Sim, capsys: pytest.CaptureFixture[str]) -> None:
+    def draws() -> list[Any]:
+        drawn: list[Any] = []
+        for _ in range(3):
+            drawn += [random.random(), torch.rand(1).item()]
+            time.sleep(1)
+        return drawn
+
+    alone = sim.run(draws, world_size=2).values
+    random.seed(5)
+    torch.manual_seed(5)
+    expected = [random.random(), random.random(), torch.rand(1).item()]
+    random.seed(5)
+    torch.manual_seed(5)
+    before = random.random()
+    world = sim.start(draws, world_size=2)
+    world.advance("500ms")
+    between = random.random()
+    print("the host speaks")
+    world.advance("1s")
+    result = world.finish()
+
+    assert [before, between, torch.rand(1).item()] == expected
+    assert result.values == alone
+    assert capsys.readouterr().out == "the host speaks\n"
+    assert time.time() > 1e9
+
+
+def test_passes_with_a_world_left_behind(sim: Sim) -> None:
+    sim.start(train, world_size=3).advance("1s")
+
+
+def test_passes_because_no_thread_is_left() -> None:
+    assert threading.active_count() == 1
+    assert not dist.is_initialized()
+
+
+def test_fails_with_a_world_left_behind(sim: Sim) -> None:
+    sim.start(train, world_size=3).advance("1s")
+    raise AssertionError
+
+
+def test_passes_because_no_thread_is_left_again() -> None:
+    assert threading.active_count() == 1
+    simdist.run(train, world_size=2)

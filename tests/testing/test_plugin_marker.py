@@ -1,0 +1,192 @@
+"""`@pytest.mark.simdist`: a test's body runs on every rank, and pytest works as its users expect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.testing.runs import SAMPLES, PytestRun, Run, run_pytest, run_sample, section
+
+HEADER = "import pytest, torch, torch.distributed as dist\n"
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
+    return run_sample(tmp_path_factory.mktemp("marked"), "marked", "-rA")
+
+
+def test_every_sample_ends_as_its_name_tells(marked: PytestRun) -> None:
+    words = {"passes": "passed", "fails": "failed", "skipped": "skipped"}
+    outcomes = marked.outcomes
+
+    assert len(outcomes) > 45, marked.text
+    wrong = {
+        name: outcome
+        for name, outcome in outcomes.items()
+        if outcome != words.get(word := name.rpartition("::")[2].split("_")[1], word)
+    }
+    assert wrong == {}, marked.text
+
+
+def test_a_partial_skip_is_told_with_its_ranks(marked: PytestRun) -> None:
+    assert "rank 1 of 3 skipped (nothing to do), the others went on" in section(
+        marked, "test_fails_where_only_some_skip"
+    )
+
+
+def test_a_fault_that_never_struck_is_named_by_what_was_given(marked: PytestRun) -> None:
+    text = section(marked, "test_fails_because_the_fault_never_struck")
+
+    assert "Crash(rank=0, op='all_reduce', nth=5) never struck" in text
+
+
+def test_a_group_that_is_there_already_comes_with_a_hint(marked: PytestRun) -> None:
+    text = section(marked, "test_fails_because_the_group_is_there")
+
+    assert "simdist has done so already; init=False leaves it to the test" in text
+
+
+def test_an_async_test_is_refused_in_one_line(marked: PytestRun) -> None:
+    text = section(marked, "test_fails_because_it_is_async")
+
+    assert "a rank runs plain functions, and this one is async" in text
+    assert "simdist/" not in text
+
+
+def test_a_passing_test_keeps_what_its_ranks_printed(marked: PytestRun) -> None:
+    assert "Captured stdout of rank 2" in marked.text
+    assert "hello from 2" in marked.text
+
+
+def test_a_returned_value_is_warned_about(marked: PytestRun) -> None:
+    assert "PytestReturnNotNoneWarning" in marked.text
+    assert "test_passes_with_a_warning_that_it_returned_something returned <class 'int'> on a rank" in marked.text
+
+
+def test_bad_keywords_are_told_together_at_collection(run: Run) -> None:
+    source = (
+        HEADER
+        + """
+@pytest.mark.simdist(4, world_siz=2, seeds=0, faults=[1], policy="lifo", timeout="soon", strict="yes", env={1: 2})
+def test_it(): ...
+"""
+    )
+    done = run(files={"test_it.py": source})
+
+    assert done.code == 2
+    assert "@pytest.mark.simdist has 7 problems" in done.text
+    assert "  world_siz: unknown keyword; did you mean 'world_size'?" in done.text
+    assert "  policy: expected one of None, 'fifo', 'random'; found 'lifo'" in done.text
+    assert "  timeout: 'soon' is no duration" in done.text
+    assert "Traceback" not in done.text
+
+
+def test_what_cannot_run_on_ranks_is_refused(run: Run) -> None:
+    source = (
+        HEADER
+        + """
+import unittest
+from hypothesis import given, strategies as st
+
+class TestCase(unittest.TestCase):
+    @pytest.mark.simdist
+    def test_of_unittest(self): ...
+
+@pytest.mark.simdist
+@given(st.integers())
+def test_with_hypothesis(number): ...
+
+def test_without_the_marker(rank): ...
+
+@pytest.mark.simdist(backend="mpi")
+def test_of_an_unknown_backend(): ...
+"""
+    )
+    done = run(files={"test_it.py": source})
+
+    assert "simdist.testing.MultiProcessTestCase instead" in done.text
+    assert "@given would draw on each rank by itself" in done.text
+    assert "the fixture 'rank' needs @pytest.mark.simdist" in done.text
+    assert "backend 'mpi' is not simulated" in done.text
+    assert "passed" not in done.text.splitlines()[-1]
+
+
+def test_x_stops_after_the_first_failure(run: Run) -> None:
+    done = run("-x", files={"test_failures.py": (SAMPLES / "failures.py").read_text()})
+
+    assert list(done.outcomes.values()) == ["failed"]
+
+
+def test_post_mortem_debugging_stands_in_the_failing_ranks_frame(tmp_path: Path) -> None:
+    source = (
+        HEADER
+        + """
+@pytest.mark.simdist(world_size=3)
+def test_it(rank):
+    local = rank * 10
+    dist.barrier()
+    assert rank != 1
+"""
+    )
+    run = run_pytest(tmp_path, "--pdb", files={"test_it.py": source}, typed="p 'found', local, rank\nq\n")
+
+    assert "-> assert rank != 1" in run.text
+    assert "('found', 10, 1)" in run.text
+
+
+def test_a_rank_can_be_stopped_at_a_breakpoint(tmp_path: Path) -> None:
+    source = (
+        HEADER
+        + """
+@pytest.mark.simdist(world_size=2, stall_s=0.3)
+def test_it(rank):
+    local = rank + 41
+    if rank == 1:
+        breakpoint()
+        dist.barrier()
+        print("printed after it")
+        assert local == 41
+    else:
+        dist.barrier()
+"""
+    )
+    run = run_pytest(
+        tmp_path,
+        files={"test_it.py": source},
+        typed="import threading; threading.Event().wait(1)\np 'found', local\nn\nc\n",
+    )
+
+    assert "('found', 42)" in run.text
+    assert "stdout | printed after it" in section(run, "test_it")
+    assert "StallError" not in run.text
+
+
+def test_a_rank_that_blocks_for_real_is_shown_at_its_line(tmp_path: Path) -> None:
+    source = (
+        HEADER
+        + """
+import threading
+@pytest.mark.simdist(world_size=2, stall_s=0.3)
+def test_it(rank):
+    if rank == 1:
+        threading.Lock().acquire()
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+"""
+    )
+    run = run_pytest(tmp_path, files={"test_it.py": source})
+    text = section(run, "test_it")
+
+    assert ">           lock.acquire()" in text
+    assert "StallError: rank 1" in text
+    assert "replay: pytest test_it.py::test_it --simdist-seed=0" in text
+
+
+def test_live_output_names_the_rank(run: Run) -> None:
+    source = HEADER + "@pytest.mark.simdist(world_size=2)\ndef test_it(rank): print('mine is', rank)\n"
+
+    done = run("-s", files={"test_it.py": source})
+
+    assert "[rank 0] mine is 0\n[rank 1] mine is 1\n" in done.text
