@@ -7,7 +7,8 @@
 
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
 `cluster` (hosts and links), `process` (what makes a task look like a process), `c10d` (groups, stores), `faults`,
-`trace`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing is imported before it is used.
+`trace`, `determinism`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing is imported before it is
+used.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simdist import cluster, faults
     from simdist.api import run, spawn, step
+    from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
     from simdist.result import Event, RankResult, RunResult
 
 __all__ = [
+    "DeterminismReport",
     "Event",
     "RankResult",
     "RunResult",
     "SimdistError",
     "__version__",
+    "check_determinism",
     "cluster",
     "faults",
     "run",
@@ -37,10 +41,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DeterminismReport": "simdist.determinism",
     "Event": "simdist.result",
     "RankResult": "simdist.result",
     "RunResult": "simdist.result",
     "SimdistError": "simdist.errors",
+    "check_determinism": "simdist.determinism",
     "run": "simdist.api",
     "spawn": "simdist.api",
     "step": "simdist.api",

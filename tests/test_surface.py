@@ -23,14 +23,30 @@ LAYERS: dict[str, set[str]] = {
     "kernel": {"errors", "networkx", "numpy", "simpy"},
     "cluster": {"errors", "kernel", "networkx"},
     "process": {"errors", "kernel", "numpy", "torch"},
-    "c10d": {"errors", "kernel", "cluster", "process", "numpy", "torch"},
-    "faults": {"errors", "kernel", "cluster", "process", "c10d"},
-    "trace": {"errors", "result", "kernel"},
+    "_content": {"torch"},
+    "c10d": {"_content", "errors", "kernel", "cluster", "process", "numpy", "torch"},
+    "faults": {"errors", "kernel", "cluster", "process", "c10d", "torch"},
+    "trace": {"errors", "result", "kernel", "matplotlib"},
+    "_observer": {"result", "kernel", "process"},
     "_agent": {"errors", "kernel", "process"},
-    "_world": {"errors", "result", "kernel", "cluster", "process", "c10d", "faults", "trace", "_agent", "torch"},
+    "_world": {
+        "errors",
+        "result",
+        "kernel",
+        "cluster",
+        "process",
+        "c10d",
+        "faults",
+        "trace",
+        "_agent",
+        "_observer",
+        "torch",
+    },
     "_spawn": {"result", "_world", "torch"},
     "api": {"errors", "result", "cluster", "process", "c10d", "faults", "_world", "_spawn"},
-    "scenario": {"errors", "result", "cluster", "faults", "trace", "api", "pydantic", "torch"},
+    "determinism": {"errors", "result", "kernel", "process", "c10d", "trace", "_observer", "api", "numpy", "torch"},
+    "scenario": {"errors", "result", "cluster", "faults", "trace", "api", "determinism", "pydantic", "torch"},
+    "hardware": {"_content", "errors", "result", "c10d", "faults", "trace", "scenario", "numpy", "torch"},
     "testing": {
         "errors",
         "result",
@@ -39,16 +55,21 @@ LAYERS: dict[str, set[str]] = {
         "process",
         "c10d",
         "faults",
+        "_observer",
         "_world",
         "api",
+        "determinism",
+        "scenario",
+        "trace",
+        "numpy",
         "pytest",
         "torch",
     },
-    "cli": {"errors", "result", "scenario", "trace", "click", "rich"},
-    "__init__": {"errors", "result", "cluster", "faults", "api"},
+    "cli": {"errors", "result", "scenario", "trace", "hardware", "determinism", "_observer", "click", "rich"},
+    "__init__": {"errors", "result", "cluster", "faults", "api", "determinism"},
     "__main__": {"cli"},
 }
-LIBRARIES = {"click", "networkx", "numpy", "pydantic", "pytest", "rich", "simpy", "sklearn", "torch"}
+LIBRARIES = {"click", "matplotlib", "networkx", "numpy", "pydantic", "pytest", "rich", "simpy", "sklearn", "torch"}
 
 
 def name_of(path: Path) -> str:
@@ -102,13 +123,21 @@ def test_a_module_lists_the_functions_and_classes_that_it_defines(path: Path) ->
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)
 def test_a_package_lists_what_it_re_exports_and_defines_nothing_itself(package: Path) -> None:
     tree = ast.parse((package / "__init__.py").read_text())
+    # A package that loads its names when they are first used imports them for type checkers only.
+    lazily = [node for branch in tree.body if isinstance(branch, ast.If) for node in branch.body]
     imported = {
         alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for node in [*tree.body, *lazily]
+        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing")
         for alias in node.names
     }
     module = importlib.import_module(dotted(package))
+    homes = getattr(module, "_HOMES", None)  # of names that are loaded on first use
+    if homes is not None:
+        typed = next(node for node in tree.body if isinstance(node, ast.If))
+        listed = [alias.name for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+        imported = imported - {"TYPE_CHECKING"} | set(listed)
+        assert set(homes) >= set(listed)
 
     assert set(module.__all__) == imported
     assert list(module.__all__) == sorted(module.__all__, key=by_kind)
@@ -138,7 +167,7 @@ def test_the_kinds_of_faults_are_told_by_their_package() -> None:
     faults = importlib.import_module("simdist.faults")
 
     assert simdist.faults is faults
-    assert {"Crash", "Hang", "LinkDelay", "Partition", "SlowRank"} <= set(faults.__all__)
+    assert {"Crash", "Hang", "Hold", "LinkDelay", "Partition", "SlowRank"} <= set(faults.__all__)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from simdist.cli._nodes import given_node_options, node_options, real_options
 from simdist.errors import SimdistError
 
 __all__ = ["main"]
@@ -48,21 +49,40 @@ def main() -> None:
 @click.option("--json", "json_path", type=click.Path(), metavar="OUT", help="Write the result as JSON.")
 @click.option("--trace", "trace_path", type=click.Path(), metavar="OUT", help="Write a Chrome trace, for Perfetto.")
 @click.option("--events", "events_path", type=click.Path(), hidden=True, help="Write each event as a line of JSON.")
+@click.option("--timeline", "timeline_path", type=click.Path(), metavar="OUT", help="Draw the run, as SVG or PNG.")
+@click.option(
+    "--flight-recorder",
+    "flight_recorder",
+    type=click.Path(),
+    metavar="DIR",
+    help="Write Flight Recorder dumps, for torchfrtrace.",
+)
 @click.option("--check-determinism", is_flag=True, help="Repeat in a fresh process and compare event for event.")
 @click.option("--strict", is_flag=True, help="Refuse what the backend accepts in silence, hangs on or dies of.")
 @click.option("--show-output", is_flag=True, help="Print what the ranks print, with rank and virtual time.")
+@click.option("--real", type=click.Choice(["gloo", "nccl"]), help="Run it as real processes, over this backend.")
+@node_options
+@click.option(
+    "--nccl-wait", type=click.Choice(["async", "blocking"]), default="async", help="With --real nccl: how waits fail."
+)
 @click.pass_context
 def run(
     context: click.Context,
+    /,
     file: str,
     seed: int | None,
     overrides: tuple[str, ...],
     json_path: str | None,
     trace_path: str | None,
     events_path: str | None,
+    timeline_path: str | None,
+    flight_recorder: str | None,
     check_determinism: bool,
     strict: bool,
     show_output: bool,
+    real: str | None,
+    nccl_wait: str,
+    **node: Any,
 ) -> None:
     """Run the scenario in FILE and judge it by its expectations.
 
@@ -73,8 +93,104 @@ def run(
 
     if strict:
         overrides = (*overrides, "strict=true")
-    outputs = Outputs(json=json_path, trace=trace_path, events=events_path)
+    outputs = Outputs(
+        json=json_path,
+        trace=trace_path,
+        events=events_path,
+        timeline=timeline_path,
+        flight_recorder=flight_recorder,
+    )
+    if real is not None:
+        from simdist.cli._real import run_real_file
+
+        refused = [name for name, given in (("--check-determinism", check_determinism), ("--strict", strict)) if given]
+        if refused:
+            raise click.UsageError(f"{' and '.join(refused)}: a real run has none of that; leave out --real")
+        options = real_options(real, node, nccl_wait)
+        context.exit(run_real_file(file, seed, overrides, outputs, options, show_output=show_output))
+    if given := given_node_options(context):
+        raise click.UsageError(f"{', '.join(given)}: for real runs only; add --real gloo or --real nccl")
     context.exit(run_file(file, seed, overrides, outputs, repeat=check_determinism, show_output=show_output))
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="The real backend."
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Instead of the seed in the files.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Real runs of each scenario.")
+@click.option("--timing-tolerance", type=float, help="Also judge timings: 0.1 allows 10 % of the longer one.")
+@click.option("--json", "json_path", type=click.Path(), metavar="OUT", help="Write the report as JSON.")
+@click.option("--html", "html_path", type=click.Path(), metavar="OUT", help="Write the report as a page.")
+@node_options
+@click.pass_context
+def parity(
+    context: click.Context,
+    /,
+    files: tuple[str, ...],
+    real: str,
+    seed: int | None,
+    repeat: int,
+    timing_tolerance: float | None,
+    json_path: str | None,
+    html_path: str | None,
+    **node: Any,
+) -> None:
+    """Run each scenario in FILE simulated and as real processes, and compare rank by rank.
+
+    Exit codes: 0 parity, 1 a difference, 2 bad input, 3 nothing was comparable.
+    """
+    from simdist.cli._parity import compare_files
+
+    code = compare_files(
+        files,
+        real_options(real, node, "async"),
+        seed=seed,
+        repeat=repeat,
+        timing_tolerance=timing_tolerance,
+        json_path=json_path,
+        html_path=html_path,
+    )
+    context.exit(code)
+
+
+@main.command()
+@click.option("--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="What to measure.")
+@click.option("-o", "--output", required=True, type=click.Path(), metavar="FILE", help="The cluster description.")
+@click.option("--ranks", type=click.IntRange(min=2), multiple=True, help="World sizes, may repeat; default: 2, 3, 4.")
+@click.option("--real-timeout", default=600.0, show_default=True, help="Seconds until a measurement counts as hung.")
+@click.pass_context
+def calibrate(context: click.Context, real: str, output: str, ranks: tuple[int, ...], real_timeout: float) -> None:
+    """Measure this machine's collectives, fit the cost model, and write it for [cluster] calibration = "FILE"."""
+    from simdist.cli._calibrate import calibrate_machine
+
+    context.exit(calibrate_machine(real, ranks or (2, 3, 4), output, real_timeout))
+
+
+@main.command()
+@click.argument("trace")
+@click.option("--rank", "ranks", multiple=True, metavar="RANKS", help="Only these, as 3 or 0-2; may repeat.")
+@click.option("--group", "groups", multiple=True, metavar="NAME", help="Only operations of this group; may repeat.")
+@click.option("--from", "from_time", metavar="TIME", help="From this virtual time on: 3ms, 1.5s, 30min.")
+@click.option("--to", "to_time", metavar="TIME", help="Up to this virtual time.")
+@click.option("--timeline", "timeline_path", type=click.Path(), metavar="OUT", help="Draw it, as SVG or PNG.")
+@click.option("--lines", type=click.IntRange(min=0), default=100, show_default=True, help="At most so many; 0: all.")
+@click.pass_context
+def show(
+    context: click.Context,
+    trace: str,
+    ranks: tuple[str, ...],
+    groups: tuple[str, ...],
+    from_time: str | None,
+    to_time: str | None,
+    timeline_path: str | None,
+    lines: int,
+) -> None:
+    """Show what happened in TRACE, which `run --trace` or `run --events` has written."""
+    from simdist.cli._show import show_file
+
+    context.exit(show_file(trace, ranks, groups, (from_time, to_time), timeline_path, lines))
 
 
 @main.command(name="list")

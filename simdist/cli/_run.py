@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from simdist._observer import observed_by
 from simdist.cli._console import page
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import print_summary
 from simdist.errors import ScenarioError
-from simdist.scenario import Determinism, ScenarioReport, check_determinism, format_duration, load, run_scenario
-from simdist.trace import write_chrome_trace, write_events
+from simdist.result import RunResult
+from simdist.scenario import Plan, ScenarioReport, check_plan, format_duration, load, run_scenario
+from simdist.trace import (
+    Trace,
+    save,
+    timeline,
+    trace_of,
+    write_chrome_trace,
+    write_events,
+    write_flight_recorder,
+)
 
-__all__ = ["Outputs", "run_file"]
+if TYPE_CHECKING:
+    from simdist.determinism import CallStacks, DeterminismReport
+
+__all__ = ["Outputs", "run_file", "timeline_problems", "write_timeline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +44,19 @@ class Outputs:
     json: str | None = None
     trace: str | None = None
     events: str | None = None
+    timeline: str | None = None
+    flight_recorder: str | None = None  # a folder
 
     def problems(self) -> list[str]:
         """Why one of them can't be written, found by opening it; files that this made are gone again."""
-        named = {f"--{name}": path for name in ("json", "trace", "events") if (path := getattr(self, name)) is not None}
+        files = ("json", "trace", "events", "timeline")
+        named = {f"--{name}": path for name in files if (path := getattr(self, name)) is not None}
         lines = []
+        if self.timeline is not None:
+            lines += timeline_problems("--timeline", self.timeline)
+        folder = None if self.flight_recorder is None else Path(self.flight_recorder)
+        if folder is not None and folder.exists() and not folder.is_dir():
+            lines.append(f"--flight-recorder {folder}: is a file; expected a folder")
         for option, path in named.items():
             existed = Path(path).exists()
             try:
@@ -49,14 +72,24 @@ class Outputs:
             lines.append(f"{' and '.join(named)}: two outputs in one file")
         return lines
 
-    def write(self, report: ScenarioReport, determinism: Determinism | None) -> None:
-        """Write the files."""
+    def write(self, report: ScenarioReport, determinism: DeterminismReport | None, stacks: CallStacks | None) -> None:
+        """Write the files; `stacks` tells Flight Recorder's dumps from where operations were called."""
         if self.json is not None:
             _write(self.json, lambda stream: stream.write(_json_text(report, determinism)))
+        self.write_events(report.result, report.plan, stacks)
+
+    def write_events(self, result: RunResult, plan: Plan, stacks: CallStacks | None = None) -> None:
+        """Write the files that hold a run's events."""
         if self.trace is not None:
-            _write(self.trace, lambda stream: write_chrome_trace(report.result, stream))
+            _write(self.trace, lambda stream: write_chrome_trace(result, stream))
         if self.events is not None:
-            _write(self.events, lambda stream: write_events(report.result.events, stream))
+            _write(self.events, lambda stream: write_events(result.events, stream))
+        if self.timeline is not None:
+            write_timeline(trace_of(result), self.timeline, f"{plan.name}: {plan.title}" if plan.title else plan.name)
+        if self.flight_recorder is not None:
+            folder = Path(self.flight_recorder)
+            with _told(self.flight_recorder):
+                write_flight_recorder(trace_of(result), folder, None if stacks is None else stacks.frames)
 
 
 def run_file(
@@ -77,14 +110,21 @@ def run_file(
     if seed is not None:
         plan = replace(plan, seed=seed)
 
+    from simdist.determinism import CallStacks, recording
+
+    stacks = CallStacks() if outputs.flight_recorder is not None else None
     started = time.perf_counter()
     with LiveLine() as line:
-        report = run_scenario(plan, echo=_echo(line) if show_output else None, progress=line.progress)
+        with (
+            recording() if repeat else nullcontext() as first,
+            nullcontext() if stacks is None else observed_by(stacks),
+        ):
+            report = run_scenario(plan, echo=_echo(line) if show_output else None, progress=line.progress)
         line.say("comparing with a second run in a fresh process" if repeat else "")
-        determinism = check_determinism(report) if repeat else None
+        determinism = None if first is None else check_plan(plan, first)
     seconds = time.perf_counter() - started
 
-    outputs.write(report, determinism)
+    outputs.write(report, determinism, stacks)
     with page() as out:
         print_summary(out, report, determinism)
         out.print(f"real time    {seconds:.2f} s")
@@ -103,18 +143,41 @@ def _echo(line: LiveLine) -> Callable[[int, int, str, str], None]:
     return echo
 
 
-def _json_text(report: ScenarioReport, determinism: Determinism | None) -> str:
+def _json_text(report: ScenarioReport, determinism: DeterminismReport | None) -> str:
     summary = report.summary()
     if determinism is not None:
-        other = {"digest": determinism.other_digest, "hash_seed": determinism.hash_seed}
+        digest = determinism.other_digests[0] if determinism.other_digests else ""
+        other = {"digest": digest, "hash_seed": determinism.hash_seed}
         summary["determinism"] = {"ok": determinism.ok, **other}
     return json.dumps(summary, indent=2) + "\n"
 
 
+def timeline_problems(option: str, path: str) -> list[str]:
+    """Why no picture can be written there."""
+    lines = []
+    if Path(path).suffix.lower() not in (".svg", ".png"):
+        lines.append(f"{option} {path}: expected a file that ends in .svg or .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        lines.append(f"{option}: needs matplotlib, which is not installed: pip install 'simdist[plot]'")
+    return lines
+
+
+def write_timeline(trace: Trace, path: str, title: str) -> None:
+    """Write the picture of a trace, or say why it can't be and leave with exit code 2."""
+    figure = timeline(trace, title=title)
+    with _told(path):
+        save(figure, Path(path))
+
+
 def _write(path: str, write: Callable[[TextIO], object]) -> None:
+    with _told(path), Path(path).open("w", encoding="utf-8", newline="\n") as stream:
+        write(stream)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
     try:
-        with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
-            write(stream)
+        yield
     except OSError as error:  # it could be opened before the run: the disk is full, or the folder is gone
         click.echo(f"{path}: cannot be written: {error.strerror or error}", err=True)
         raise click.exceptions.Exit(2) from None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
@@ -16,8 +15,6 @@ from simdist.cli._console import marks
 from simdist.cli._table import plain_table
 from simdist.result import Event, RankResult
 from simdist.scenario import (
-    Determinism,
-    Difference,
     Plan,
     ScenarioReport,
     Verdict,
@@ -26,7 +23,10 @@ from simdist.scenario import (
     without_source,
 )
 
-__all__ = ["print_summary"]
+if TYPE_CHECKING:
+    from simdist.determinism import DeterminismReport
+
+__all__ = ["heading", "print_failures", "print_ranks", "print_summary", "print_timeline"]
 
 _FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
 _TIMELINE = 20
@@ -34,19 +34,19 @@ _MESSAGE_LINES = 4
 _STDERR_LINES = 16
 
 
-def print_summary(out: Console, report: ScenarioReport, determinism: Determinism | None) -> None:
+def print_summary(out: Console, report: ScenarioReport, determinism: DeterminismReport | None) -> None:
     """Print the report; the same text for equal runs."""
     plan, result = report.plan, report.result
     out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
     out.print(_setting(plan))
     out.print()
-    _print_ranks(out, result.ranks)
-    _print_failures(out, result.ranks, plan)
-    _print_timeline(out, result.events)
+    print_ranks(out, result.ranks)
+    print_failures(out, result.ranks, plan)
+    print_timeline(out, result.events)
     if result.deadlock is not None:
-        _heading(out, "deadlock")
+        heading(out, "deadlock")
         _indented(out, str(result.deadlock))
-    _heading(out, "expectations")
+    heading(out, "expectations")
     verdicts = [*report.verdicts, *([] if determinism is None else [_verdict(determinism)])]
     held, failed = marks(out.encoding)
     grid = plain_table("", "", "")
@@ -55,7 +55,9 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
         grid.add_row(mark, Text(verdict.name), Text(verdict.evidence))
     out.print(Padding(grid, (0, 0, 0, 2)))
     if determinism is not None and determinism.difference is not None:
-        _print_difference(out, determinism.difference)
+        heading(out, determinism.where)
+        for line in determinism.lines():
+            out.print(Text(line), soft_wrap=True)
     out.print()
     out.print(f"virtual time {format_duration(result.virtual_time_ns)}, {len(result.events)} events")
     out.print(f"digest       {result.digest}")
@@ -72,7 +74,8 @@ def _setting(plan: Plan) -> Text:
     return Text(", ".join(words))
 
 
-def _print_ranks(out: Console, ranks: Sequence[RankResult]) -> None:
+def print_ranks(out: Console, ranks: Sequence[RankResult]) -> None:
+    """How each rank ended."""
     numbers = ("rank", "exit code", "ended at", "operations", "lives")
     table = plain_table("rank", "outcome", "exit code", "ended at", "operations", "lives", right=numbers)
     for group in _alike(ranks):
@@ -103,11 +106,12 @@ def _cells(rank: RankResult) -> tuple[str, str, str, str]:
     return code, format_duration(rank.ended_ns), str(rank.operations), str(rank.lives)
 
 
-def _print_failures(out: Console, ranks: Sequence[RankResult], plan: Plan) -> None:
+def print_failures(out: Console, ranks: Sequence[RankResult], plan: Plan) -> None:
+    """What went wrong on which ranks."""
     failed = [rank for rank in ranks if not rank.ok]
     if not failed:
         return
-    _heading(out, "failures")
+    heading(out, "failures")
     stories: dict[str, list[int]] = {}
     for rank in failed:
         stories.setdefault(_story(rank, plan), []).append(rank.rank)
@@ -141,11 +145,12 @@ def _place(error: BaseException, folder: Path) -> str:
     return f"{Path(frames[-1].filename).relative_to(folder)}:{frames[-1].lineno} in {frames[-1].name}"
 
 
-def _print_timeline(out: Console, events: Sequence[Event]) -> None:
+def print_timeline(out: Console, events: Sequence[Event]) -> None:
+    """Faults, restarts and deadlocks, in order."""
     shown = [event for event in events if event.kind in ("fault", "restart", "deadlock")]
     if not shown:
         return
-    _heading(out, "timeline")
+    heading(out, "timeline")
     grid = plain_table("", "", "")
     for event in shown[:_TIMELINE]:
         who = "world" if event.rank < 0 else f"rank {event.rank}"
@@ -164,33 +169,16 @@ def _happened(event: Event) -> str:
     return "deadlock, see below"
 
 
-def _verdict(determinism: Determinism) -> Verdict:
+def _verdict(determinism: DeterminismReport) -> Verdict:
     where = f"in a fresh process with PYTHONHASHSEED={determinism.hash_seed}"
     if determinism.ok:
         return Verdict("determinism", True, f"the same digest {where}")
-    at = "" if determinism.difference is None else f", from event {determinism.difference.index} on"
-    return Verdict("determinism", False, f"another digest {where}{at}: {determinism.other_digest}")
+    digest = determinism.other_digests[0] if determinism.other_digests else "none"
+    return Verdict("determinism", False, f"another digest {where}, from {determinism.where} on: {digest}")
 
 
-def _print_difference(out: Console, difference: Difference) -> None:
-    """The first event that differs, both versions side by side; a star marks what differs."""
-    _heading(out, f"event {difference.index}")
-    table = plain_table("", "", "this process", "fresh process")
-    here, there = _flat(difference.here), _flat(difference.there)
-    for key in dict.fromkeys([*here, *there]):
-        one, other = here.get(key, "-"), there.get(key, "-")
-        table.add_row("*" if one != other else " ", Text(key), Text(one), Text(other))
-    out.print(Padding(table, (0, 0, 0, 2)))
-
-
-def _flat(event: dict[str, Any] | None) -> dict[str, str]:
-    if event is None:
-        return {"kind": "the run has ended"}
-    top = {"kind": str(event["kind"]), "rank": str(event["rank"]), "time": format_duration(event["time_ns"])}
-    return top | {key: value if isinstance(value, str) else json.dumps(value) for key, value in event["data"].items()}
-
-
-def _heading(out: Console, text: str) -> None:
+def heading(out: Console, text: str) -> None:
+    """An empty line, and a title."""
     out.print()
     out.print(Text(text, style="bold"))
 

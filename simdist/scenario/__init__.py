@@ -8,28 +8,34 @@ holds plain data: the workload is imported afresh for each run, from the scenari
 Open `_schema.py` for the keys of a file, `_oracles.py` for the expectations, `_runner.py` for what a run does.
 """
 
-from simdist.scenario._determinism import Determinism, Difference, check_determinism
+from simdist.scenario._determinism import check_plan
+from simdist.scenario._equality import difference
 from simdist.scenario._loader import load
+from simdist.scenario._oracles import judge_real
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdict, Workload
 from simdist.scenario._runner import ScenarioReport, run_scenario
+from simdist.scenario._state import state_of
 from simdist.scenario._text import rank_text, without_source
 from simdist.scenario._units import format_duration, parse_bandwidth, parse_duration
+from simdist.scenario._workload import fill
 
 __all__ = [
-    "Determinism",
-    "Difference",
     "Expectations",
     "ExpectedException",
     "Plan",
     "ScenarioReport",
     "Verdict",
     "Workload",
-    "check_determinism",
+    "check_plan",
+    "difference",
+    "fill",
     "format_duration",
+    "judge_real",
     "load",
     "parse_bandwidth",
     "parse_duration",
     "rank_text",
     "run_scenario",
+    "state_of",
     "without_source",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 from simdist import faults
 from simdist.errors import ScenarioError, SimdistError
 from simdist.result import Status
+from simdist.scenario._calibration import CalibrationError, calibrated
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
 from simdist.scenario._reader import apply_overrides, read
 from simdist.scenario._schema import (
@@ -110,6 +111,8 @@ class _Loader:
             max_restarts=header.max_restarts,
             policy=header.policy,
             strict=header.strict,
+            portable=header.portable,
+            time_scale=header.time_scale,
             workload=workload,
             cluster=cluster,
             env=dict(env.__pydantic_extra__ or {}),
@@ -142,7 +145,7 @@ class _Loader:
                     self._problem(("workload", error.key), error.text)
         return workload
 
-    def _cluster(self) -> Mapping[str, int]:
+    def _cluster(self) -> Mapping[str, Any]:
         if "cluster" not in self.table:
             return {}
         section = check(Cluster, self.table["cluster"], ("cluster",), self.problems)
@@ -155,7 +158,13 @@ class _Loader:
             "local_latency_ns": section.local_latency,
             "local_bandwidth_bytes_per_s": section.local_bandwidth,
         }
-        arguments = {name: value for name, value in names.items() if value is not None}
+        arguments: dict[str, Any] = {name: value for name, value in names.items() if value is not None}
+        if section.calibration is not None and self.world_size is not None:
+            try:
+                path = Path(self.source).resolve().parent / section.calibration
+                arguments = calibrated(path, self.world_size) | arguments
+            except CalibrationError as error:
+                self._problem(("cluster", "calibration"), str(error))
         if self.world_size is not None:
             if section.hosts > self.world_size:
                 text = f"{section.hosts} hosts for {self.world_size} ranks; a host has at least one"
@@ -164,7 +173,7 @@ class _Loader:
             self._build_cluster(self.world_size, arguments)
         return arguments
 
-    def _build_cluster(self, world_size: int, arguments: Mapping[str, int]) -> None:
+    def _build_cluster(self, world_size: int, arguments: Mapping[str, Any]) -> None:
         from simdist import cluster
 
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.faults import Crash, Fault, Hang, SlowRank
+from simdist.faults import Fault, kind_of, rank_of
 from simdist.result import RankResult, RunResult
 from simdist.scenario._equality import difference
 from simdist.scenario._plan import ExpectedException, Plan, Verdict
@@ -19,7 +19,7 @@ from simdist.scenario._text import rank_text, shortened, without_source
 from simdist.scenario._units import format_duration
 from simdist.scenario._workload import fill
 
-__all__ = ["Seen", "judge"]
+__all__ = ["Seen", "judge", "judge_real"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,24 @@ class Seen:
     result: RunResult
     baseline: RunResult | None
     tmp: str
+    reword: Callable[[str], str] = str  # what an exception says, in the words of a simulation
 
 
 def judge(seen: Seen) -> tuple[Verdict, ...]:
     """The verdicts, in a fixed order."""
     return tuple(verdict for oracle in _ORACLES for verdict in oracle(seen))
+
+
+def judge_real(
+    plan: Plan, result: RunResult, baseline: RunResult | None, tmp: str, reword: Callable[[str], str] = str
+) -> tuple[Verdict, ...]:
+    """The verdicts on a run of real processes: those that ask for nothing only a simulation can know.
+
+    Left out are the deadlock report, and the bounds on virtual time and on the number of events. `reword` turns what an
+    exception says into the words of a simulation.
+    """
+    seen = Seen(plan, result, baseline, tmp, reword)
+    return tuple(verdict for oracle in _ORACLES if oracle not in _SIMULATED_ONLY for verdict in oracle(seen))
 
 
 def _outcomes(seen: Seen) -> Iterator[Verdict]:
@@ -61,13 +74,13 @@ def _exceptions(seen: Seen) -> Iterator[Verdict]:
             wrong.setdefault(f"{_ended(rank)}, no exception", []).append(index)
             continue
         line = f"{type(rank.exception).__name__}: {shortened(without_source(str(rank.exception)), 120)}"
-        side = right if _matches(rank.exception, want) else wrong
+        side = right if _matches(rank.exception, want, seen.reword) else wrong
         side.setdefault(line, []).append(index)
     yield Verdict("exception", not wrong, _by_ranks(wrong or right))
 
 
-def _matches(exception: BaseException, want: ExpectedException) -> bool:
-    text = str(exception)
+def _matches(exception: BaseException, want: ExpectedException, reword: Callable[[str], str]) -> bool:
+    text = reword(str(exception))
     return (
         (want.type is None or want.type in [base.__name__ for base in type(exception).__mro__])
         and (want.message is None or want.message in text)
@@ -100,8 +113,7 @@ def _faults_strike(seen: Seen) -> Iterator[Verdict]:
 
 def _targets(faults: Sequence[Fault]) -> Iterator[tuple[str, int | None]]:
     for fault in faults:
-        kind = re.sub(r"(?<!^)([A-Z])", r"_\1", type(fault).__name__).lower()
-        yield kind, fault.rank if isinstance(fault, Crash | Hang | SlowRank) else None
+        yield kind_of(fault), rank_of(fault)
 
 
 def _equal_values(seen: Seen) -> Iterator[Verdict]:
@@ -254,3 +266,4 @@ _ORACLES: tuple[Callable[[Seen], Iterator[Verdict]], ...] = (
     _virtual_time,
     _events,
 )
+_SIMULATED_ONLY = (_deadlock, _virtual_time, _events)

@@ -73,7 +73,9 @@ class Plan:
     max_restarts: int = 0
     policy: str = "fifo"
     strict: bool | None = None
-    cluster: Mapping[str, int] = field(default_factory=dict)
+    portable: bool = False  # the same file is meant for real processes too
+    time_scale: float = 1.0  # there: real seconds per virtual second
+    cluster: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     overrides: tuple[str, ...] = ()

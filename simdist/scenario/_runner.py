@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
 from simdist.scenario._oracles import Seen, judge
 from simdist.scenario._plan import Plan, Verdict
+from simdist.scenario._state import state_of
 from simdist.scenario._workload import WorkloadError, fill, import_workload, importable
 
 __all__ = ["Echo", "Progress", "ScenarioReport", "run_scenario"]
@@ -21,12 +22,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioReport:
-    """What a scenario came to. `baseline` is the fault-free run, where an expectation asked for one."""
+    """What a scenario came to.
+
+    `baseline` is the fault-free run, where an expectation asked for one; `state` a hash for each expected checkpoint.
+    """
 
     plan: Plan
     result: RunResult
     verdicts: tuple[Verdict, ...]
     baseline: RunResult | None = None
+    state: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -47,12 +52,17 @@ class ScenarioReport:
 
 
 def run_scenario(
-    plan: Plan, *, seed: int | None = None, echo: Echo | None = None, progress: Progress | None = None
+    plan: Plan,
+    *,
+    seed: int | None = None,
+    echo: Echo | None = None,
+    progress: Progress | None = None,
+    record_results: bool = False,
 ) -> ScenarioReport:
     """Run the plan, with `seed` in place of its own if given, and judge what came out.
 
-    `echo` and `progress` are those of `simdist.run`; a fault-free run for comparison is not echoed. The workload is
-    imported afresh, and `sys.path`, `sys.modules` and the run's temporary folder are cleared up after.
+    `echo`, `progress` and `record_results` are those of `simdist.run`; a fault-free run for comparison is not echoed.
+    The workload is imported afresh, and `sys.path`, `sys.modules` and the run's temporary folder are cleared up after.
 
     Raises:
         ScenarioError: the workload can't be imported (any more).
@@ -64,16 +74,19 @@ def run_scenario(
         importable(plan.workload.folder, plan.workload.target),
         tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
     ):
-        result = _simulate(plan, tmp, echo, progress)
+        result = _simulate(plan, tmp, echo, progress, record_results)
         baseline = None
         if plan.expect.same_as_without_faults is not None:
             with tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as other:
                 baseline = _simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
         verdicts = judge(Seen(plan, result, baseline, tmp))
-    return ScenarioReport(plan, result, verdicts, baseline)
+        state = state_of(plan, tmp)
+    return ScenarioReport(plan, result, verdicts, baseline, state)
 
 
-def _simulate(plan: Plan, tmp: str, echo: Echo | None, progress: Progress | None) -> RunResult:
+def _simulate(
+    plan: Plan, tmp: str, echo: Echo | None, progress: Progress | None, record_results: bool = False
+) -> RunResult:
     import simdist
 
     try:
@@ -93,6 +106,7 @@ def _simulate(plan: Plan, tmp: str, echo: Echo | None, progress: Progress | None
         env=dict(plan.env),
         policy=plan.policy,
         strict=plan.strict,
+        record_results=record_results,
         echo=echo,
         progress=progress,
         replay=plan.replay,

@@ -99,6 +99,8 @@ class Header(_Section):
     max_restarts: Count = 0
     policy: Literal["fifo", "random"] = "fifo"
     strict: bool | None = None
+    portable: bool = False
+    time_scale: Annotated[float, Field(gt=0, strict=False)] = 1.0
 
 
 class Target(_Section):
@@ -117,6 +119,7 @@ class Cluster(_Section):
     bandwidth: Bandwidth | None = None
     local_latency: Duration | None = None
     local_bandwidth: Bandwidth | None = None
+    calibration: str | None = None  # a file that `simdist calibrate` has written
 
 
 class Env(BaseModel):
@@ -154,6 +157,14 @@ class _Hang(_RankFault):
 
     def build(self) -> faults.Fault:
         return faults.Hang(**self.trigger(), duration_ns=self.duration)
+
+
+class _Raise(_RankFault):
+    error: str = "RuntimeError"
+    message: str = "injected by a fault"
+
+    def build(self) -> faults.Fault:
+        return faults.Raise(**self.trigger(), error=self.error, message=self.message)
 
 
 class _SlowRank(_Section):
@@ -195,12 +206,48 @@ class _Partition(_Section):
         return faults.Partition(groups=groups, start_ns=self.start, until_ns=self.until)
 
 
-FAULTS: Mapping[str, type[_Crash | _Hang | _SlowRank | _LinkDelay | _Partition]] = {
+class _Hold(_Section):
+    src: int
+    dst: int
+    start: Duration = 0
+    until: Duration | None = None  # released then; without it, never
+    both_ways: bool = False
+
+    def build(self) -> faults.Fault:
+        return faults.Hold(
+            src=self.src, dst=self.dst, start_ns=self.start, until_ns=self.until, both_ways=self.both_ways
+        )
+
+
+class _StoreDelay(_Section):
+    delay: Duration
+    start: Duration = 0
+    until: Duration | None = None
+    rank: int | None = None  # without it, every rank
+
+    def build(self) -> faults.Fault:
+        return faults.StoreDelay(delay_ns=self.delay, start_ns=self.start, until_ns=self.until, rank=self.rank)
+
+
+class _StoreLost(_Section):
+    at: Duration
+
+    def build(self) -> faults.Fault:
+        return faults.StoreLost(at_ns=self.at)
+
+
+_AnyFault = _Crash | _Hang | _Raise | _SlowRank | _LinkDelay | _Partition | _Hold | _StoreDelay | _StoreLost
+
+FAULTS: Mapping[str, type[_AnyFault]] = {
     "crash": _Crash,
     "hang": _Hang,
+    "raise": _Raise,
     "slow_rank": _SlowRank,
     "link_delay": _LinkDelay,
     "partition": _Partition,
+    "hold": _Hold,
+    "store_delay": _StoreDelay,
+    "store_lost": _StoreLost,
 }
 
 
@@ -272,6 +319,8 @@ def _in_words(model: type[BaseModel], finding: dict[str, Any]) -> str:
         return f"unknown {value!r}{guess_or_list(value, known)}"
     if kind == "literal_error":
         return f"expected {context['expected']}, found {found(value)}"
+    if kind == "greater_than":
+        return f"{value} is too small; it must be greater than {context['gt']:g}"
     if kind == "greater_than_equal":
         return f"{value} is too small; the least is {context['ge']}"
     if kind == "value_error":

@@ -9,6 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario import load
 
 Write = Callable[..., str]
+KINDS = "crash, hang, raise, slow_rank, link_delay, partition, hold, store_delay, store_lost"
 
 
 def problems_of(source: str, *overrides: str) -> tuple[str, ...]:
@@ -56,10 +57,10 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
     [
         (
             'kind = "dorp"\nrank = 1',
-            ".kind: unknown fault 'dorp'; known: crash, hang, slow_rank, link_delay, partition",
+            f".kind: unknown fault 'dorp'; known: {KINDS}",
         ),
         ('kind = "crsh"\nrank = 1', ".kind: unknown fault 'crsh'; did you mean 'crash'?"),
-        ("rank = 1", ".kind: missing; the kinds are crash, hang, slow_rank, link_delay, partition"),
+        ("rank = 1", f".kind: missing; the kinds are {KINDS}"),
         ('kind = "crash"\nrank = 9\nstep = 1', ".rank: rank 9 is outside the world of 4 ranks"),
         ('kind = "crash"\nstep = 1', ".rank: missing; it has no default"),
         ('kind = "crash"\nrank = 1', ": no trigger; give a time, a step, or an operation"),
@@ -90,6 +91,22 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
         ('kind = "partition"\ngroups = [[0], [7]]', ".groups: rank 7 is outside the world of 4 ranks"),
         ('kind = "partition"\ngroups = [[0], ["a"]]', ".groups[1][0]: expected a whole number, found the text 'a'"),
         ('kind = "link_delay"\nsrc = 0\ndst = 4\ndelay = "1s"', ".dst: rank 4 is outside the world of 4 ranks"),
+        (
+            'kind = "raise"\nrank = 1\nat = "3ms"',
+            ".at: no program raises at a time; give an operation or a step",
+        ),
+        (
+            'kind = "raise"\nrank = 1\nop = "barrier"\nerror = "ValueEror"',
+            ".error: unknown exception 'ValueEror'; expected one of Python's that takes a text, or one of "
+            "torch.distributed: DistBackendError, DistError, DistNetworkError, DistStoreError, QueueEmptyError",
+        ),
+        (
+            'kind = "raise"\nrank = 1\nop = "barrier"\nwhen = "during"',
+            ".when: 'during' is too late to raise; the exception comes in place of the operation",
+        ),
+        ('kind = "store_delay"\ndelay = "1ms"\nrank = 4', ".rank: rank 4 is outside the world of 4 ranks"),
+        ('kind = "store_lost"', ".at: missing; it has no default"),
+        ('kind = "store_lost"\nat = "1s"\nrank = 1', ".rank: unknown key; known: at"),
         ('kind = "hang"\nrank = 1\nstep = 1\nduratoin = "1s"', ".duratoin: unknown key; did you mean 'duration'?"),
     ],
 )

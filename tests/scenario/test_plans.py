@@ -62,6 +62,12 @@ def test_every_fault_kind_has_its_keys(write: Write) -> None:
         groups = [[0, 1], [2, 3]]
         start = "1s"
         until = "2s"
+        [[faults]]
+        kind = "hold"
+        src = 0
+        dst = 2
+        until = "30s"
+        both_ways = true
         """
     )
 
@@ -72,6 +78,7 @@ def test_every_fault_kind_has_its_keys(write: Write) -> None:
         faults.SlowRank(rank=3, delay_ns=1_000_000, start_ns=1_000_000_000, until_ns=2_000_000_000),
         faults.LinkDelay(src=0, dst=1, delay_ns=2_000_000, both_ways=False),
         faults.Partition(groups=((0, 1), (2, 3)), start_ns=1_000_000_000, until_ns=2_000_000_000),
+        faults.Hold(src=0, dst=2, until_ns=30_000_000_000, both_ways=True),
     )
 
 

@@ -1,0 +1,69 @@
+"""`simdist calibrate`: measure this machine, and write what a simulation of it should cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from simdist.cli._console import page
+from simdist.cli._table import plain_table
+from simdist.errors import SimdistError
+from simdist.scenario import format_duration
+
+__all__ = ["calibrate_machine"]
+
+
+def calibrate_machine(backend: str, ranks: Sequence[int], output: str, limit_s: float) -> int:
+    """Measure, fit, measure again, print both, write the description; the exit code, 3 without the backend.
+
+    Raises:
+        SimdistError: the file can't be written, or a measurement failed.
+    """
+    from simdist.hardware._calibrate import calibrate, rows_of, write
+    from simdist.hardware._launch import Nodes
+    from simdist.hardware._replay import unavailable
+
+    folder = Path(output).resolve().parent
+    if not folder.is_dir() or Path(output).is_dir():
+        raise SimdistError(f"-o {output}: cannot be written: {'is a folder' if folder.is_dir() else 'no such folder'}")
+    missing = unavailable(backend, max(ranks), Nodes())
+    if missing:
+        click.echo(f"not measured: {missing}", err=True)
+        return 3
+    calibration = calibrate(backend, sorted(set(ranks)), limit_s=limit_s)
+    write(calibration, Path(output))
+    with page() as out:
+        columns = ("operation", "bytes", "ranks", "measured", "predicted", "ratio")
+        table = plain_table(*columns, right=("bytes", "ranks", "measured", "predicted", "ratio"))
+        for operation, size, count, measured_s, predicted_s in rows_of(calibration):
+            table.add_row(
+                operation,
+                str(size),
+                str(count),
+                format_duration(round(measured_s * 1e9)),
+                format_duration(round(predicted_s * 1e9)),
+                f"{predicted_s / measured_s:.2f}",
+            )
+        out.print(table)
+        out.print()
+        models = plain_table("ranks", "latency", "bandwidth", "reductions", "fit", "all_reduce", "broadcast")
+        for fit in calibration.fits:
+            models.add_row(
+                str(fit.ranks),
+                format_duration(fit.model.latency_ns),
+                f"{fit.model.bandwidth_bytes_per_s / 1e9:.2f} GB/s",
+                f"x {fit.model.slowdown:.2f} from {fit.model.from_bytes} B",
+                f"{fit.error(fit.fitted):.1%}",
+                f"{fit.error(fit.checked, 'all_reduce'):.1%}",
+                f"{fit.error(fit.checked, 'broadcast'):.1%}",
+            )
+        out.print(models)
+        out.print()
+        out.print(
+            "fit: geometric mean of the error on what was fitted; per operation: on a second measurement, made after"
+        )
+        out.print(f"over all of it: {calibration.error():.1%}")
+        out.print(f"written: {output}")
+    return 0

@@ -1,0 +1,169 @@
+"""`simdist parity`: scenarios simulated and real, beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from simdist.cli._console import page
+from simdist.cli._real import RealOptions, problems_of
+from simdist.cli._table import plain_table
+from simdist.errors import ScenarioError
+from simdist.scenario import Plan, format_duration, load
+from simdist.scenario._text import rank_text
+
+if TYPE_CHECKING:
+    from simdist.hardware._compare import Point
+    from simdist.hardware._parity import ParityReport
+
+__all__ = ["compare_files", "load_all", "print_reports", "write_reports"]
+
+_DIFFERENCES = 12  # shown for each scenario
+
+
+def compare_files(
+    files: Sequence[str],
+    real: RealOptions,
+    *,
+    seed: int | None,
+    repeat: int,
+    timing_tolerance: float | None,
+    json_path: str | None,
+    html_path: str | None,
+) -> int:
+    """Compare each file's simulated and real runs, print and write the report; the exit code.
+
+    Raises:
+        ScenarioError: files, options or output paths are bad; nothing has run then.
+    """
+    from simdist.hardware._parity import check_parity, exit_code
+
+    problems = _unwritable({"--json": json_path, "--html": html_path})
+    if timing_tolerance is not None and not timing_tolerance > 0:
+        problems.append(f"--timing-tolerance: {timing_tolerance:g} is too small; it must be greater than 0")
+    plans = load_all(files, lambda plan: problems_of(real, plan.world_size), problems)
+    reports: list[ParityReport] = []
+    for plan in plans:
+        report = check_parity(
+            plan if seed is None else replace(plan, seed=seed),
+            backend=real.backend,
+            repeat=repeat,
+            time_scale=real.time_scale,
+            timing_tolerance=timing_tolerance,
+            limit_s=real.limit_s,
+            nodes=real.nodes,
+        )
+        if report is not None:
+            reports.append(report)
+    if not reports:
+        click.echo(f"node {real.nodes.rank} is done; node 0 has the report")
+        return 0
+    write_reports(reports, json_path, html_path)
+    with page() as out:
+        print_reports(out, reports)
+    return exit_code(reports)
+
+
+def load_all(files: Sequence[str], also: Callable[[Plan], Sequence[str]], problems: Sequence[str]) -> list[Plan]:
+    """The plans of all files.
+
+    Raises:
+        ScenarioError: names everything that is wrong with any of them.
+    """
+    plans, lines = [], list(problems)
+    told: list[str] = []
+    for file in files:
+        try:
+            plan = load(file)
+        except ScenarioError as error:
+            lines += [f"{file}: {problem}" if len(files) > 1 else problem for problem in error.problems]
+        else:
+            plans.append(plan)
+            told += [line for line in also(plan) if line not in told]
+    lines += told
+    if lines:
+        raise ScenarioError(files[0] if len(files) == 1 else f"{len(files)} files", lines)
+    return plans
+
+
+def write_reports(reports: Sequence[ParityReport], json_path: str | None, html_path: str | None) -> None:
+    """Write the report files that were asked for."""
+    from simdist.hardware._page import html_page
+
+    if json_path is not None:
+        content = {"reports": [report.summary() for report in reports]}
+        Path(json_path).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    if html_path is not None:
+        Path(html_path).write_text(html_page(reports), "utf-8")
+
+
+def print_reports(out: Console, reports: Sequence[ParityReport]) -> None:
+    """A line for each scenario, then what differs, what reality does only sometimes, and what was not replayed."""
+    table = plain_table("scenario", "ranks", "agreed", "virtual", "real", "verdict", right=("ranks", "agreed"))
+    for report in reports:
+        agreed = " ".join(f"{agreed}/{judged}" for agreed, judged in report.agreements) or "-"
+        style = {"parity": "green", "difference": "bold red"}.get(report.status, "yellow")
+        table.add_row(
+            report.plan.name,
+            str(report.plan.world_size),
+            agreed,
+            _longest([timing.simulated_s for timing in report.timings]),
+            _longest([value for timing in report.timings for value in timing.real_s]),
+            Text(report.status, style=style),
+        )
+    out.print(table)
+    for report in reports:
+        _print_details(out, report)
+    states = [report.status for report in reports]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    out.print()
+    out.print(f"{len(reports)} scenarios: {counted}")
+
+
+def _longest(seconds: Sequence[float]) -> str:
+    return format_duration(round(max(seconds) * 1e9)) if seconds else "-"
+
+
+def _print_details(out: Console, report: ParityReport) -> None:
+    wrong = [point for point in report.points if not point.ok]
+    lines = [f"not replayed: {each}" for each in report.not_replayed]
+    lines += [f"not comparable: {report.reason}"] if report.reason else []
+    lines += [f"real runs differ in {line}" for line in report.sometimes]
+    if report.timing_tolerance is not None:
+        late = [timing.rank for timing in report.timings if not timing.within(report.timing_tolerance)]
+        lines += [f"{rank_text(late)}: not within {report.timing_tolerance:.0%} of the simulated time"] if late else []
+    if not wrong and not lines:
+        return
+    out.print()
+    out.print(Text(report.plan.name, style="bold"))
+    for line in lines:
+        out.print(Padding(Text(line), (0, 0, 0, 2)))
+    for point in wrong[:_DIFFERENCES]:
+        out.print(Padding(Text(_title(point), style="bold red"), (0, 0, 0, 2)))
+        out.print(Padding(Text(f"simulated: {point.simulated}"), (0, 0, 0, 4)))
+        out.print(Padding(Text(f"real:      {point.real}"), (0, 0, 0, 4)))
+    if len(wrong) > _DIFFERENCES:
+        out.print(Padding(Text(f"and {len(wrong) - _DIFFERENCES} more"), (0, 0, 0, 2)))
+
+
+def _title(point: Point) -> str:
+    return f"{point.name} of rank {point.rank}" if point.rank >= 0 else point.name
+
+
+def _unwritable(paths: dict[str, str | None]) -> list[str]:
+    lines = []
+    for option, path in paths.items():
+        folder = None if path is None else Path(path).resolve().parent
+        if folder is not None and not folder.is_dir():
+            lines.append(f"{option} {path}: cannot be written: No such file or directory")
+        elif path is not None and Path(path).is_dir():
+            lines.append(f"{option} {path}: cannot be written: Is a directory")
+    return lines

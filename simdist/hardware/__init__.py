@@ -1,0 +1,44 @@
+"""The same scenario on real processes: replay over Gloo or NCCL, the parity comparison, the calibration of cost models.
+
+    Plan -> `_portable` (what a machine can inject) -> `Job` -> `_launch`: torchrun's agent in a process of its own
+    agent -> `_supervisor`, one per rank -> `_worker`, the rank itself: `_recorder`, `_strikes`, `_scaling`
+    worker -> `_journal` (events as in a simulation, one file per rank and life) -> `_outcome` -> RunResult
+
+A real run leaves the same `RunResult` as a simulated one, with real time in place of virtual time, so oracles, traces
+and figures serve both. `_parity` compares the two. The processes of a run tell each other where they are through the
+`Board`, a small server in the process that launched them: it lets every rank begin at one instant, lets a fault strike
+while all peers are inside an operation, and keeps the agent from stopping survivors where the scenario has no restarts.
+
+Faults of links lie on a switch in user space: with link faults each rank has a network namespace of its own
+(`_namespaces`) whose packets pass through the `_wire`, under the `_conditions` of the moment. Faults of the launcher's
+store lie in wait in each supervisor's `_proxy`.
+
+What runs inside a rank imports torch, the standard library and simdist's plain data types only. Wall clocks and real
+sleeps belong here and nowhere else. Open `_replay.py` first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdist.hardware._launch import Nodes
+    from simdist.hardware._portable import NotReplayed
+    from simdist.hardware._replay import RealReport, replay
+
+__all__ = ["Nodes", "NotReplayed", "RealReport", "replay"]
+
+# Loaded on first use: ranks and their supervisors import this package too, and need none of it.
+_HOMES = {
+    "Nodes": "simdist.hardware._launch",
+    "NotReplayed": "simdist.hardware._portable",
+    "RealReport": "simdist.hardware._replay",
+    "replay": "simdist.hardware._replay",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

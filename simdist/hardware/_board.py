@@ -1,0 +1,179 @@
+"""Where the processes of a real run tell each other how far they are, and wait for each other.
+
+A server in the launching process, one thread for each client; a request is a tuple of a method's name and its
+arguments, the answer what it returned. Every wait has a limit, and a wait whose limit has passed answers so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import AuthenticationError, connection
+from typing import Any
+
+__all__ = ["Board", "BoardClient"]
+
+
+class Board:
+    """The facts of one run, and the server that gives them out.
+
+    Example:
+        >>> with Board(world_size=2, address=("127.0.0.1", 0), key=b"secret") as board:
+        ...     client = BoardClient(board.address, b"secret")
+        ...     client.call("end", 0, 0)
+    """
+
+    def __init__(self, world_size: int, address: tuple[str, int], key: bytes) -> None:
+        self._size = world_size
+        self._changed = threading.Condition()
+        self._begun: dict[int, set[int]] = {}
+        self._origin_ns: int | None = None
+        self._begun_at_ns: dict[int, int] = {}
+        self._entered: set[Any] = set()
+        self._ended: dict[int, set[int]] = {}
+        self._given: dict[int, Any] = {}
+        self._listener = connection.Listener(address, authkey=key, backlog=4 * world_size + 16)
+        self._closed = False
+        self._key = key
+        self._threads = [threading.Thread(target=self._serve, name="simdist board", daemon=True)]
+        self._threads[0].start()
+        self._connections: list[connection.Connection] = []
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port = self._listener.address
+        return str(host), int(port)
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening, close every connection, and end all threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):  # the accepting thread only looks up when somebody calls
+            BoardClient(self.address, self._key).close()
+        self._threads[0].join(5)
+        self._listener.close()
+        for each in self._connections:
+            each.close()
+        for thread in self._threads[1:]:
+            thread.join(5)
+
+    # -- what clients ask ----------------------------------------------------------------------------------------
+
+    def begin(self, life: int, rank: int, limit_s: float) -> tuple[int, int] | None:
+        """Wait until all ranks of this life are ready; when the run and this life began, None if they never are."""
+        with self._changed:
+            ready = self._begun.setdefault(life, set())
+            ready.add(rank)
+            if len(ready) == self._size:
+                self._begun_at_ns[life] = time.time_ns()
+                if self._origin_ns is None:
+                    self._origin_ns = self._begun_at_ns[life]
+                self._changed.notify_all()
+            self._wait(lambda: life in self._begun_at_ns, limit_s)
+            if life not in self._begun_at_ns or self._origin_ns is None:
+                return None
+            return self._origin_ns, self._begun_at_ns[life]
+
+    def wait_begun(self, limit_s: float) -> int | None:
+        """Wait until the run has begun; when that was, None if it never does."""
+        with self._changed:
+            self._wait(lambda: self._origin_ns is not None, limit_s)
+            return self._origin_ns
+
+    def enter(self, what: Any) -> None:
+        """A rank is about to go into an operation."""
+        with self._changed:
+            self._entered.add(what)
+            self._changed.notify_all()
+
+    def wait_entered(self, whats: Sequence[Any], limit_s: float) -> bool:
+        """Wait until all of these have been entered; False if they never are."""
+        with self._changed:
+            return self._wait(lambda: self._entered.issuperset(whats), limit_s)
+
+    def wait_entered_or_ended(self, what: Any, life: int, rank: int, limit_s: float) -> tuple[bool, bool]:
+        """Wait until this has been entered, or the rank is gone; which of the two has come."""
+        with self._changed:
+            self._wait(lambda: what in self._entered or rank in self._ended.get(life, ()), limit_s)
+            return what in self._entered, rank in self._ended.get(life, ())
+
+    def end(self, life: int, rank: int) -> None:
+        """The rank's process is gone."""
+        with self._changed:
+            self._ended.setdefault(life, set()).add(rank)
+            self._changed.notify_all()
+
+    def wait_ended(self, life: int, but: int, limit_s: float) -> bool:
+        """Wait until all processes of this life are gone but for `but` of them; False if they still are not."""
+        with self._changed:
+            return self._wait(lambda: len(self._ended.get(life, ())) >= self._size - but, limit_s)
+
+    def give(self, node: int, content: Any) -> None:
+        """What a node's ranks have left behind, for whoever writes the report."""
+        with self._changed:
+            self._given[node] = content
+            self._changed.notify_all()
+
+    def take(self, nodes: int, limit_s: float) -> dict[int, Any]:
+        """Wait for what all nodes have to give; what has come when the limit passes."""
+        with self._changed:
+            self._wait(lambda: len(self._given) >= nodes, limit_s)
+            return dict(self._given)
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    def _wait(self, true: Any, limit_s: float) -> bool:
+        self._changed.wait_for(lambda: self._closed or true(), limit_s)
+        return bool(true())
+
+    def _serve(self) -> None:
+        while not self._closed:
+            try:
+                client = self._listener.accept()
+            except (OSError, EOFError, AuthenticationError):
+                continue  # not one of ours, or gone again
+            if self._closed:
+                client.close()
+                return
+            self._connections.append(client)
+            thread = threading.Thread(target=self._answer, args=(client,), name="simdist board client", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _answer(self, client: connection.Connection) -> None:
+        try:
+            while not self._closed:
+                if not client.poll(0.2):
+                    continue
+                name, *arguments = client.recv()
+                client.send(getattr(self, name)(*arguments))
+        except (EOFError, OSError):
+            return  # the client is gone, or the board is closed
+
+
+class BoardClient:
+    """A connection to the board; `call` may be used by several threads, one after the other."""
+
+    def __init__(self, address: tuple[str, int], key: bytes) -> None:
+        self._connection = connection.Client(address, authkey=key)
+        self._lock = threading.Lock()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Ask the board; its answer."""
+        with self._lock:
+            self._connection.send((method, *arguments))
+            return self._connection.recv()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()

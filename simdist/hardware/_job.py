@@ -1,0 +1,61 @@
+"""What the processes of a real run are told: plain data, pickled into the run's folder."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from simdist.faults import Fault
+
+__all__ = ["Job", "Wait"]
+
+Wait = Literal["", "blocking", "async"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One replay, as its processes see it.
+
+    `target` is "module:function", found from `folder` first, called with `args` and `kwargs`. Times of faults and
+    timeouts are multiplied by `time_scale`. `board` is where the `Board` listens and `key` what it wants to hear.
+    A rank that has not ended `limit_s` seconds after the start counts as hung. `wait` is NCCL's mode of waiting.
+    `networks` has for each rank where the handle of its network namespace is open, if there are link faults.
+    Without `record` nobody looks at the operations, and none costs more than it does.
+    """
+
+    target: str
+    folder: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    world_size: int
+    backend: str
+    seed: int
+    max_restarts: int
+    time_scale: float
+    limit_s: float
+    out: str
+    board: tuple[str, int]
+    key: bytes
+    faults: tuple[Fault, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    wait: Wait = ""
+    record: bool = True
+    networks: tuple[str, ...] = ()
+
+    def scaled_s(self, time_ns: int) -> float:
+        """A virtual duration in seconds of this run."""
+        return time_ns / 1e9 * self.time_scale
+
+    def save(self, path: Path) -> None:
+        """Write it for the run's processes."""
+        path.write_bytes(pickle.dumps(self))
+
+    @staticmethod
+    def load(path: str) -> Job:
+        """Read it in one of them."""
+        job = pickle.loads(Path(path).read_bytes())
+        assert isinstance(job, Job)
+        return job

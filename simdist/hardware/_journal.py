@@ -1,0 +1,59 @@
+"""A rank's events on disk, one file for each life: whatever was written survives the death of its writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Journal", "path_of", "read_events", "read_lives"]
+
+Record = tuple[Any, ...]
+
+
+class Journal:
+    """Appends events `(time_ns, kind, rank, *values)`, as a simulation's log holds them, to the rank's file.
+
+    Rank -1 stands for the world: what befalls no rank in particular.
+
+    Each event is one write to a file opened for appending: events of several threads do not mix, and none is lost when
+    the process is killed. Times are counted from `origin_ns`, a value of the system's clock.
+    """
+
+    def __init__(self, folder: Path, rank: int, life: int) -> None:
+        self._file = os.open(path_of(folder, rank, life), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._rank = rank
+        self.origin_ns = time.time_ns()
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the run began."""
+        return time.time_ns() - self.origin_ns
+
+    def add(self, kind: str, *values: Any, time_ns: int | None = None) -> None:
+        """Write one event of the rank."""
+        when = self.now_ns() if time_ns is None else time_ns
+        os.write(self._file, (json.dumps([when, kind, self._rank, *values]) + "\n").encode())
+
+
+def path_of(folder: Path, rank: int, life: int) -> Path:
+    """The file of one rank in one life."""
+    return folder / f"rank{rank}-life{life}.jsonl"
+
+
+def read_lives(folder: Path) -> list[tuple[int, int]]:
+    """Which ranks left a journal in which lives, as (rank, life) in order."""
+    found = [re.fullmatch(r"rank(\d+)-life(\d+)\.jsonl", path.name) for path in folder.iterdir()]
+    return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+
+def read_events(folder: Path, rank: int, life: int) -> Iterator[Record]:
+    """The events of one rank in one life; a line that its writer did not live to finish is left out."""
+    path = path_of(folder, rank, life)
+    text = path.read_text("utf-8") if path.exists() else ""
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield tuple(tuple(value) if isinstance(value, list) else value for value in json.loads(line))

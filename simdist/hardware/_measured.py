@@ -1,0 +1,60 @@
+"""What collectives cost on real processes: the program that calibration runs, and nothing else."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["OPERATIONS", "SIZES", "measure"]
+
+OPERATIONS = ("all_reduce", "broadcast")
+SIZES = tuple(4 << (2 * exponent) for exponent in range(13))  # 4 B to 64 MiB in steps of 4
+_SHORTEST_S, _FEWEST, _MOST = 0.05, 3, 60  # of each point: time spent, repetitions
+
+
+def measure(backend: str, operations: list[str], sizes: list[int]) -> list[list[Any]]:
+    """Time each operation at each size of payload in bytes; rows of operation, size and median seconds.
+
+    A time runs from the moment when the last rank calls to the moment when the last rank is done, as a simulation
+    counts it: every repetition begins with a barrier, whose end the ranks tell apart by the system's clock.
+    """
+    dist.init_process_group(backend)
+    device = "cuda" if backend == "nccl" else "cpu"
+    rows = [[operation, size, _median(operation, size, device)] for operation in operations for size in sizes]
+    dist.destroy_process_group()
+    return rows
+
+
+def _median(operation: str, size: int, device: str) -> float:
+    tensor = torch.ones(max(1, size // 4), device=device)
+    times: list[float] = []
+    for _ in range(2):
+        _once(operation, tensor)
+    go_on = torch.ones(1, device=device)
+    while go_on.item():
+        tensor.fill_(1.0)
+        dist.barrier()
+        began = time.monotonic()
+        _once(operation, tensor)
+        ended = time.monotonic()
+        # Of all ranks: the last to begin, the last to end. One machine has one monotonic clock.
+        span = torch.tensor([began, ended], dtype=torch.float64, device=device)
+        dist.all_reduce(span, op=dist.ReduceOp.MAX)
+        times.append((span[1] - span[0]).item())
+        if dist.get_rank() == 0 and (len(times) >= _MOST or (len(times) >= _FEWEST and sum(times) > _SHORTEST_S)):
+            go_on.zero_()
+        dist.broadcast(go_on, src=0)
+    return statistics.median(times)
+
+
+def _once(operation: str, tensor: torch.Tensor) -> None:
+    if operation == "all_reduce":
+        dist.all_reduce(tensor)
+    else:
+        dist.broadcast(tensor, src=0)
+    if tensor.is_cuda:
+        torch.cuda.synchronize()

@@ -1,0 +1,147 @@
+"""A rank's way to the launcher's store, on which store faults lie in wait: slow requests, and the end of it.
+
+A TCP proxy in the rank's supervisor, on the standard library alone. What the rank says passes through a delay line,
+what the store says passes at once; when the store is lost, every connection ends and nobody listens any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+
+from simdist.faults import StoreDelay, StoreLost, begin_text, kind_of
+from simdist.hardware._board import BoardClient
+from simdist.hardware._job import Job
+from simdist.hardware._journal import Journal
+
+__all__ = ["StoreProxy", "has_store_faults"]
+
+_CHUNK = 1 << 16
+
+
+def has_store_faults(job: Job) -> bool:
+    """True if a rank's way to the store has to be watched."""
+    return any(isinstance(fault, StoreDelay | StoreLost) for fault in job.faults)
+
+
+class StoreProxy:
+    """Listens on `listener` from now on, and passes on to the store at `host` and `port`.
+
+    The faults' times count from the beginning of the run, which it learns from the board. Those that befall `rank`
+    alone are told in its journal; rank 0's proxy tells the others.
+    """
+
+    def __init__(self, job: Job, rank: int, listener: socket.socket, host: str, port: int) -> None:
+        self.port: int = listener.getsockname()[1]
+        self._job = job
+        self._rank = rank
+        self._store = (host, port)
+        self._listener = listener
+        self._origin_ns: int | None = None
+        self._delays = [f for f in job.faults if isinstance(f, StoreDelay) and f.rank in (None, rank)]
+        self._losses = [f for f in job.faults if isinstance(f, StoreLost)]
+        self._lines: set[asyncio.Task[None]] = set()
+        threading.Thread(target=lambda: asyncio.run(self._serve()), name="simdist store proxy", daemon=True).start()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._on_client, sock=self._listener)
+        began = await asyncio.get_running_loop().run_in_executor(None, self._began)
+        if began is None:
+            return
+        self._origin_ns = began
+        tellers = [asyncio.create_task(self._tell(fault)) for fault in self._delays]
+        if self._losses:
+            first = min(self._losses, key=lambda fault: fault.at_ns)
+            await self._until(first.at_ns)
+            server.close()
+            for line in list(self._lines):
+                line.cancel()
+            if self._rank == 0:
+                for fault in self._losses:
+                    await self._until(fault.at_ns)
+                    self._note(fault, -1)
+        await asyncio.gather(*tellers)
+        await asyncio.Event().wait()  # as long as the supervisor lives
+
+    def _began(self) -> int | None:
+        board = BoardClient(self._job.board, self._job.key)
+        try:
+            origin_ns: int | None = board.call("wait_begun", self._job.limit_s)
+        finally:
+            board.close()
+        return origin_ns
+
+    async def _until(self, time_ns: int) -> None:
+        assert self._origin_ns is not None
+        await asyncio.sleep(self._job.scaled_s(time_ns) - (time.time_ns() - self._origin_ns) / 1e9)
+
+    async def _tell(self, fault: StoreDelay) -> None:
+        if fault.rank is not None or self._rank == 0:
+            await self._until(fault.start_ns)
+            self._note(fault, -1 if fault.rank is None else fault.rank)
+
+    def _note(self, fault: StoreDelay | StoreLost, rank: int) -> None:
+        assert self._origin_ns is not None
+        journal = Journal(Path(self._job.out), rank, 0)
+        now_ns = time.time_ns() - self._origin_ns
+        journal.add("fault", kind_of(fault), begin_text(fault), 0, time_ns=now_ns)
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            store_reader, store_writer = await asyncio.open_connection(*self._store)
+        except OSError:
+            writer.close()
+            return
+        requests = asyncio.create_task(self._requests(reader, store_writer))
+        answers = asyncio.create_task(_answers(store_reader, writer))
+        self._lines |= {requests, answers}
+        # When one way ends, so does the other: neither side half-closes.
+        await asyncio.wait({requests, answers}, return_when=asyncio.FIRST_COMPLETED)
+        for line in (requests, answers):
+            line.cancel()
+            self._lines.discard(line)
+        for each in (writer, store_writer):
+            each.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The delay line: what comes in leaves in order, each part after its own delay."""
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def leave() -> None:
+            while True:
+                due_s, data = await line.get()
+                await asyncio.sleep(due_s - time.monotonic())
+                writer.write(data)
+                await writer.drain()
+
+        leaving = asyncio.create_task(leave())
+        try:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(_CHUNK):
+                    line.put_nowait((time.monotonic() + self._delay_s(), data))
+        finally:
+            leaving.cancel()
+
+    def _delay_s(self) -> float:
+        if self._origin_ns is None:
+            return 0.0
+        now_s = (time.time_ns() - self._origin_ns) / 1e9
+        scaled = self._job.scaled_s
+        return sum(
+            scaled(fault.delay_ns)
+            for fault in self._delays
+            if scaled(fault.start_ns) <= now_s and (fault.until_ns is None or now_s < scaled(fault.until_ns))
+        )
+
+
+async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()

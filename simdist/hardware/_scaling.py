@@ -1,0 +1,95 @@
+"""Virtual durations in real time: every timeout and every sleep of the workload, times the scale.
+
+Wrapped are `time.sleep`, the `timeout` of the functions of torch.distributed that make groups or take one, and that of
+stores. What a program measures with a clock is real time and stays as it is, and so do timeouts inside options objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+__all__ = ["scale_time", "scaled"]
+
+_GROUPS = ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group")
+_DEFAULT = timedelta(minutes=30)  # torch.distributed.constants.default_pg_timeout
+_STORE_DEFAULT = timedelta(minutes=5)  # c10d::Store::kDefaultTimeout
+
+_NONE = timedelta(0)
+
+_scale = 1.0
+
+
+def scaled(timeout: timedelta) -> timedelta:
+    """The timeout in this run's time; never nothing at all, which would mean "no timeout"."""
+    return max(timeout * _scale, timedelta(milliseconds=1)) if timeout > timedelta(0) else timeout
+
+
+def scale_time(scale: float) -> None:
+    """Lay the scale over time and torch.distributed, once, before the workload is imported."""
+    global _scale
+    if scale == 1.0:
+        return
+    _scale = scale
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as stores
+    from torch.distributed import distributed_c10d as c10d
+
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(float(seconds) * scale)
+    for name in _GROUPS:
+        _wrap(c10d, dist, name, _DEFAULT)
+    _wrap(c10d, dist, "monitored_barrier", None)
+    _wrap_store(stores.TCPStore, "__init__", _STORE_DEFAULT)
+    for store in (stores.Store, stores.TCPStore, stores.FileStore, stores.HashStore, stores.PrefixStore):
+        for name in ("set_timeout", "wait"):
+            _wrap_store(store, name, None)
+
+
+def _called_by_torch() -> bool:
+    """True if the function that asks was called from inside torch."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torch.")
+
+
+def _wrap(module: Any, package: Any, name: str, default: timedelta | None) -> None:
+    function = getattr(module, name, None)
+    if function is None:
+        return
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def with_scaled_timeout(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments.get("timeout")
+        # Torch hands on what has been scaled already.
+        timeout = given if given is not None and _called_by_torch() else scaled(given or default or _NONE)
+        if timeout:
+            bound.arguments["timeout"] = timeout
+        return function(*bound.args, **bound.kwargs)
+
+    for place in (module, package):
+        if getattr(place, name, None) is function:
+            setattr(place, name, with_scaled_timeout)
+
+
+def _wrap_store(store: Any, name: str, default: timedelta | None) -> None:
+    method: Callable[..., Any] | None = store.__dict__.get(name)
+    if method is None:
+        return
+
+    @functools.wraps(method)
+    def with_scaled_timeout(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _called_by_torch():
+            return method(self, *args, **kwargs)
+        args = tuple(scaled(value) if isinstance(value, timedelta) else value for value in args)
+        given = {key: scaled(value) if isinstance(value, timedelta) else value for key, value in kwargs.items()}
+        if default is not None and "timeout" not in given and not any(isinstance(v, timedelta) for v in args):
+            given["timeout"] = scaled(default)
+        return method(self, *args, **given)
+
+    setattr(store, name, with_scaled_timeout)

@@ -1,0 +1,125 @@
+"""A rank of a real run: the user's function between a recorder and an account of how it ended.
+
+Run by the supervisor as `python -m simdist.hardware._worker JOB FD`; torchrun's environment is there already. Only
+torch, the standard library and simdist's plain data types are imported besides the workload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import pickle
+import random
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from simdist.hardware._board import BoardClient
+from simdist.hardware._job import Job
+from simdist.hardware._journal import Journal
+from simdist.hardware._namespaces import enter
+
+__all__ = ["main"]
+
+_READY_S = 120.0  # until all ranks have imported what they need
+_PR_SET_PDEATHSIG = 1
+
+
+def main(job_path: str, orders: int) -> None:
+    """Call the workload as this process's rank."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux: no rank outlives its supervisor
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    job = Job.load(job_path)
+    os.environ.update(job.env)
+    rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    board = BoardClient(job.board, job.key)  # before this process leaves the host's network
+    if job.networks:
+        enter(job.networks[rank])
+    journal = Journal(Path(job.out), rank, life)
+    sys.argv[:] = sys.argv[:1]
+
+    function, strikes = _prepared(job, journal, board, rank, life, orders)
+    began = board.call("begin", life, rank, _READY_S)
+    if began is None:
+        raise SystemExit("some rank of this life never got as far as its workload")
+    journal.origin_ns = began[0]
+    journal.add("start", life, os.getpid(), os.environ.get("GROUP_RANK", "0"))
+    strikes.arm()
+    code = _call(function, job, journal, Path(job.out) / f"rank{rank}-life{life}.pickle")
+    os.write(orders, f"exit {code}\n".encode())
+    sys.exit(code)
+
+
+def _prepared(job: Job, journal: Journal, board: BoardClient, rank: int, life: int, orders: int) -> tuple[Any, Any]:
+    """Import everything, and lay the recorder over torch before the workload can take names from it."""
+    import torch
+
+    import simdist
+    from simdist.hardware._device import use_device
+    from simdist.hardware._recorder import Recorder
+    from simdist.hardware._scaling import scale_time
+    from simdist.hardware._strikes import Strikes
+
+    # As in a simulation (simdist.process): torch at its own default, the others from the seed instead of from the
+    # operating system. One intra-op thread, as torchrun sets it.
+    random.seed(job.seed)
+    torch.set_num_threads(1)
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(job.seed % 2**32)  # the legacy generator is what programs draw from
+    strikes = Strikes(job, journal, board, rank, life, orders)
+    recorder = Recorder(journal, strikes)
+    scale_time(job.time_scale)
+    use_device(job)
+    # Set on the package, it is what `simdist.step` and `from simdist import step` find.
+    simdist.step = strikes.on_step
+    sys.path.insert(0, job.folder)
+    module, _, name = job.target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    if job.record:
+        recorder.install()
+    return function, strikes
+
+
+def _call(function: Any, job: Job, journal: Journal, result: Path) -> int:
+    from simdist.hardware._device import save_flight_record
+
+    status, content = "returned", None
+    code: Any = 0
+    try:
+        content = function(*job.args, **job.kwargs)
+    except SystemExit as leaving:
+        status, code = "exited", leaving.code
+        if code is not None and not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+            code = 1
+        code = (code or 0) & 0xFF
+    except BaseException as error:
+        status, code, content = "raised", 1, error
+        trace = error.__traceback__
+        traceback.print_exception(type(error), error, trace.tb_next if trace is not None else None)
+    result.write_bytes(_pickled(status, content))
+    save_flight_record(job, Path(job.out) / f"nccl_trace_rank_{os.environ['RANK']}")
+    journal.add("exit", status, code, int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return int(code)
+
+
+def _pickled(status: str, content: Any) -> bytes:
+    """The value, or the exception with the names of its class and bases, in case it can't be had back."""
+    names = [base.__name__ for base in type(content).__mro__]
+    try:
+        pickle.loads(data := pickle.dumps(content))
+    except Exception:  # whatever a user's class makes of it
+        data = b""
+    return pickle.dumps((status, names, str(content) if status == "raised" else repr(content), data))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,24 @@
+"""A suite written for torch's MultiProcessTestCase ends the same way on simulated ranks and on real processes."""
+
+from __future__ import annotations
+
+from tools.suite import SUITE, run_arm, with_changed_import
+
+
+def test_every_test_of_a_suite_ends_alike() -> None:
+    simulated = run_arm(SUITE, "simulated")["outcomes"]
+    forked = run_arm(SUITE, "forked")["outcomes"]
+
+    assert len(simulated) > 45
+    assert {name: test["outcome"] for name, test in simulated.items()} == {
+        name: test["outcome"] for name, test in forked.items()
+    }
+    assert {test["outcome"] for test in simulated.values()} == {"passed", "failed", "skipped", "expected failure"}
+
+
+def test_one_line_is_changed() -> None:
+    source = SUITE.read_text()
+    changed = with_changed_import(source)
+
+    pairs = zip(source.splitlines(), changed.splitlines(), strict=True)
+    assert [ours for theirs, ours in pairs if theirs != ours] == ["from simdist.testing import MultiProcessTestCase"]

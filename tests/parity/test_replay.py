@@ -1,0 +1,180 @@
+"""Scenarios on real processes, beside their simulation; and simulations that are wrong on purpose.
+
+Each scenario runs for real once; the rest compares with what that run left.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from torch.distributed import distributed_c10d
+
+from simdist.c10d import _data, _gloo
+from simdist.cli import main
+from simdist.hardware import replay
+from simdist.hardware._account import Account, account_of
+from simdist.hardware._compare import compare
+from simdist.scenario import Plan, load, run_scenario
+
+ROOT = Path(__file__).parents[2]
+
+
+@functools.cache
+def real(name: str) -> tuple[Plan, Account]:
+    """What the scenario came to for real; a busy machine gets a second and a third chance."""
+    plan = load(str(ROOT / "scenarios" / f"{name}.toml"))
+    simulated = run_scenario(plan, record_results=True)
+    report = account = None
+    for _ in range(3):
+        report = replay(plan)
+        assert report is not None
+        account = account_of(report.result, report.state, report.time_scale)
+        if report.ok and all(point.ok for point in compare(account_of(simulated.result, simulated.state), account)):
+            break
+    assert report is not None
+    assert account is not None
+    assert report.ok, [verdict for verdict in report.verdicts if not verdict.ok]
+    return plan, account
+
+
+def differences(name: str) -> set[str]:
+    """The kinds of points in which the simulation, as it is now, differs from the real run."""
+    plan, account = real(name)
+    report = run_scenario(plan, record_results=True)
+    return {point.name for point in compare(account_of(report.result, report.state), account) if not point.ok}
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One thing that a wrong personality does otherwise, and which points must show it."""
+
+    scenario: str
+    flip: Callable[[pytest.MonkeyPatch], None]
+    shown_by: set[str]
+
+
+def _another_text(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_gloo.Personality, "closed_by_peer", lambda self, peer: f"Connection to peer {peer} was lost")
+
+
+def _another_order(patch: pytest.MonkeyPatch) -> None:
+    right = _data.execute
+
+    def in_the_other_direction(operation: Any, inputs: list[Any], limit: int) -> int:
+        return int(right(operation, inputs[::-1], limit))
+
+    patch.setattr(_data, "execute", in_the_other_direction)
+
+
+def _another_timeout(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(distributed_c10d, "default_pg_timeout", distributed_c10d.default_pg_timeout / 2)
+
+
+FLIPS = {
+    "an error text": Flip("crash_before", _another_text, {"exception", "errors"}),
+    "the ring's order": Flip("ring_order", _another_order, {"results", "value"}),
+    "a timeout": Flip("deadlock", _another_timeout, {"exception", "errors"}),
+}
+
+
+@pytest.mark.parametrize("name", ["crash_before", "ring_order", "deadlock", "restarts_exhausted", "hang"])
+def test_a_portable_scenario_is_the_same_on_real_processes(name: str) -> None:
+    assert differences(name) == set()
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_a_wrong_personality_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip = FLIPS[name]
+    assert differences(flip.scenario) == set()
+
+    flip.flip(monkeypatch)
+
+    assert differences(flip.scenario) >= flip.shown_by
+
+
+def test_two_agents_on_one_machine_replay_a_scenario_of_two_hosts(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    out = tmp_path / "out.json"
+    words = [sys.executable, "-m", "simdist", "run", "scenarios/two_hosts.toml", "--real", "gloo", "--nnodes", "2"]
+    words += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two", "--local-addr", "127.0.0.1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    nodes = [
+        subprocess.Popen(
+            [*words, "--node-rank", str(rank), *(["--json", str(out)] if rank == 0 else [])],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    texts = [node.communicate(timeout=110)[0] for node in nodes]
+
+    assert [node.returncode for node in nodes] == [0, 0], texts
+    summary = json.loads(out.read_text())
+    assert [rank["status"] for rank in summary["ranks"]] == ["returned"] * 4
+    assert len({rank["value"]["parameters"] for rank in summary["ranks"]}) == 1
+    simulated = run_scenario(load(str(ROOT / "scenarios" / "two_hosts.toml"))).result
+    assert summary["ranks"][3]["value"] == simulated.ranks[3].value
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_compares_and_writes_its_reports(tmp_path: Path) -> None:
+    page, data = tmp_path / "out.html", tmp_path / "out.json"
+    arguments = ["parity", "scenarios/exception.toml", "scenarios/partition_timeout.toml"]
+
+    result = CliRunner().invoke(main, [*arguments, "--html", str(page), "--json", str(data)])
+
+    assert result.exit_code in (0, 1), result.output
+    reports = {report["scenario"]: report for report in json.loads(data.read_text())["reports"]}
+    assert reports["scenarios/exception.toml"]["status"] == "parity"
+    assert all(point["ok"] for point in reports["scenarios/exception.toml"]["points"])
+    assert "exception" in page.read_text()
+    assert "2 scenarios: " in result.stdout
+
+
+def test_nothing_comparable_is_exit_code_3_with_the_reason() -> None:
+    result = CliRunner().invoke(main, ["parity", "scenarios/straggler.toml", "--real", "nccl"])
+
+    assert result.exit_code == 3
+    assert re.search("not comparable: (this build of torch has no NCCL|NCCL needs a GPU for each rank)", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["parity", "scenarios/none.toml", "--html", "/no/where.html"], ["no such file", "--html /no/where.html"]),
+        (["parity", "scenarios/straggler.toml", "--time-scale", "0"], ["--time-scale: 0 is too small"]),
+        (["run", "scenarios/straggler.toml", "--real", "gloo", "--nnodes", "3"], ["do not divide", "--rdzv-endpoint"]),
+        (["run", "scenarios/straggler.toml", "--nnodes", "2"], ["--nnodes: for real runs only"]),
+        (["run", "scenarios/straggler.toml", "--real", "gloo", "--strict"], ["--strict: a real run has none of that"]),
+        (["calibrate", "-o", "/no/where.toml"], ["-o /no/where.toml: cannot be written"]),
+    ],
+)
+def test_bad_input_is_told_at_once_and_nothing_runs(
+    arguments: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    result = CliRunner().invoke(main, arguments)
+
+    assert result.exit_code == 2, result.output
+    assert all(text in result.output for text in told), result.output
+    assert "Traceback" not in result.output
