@@ -130,9 +130,10 @@ class Collective:
                     self._mismatch()
                     return
                 self.mismatched = self._one_by_one = True
+        complete = len(arrivals) == communicator.size
         if (
-            operation.name == "all_to_all"
-            and len(arrivals) == communicator.size
+            complete
+            and operation.name == "all_to_all"
             and not self.mismatched
             and not _data.exchange_fits(self._inputs())
         ):
@@ -147,7 +148,7 @@ class Collective:
                 self._tell_gone(self._flow, member.rank)
                 self._flow.arrive(member.rank, now)
                 self._follow()
-        elif len(arrivals) == communicator.size:
+        elif complete:
             self._start()
         elif communicator.personality.has_timeouts:
             if self.deadline_ns is None:
@@ -163,13 +164,11 @@ class Collective:
             simulation.unwatch_deadline(self)
             self.deadline_ns = None
         self.begin_ns = now = simulation.now_ns
-        if self._void():
+        if self._strikes and self._void():
             self.rebuild(following=True)
             return
         self.in_flight = True
-        latency_ns, byte_ns = communicator.slowest()
-        slowdown = communicator.slowdown(self.operation)
-        duration_ns = self.operation.duration_ns(communicator.size, latency_ns, byte_ns * slowdown)
+        duration_ns = communicator.duration_ns(self.operation)
         self._timers[-1] = simulation.call_at(now + duration_ns, self._complete)
         if self._strikes:
             for rank, (when, _) in self._strikes.items():
@@ -318,7 +317,7 @@ class Collective:
         self.in_flight = len(self.arrivals) == self.communicator.size
         if self.in_flight and not self.begin_ns:
             self.begin_ns = now
-            if self._void():
+            if self._strikes and self._void():
                 self.rebuild(following=True)
                 return
         changed, flow.changed = flow.changed, []

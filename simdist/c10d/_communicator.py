@@ -89,6 +89,7 @@ class Communicator:
         network.listeners.append(self._on_network)
         self._operations: dict[Any, Operation] = {}
         self._slowest: tuple[int, float] | None = None
+        self._durations: dict[Operation, int] = {}
 
     def join(self, rank: int, process: SimProcess) -> Member:
         """Add a member; the group is complete when `joined` equals `size`."""
@@ -253,6 +254,15 @@ class Communicator:
     def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
         """When a message that leaves now gets through."""
         return self.network.open_from_ns(self._global(source), self._global(target), now_ns)
+
+    def duration_ns(self, operation: Operation) -> int:
+        """From the last arrival to completion on an idle network, for operations that need everyone."""
+        found = self._durations.get(operation)
+        if found is None:
+            latency_ns, byte_ns = self.slowest()
+            found = operation.duration_ns(self.size, latency_ns, byte_ns * self.slowdown(operation))
+            self._durations[operation] = found
+        return found
 
     def slowest(self) -> tuple[int, float]:
         """Latency and time per byte of the slowest pair of ring neighbours."""

@@ -39,7 +39,6 @@ class Operation:
     """
 
     __slots__ = (
-        "_duration",
         "dtype_name",
         "element",
         "extra",
@@ -69,7 +68,6 @@ class Operation:
         self.reduction = reduction
         self.root = root
         self.extra = extra
-        self._duration: tuple[Any, int] | None = None
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:
         """True if two ranks may call these two together; `strict` also wants equal shapes."""
@@ -138,12 +136,6 @@ class Operation:
 
     def duration_ns(self, ranks: int, latency_ns: int, byte_ns: float) -> int:
         """From the last arrival to completion on an idle network, for operations that need everyone."""
-        key = (ranks, latency_ns, byte_ns)
-        if self._duration is None or self._duration[0] != key:
-            self._duration = (key, self._work_out(ranks, latency_ns, byte_ns))
-        return self._duration[1]
-
-    def _work_out(self, ranks: int, latency_ns: int, byte_ns: float) -> int:
         if self.name in ("all_reduce", "reduce_scatter"):
             return allreduce_ns(self.size, self.element, ranks, latency_ns, byte_ns)
         if self.name == "reduce":

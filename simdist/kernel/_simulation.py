@@ -208,7 +208,7 @@ class Simulation:
             raise TaskKilled
         task.state = _PARKED
         task.waiting = wait
-        task.parked_at_ns = self.now_ns
+        task.parked_at_ns = self._environment._now  # type: ignore[assignment]  # hot: not through the property
         if deadline_ns is not None:
             task.deadline_ns = deadline_ns
             self.watch_deadline(task)

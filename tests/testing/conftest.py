@@ -7,7 +7,7 @@ from collections.abc import Callable
 import _pytest.pytester
 import pytest
 
-from tests.testing.runs import PytestRun, Run
+from tests.testing.runs import CI_NAMES, PytestRun, Run
 
 
 @pytest.fixture
@@ -25,6 +25,8 @@ def _modules_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(_modules_stay: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`run(*arguments, files={...})`: pytest with the plugin in this process, in a folder of its own."""
     monkeypatch.setenv("COLUMNS", "80")
+    for name in CI_NAMES:
+        monkeypatch.delenv(name, raising=False)
 
     def run_here(*arguments: str, files: dict[str, str] | None = None) -> PytestRun:
         for name, source in (files or {}).items():

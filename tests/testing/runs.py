@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["SAMPLES", "PytestRun", "Run", "run_pytest", "run_sample", "section"]
+__all__ = ["CI_NAMES", "SAMPLES", "PytestRun", "Run", "run_pytest", "run_sample", "section"]
 
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).resolve().parents[2]
+CI_NAMES = ("CI", "BUILD_NUMBER")  # where one is set, pytest shows differences in full
 _OUTCOME = r"(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)"
 
 
@@ -52,7 +53,9 @@ def run_pytest(
     """
     for name, source in (files or {}).items():
         (folder / name).write_text(source)
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
+    environ = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV")) and key not in CI_NAMES
+    }
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-v"),
