@@ -219,8 +219,8 @@ class Collective:
             early = self.operation.name != "broadcast" and self.operation.size <= SMALL
             self._followed = bool(trouble) or early
         self._movement = Movement() if self._followed else None
-        slowdown = communicator.slowdown(self.operation)
-        costs = communicator if slowdown == 1.0 else Slowed(communicator, slowdown)
+        slowdowns = communicator.slowdowns(self.operation)
+        costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
         flow = Flow(self._program, costs, slot=self._slot, movement=self._movement)
         for (rank, peer), (time_ns, text) in communicator.closed.items():
             flow.close(rank, peer, time_ns, text)

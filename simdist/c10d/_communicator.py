@@ -260,7 +260,8 @@ class Communicator:
         found = self._durations.get(operation)
         if found is None:
             latency_ns, byte_ns = self.slowest()
-            found = operation.duration_ns(self.size, latency_ns, byte_ns * self.slowdown(operation))
+            slower, longer = self.slowdowns(operation)
+            found = operation.duration_ns(self.size, round(latency_ns * slower), byte_ns * longer)
             self._durations[operation] = found
         return found
 
@@ -271,12 +272,12 @@ class Communicator:
             self._slowest = max(p.latency_ns for p in paths), max(p.byte_ns for p in paths)
         return self._slowest
 
-    def slowdown(self, operation: Operation) -> float:
-        """How many times as long the operation's data takes: see `Cluster`."""
+    def slowdowns(self, operation: Operation) -> tuple[float, float]:
+        """How many times as long a message's latency is, and its data takes, in this operation: see `Cluster`."""
         cluster = self.network.cluster
         if operation.name in _REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
-            return cluster.reduction_slowdown
-        return 1.0
+            return cluster.reduction_latency_slowdown, cluster.reduction_slowdown
+        return 1.0, 1.0
 
     def _global(self, rank: int) -> int:
         member = self.members[rank]

@@ -73,17 +73,21 @@ class Costs(Protocol):
 
 
 class Slowed:
-    """Costs with data that takes `factor` times as long."""
+    """Costs with a latency and a time per byte that are so many times as long."""
 
-    def __init__(self, costs: Costs, factor: float) -> None:
+    def __init__(self, costs: Costs, latency: float, data: float) -> None:
         self._costs = costs
-        self._factor = factor
-        self.latency_ns = costs.latency_ns
+        self._latency = latency
+        self._data = data
         self.open_from_ns = costs.open_from_ns
+
+    def latency_ns(self, source: int, target: int, now_ns: int) -> int:
+        """One-way latency of a message that leaves now."""
+        return round(self._costs.latency_ns(source, target, now_ns) * self._latency)
 
     def byte_ns(self, source: int, target: int) -> float:
         """Transfer time per byte."""
-        return self._costs.byte_ns(source, target) * self._factor
+        return self._costs.byte_ns(source, target) * self._data
 
 
 class _Channel:

@@ -48,13 +48,16 @@ def calibrate_machine(backend: str, ranks: Sequence[int], output: str, limit_s: 
             )
         out.print(table)
         out.print()
-        models = plain_table("ranks", "latency", "bandwidth", "reductions", "fit", "all_reduce", "broadcast")
+        slower = ("latency", "data")  # of reductions
+        models = plain_table("ranks", "latency", "bandwidth", *slower, "from", "fit", "all_reduce", "broadcast")
         for fit in calibration.fits:
             models.add_row(
                 str(fit.ranks),
                 format_duration(fit.model.latency_ns),
                 f"{fit.model.bandwidth_bytes_per_s / 1e9:.2f} GB/s",
-                f"x {fit.model.slowdown:.2f} from {fit.model.from_bytes} B",
+                f"x {fit.model.latency_slowdown:.2f}",
+                f"x {fit.model.slowdown:.2f}",
+                f"{fit.model.from_bytes} B",
                 f"{fit.error(fit.fitted):.1%}",
                 f"{fit.error(fit.checked, 'all_reduce'):.1%}",
                 f"{fit.error(fit.checked, 'broadcast'):.1%}",

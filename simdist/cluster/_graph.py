@@ -25,8 +25,9 @@ class Cluster:
     """A graph whose nodes are host and switch names; each edge has `latency_ns` and `bandwidth` (bytes per second).
 
     `placement[r]` is the host of rank r. Messages between ranks of one host use `local_latency_ns` and
-    `local_bandwidth`; all others take the path of least latency. The data of a reduction of at least
-    `reduction_from_bytes` takes `reduction_slowdown` times as long on every link: it is not only moved but added up.
+    `local_bandwidth`; all others take the path of least latency. In a reduction of at least `reduction_from_bytes` the
+    data takes `reduction_slowdown` times as long on every link, and a message's latency is
+    `reduction_latency_slowdown` times as long: data is not only moved but added up, by a core that has to be free.
 
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, or two hosts cannot reach each other.
@@ -42,6 +43,7 @@ class Cluster:
     local_latency_ns: int = LOCAL_LATENCY_NS
     local_bandwidth: int = LOCAL_BANDWIDTH
     reduction_slowdown: float = 1.0
+    reduction_latency_slowdown: float = 1.0
     reduction_from_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -59,8 +61,8 @@ class Cluster:
         ]
         if self.local_bandwidth < 1 or self.local_latency_ns < 0:
             problems.append("local latency and bandwidth must be positive")
-        if not self.reduction_slowdown > 0 or self.reduction_from_bytes < 0:
-            problems.append("a reduction's slowdown and least size must be positive")
+        if not min(self.reduction_slowdown, self.reduction_latency_slowdown) > 0 or self.reduction_from_bytes < 0:
+            problems.append("a reduction's slowdowns and least size must be positive")
         if problems:
             raise TopologyError("; ".join(problems))
 
@@ -96,6 +98,7 @@ def build(
     local_latency_ns: int | None = None,
     local_bandwidth_bytes_per_s: int | None = None,
     reduction_slowdown: float = 1.0,
+    reduction_latency_slowdown: float = 1.0,
     reduction_from_bytes: int = 0,
 ) -> Cluster:
     """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
@@ -126,5 +129,6 @@ def build(
         LOCAL_LATENCY_NS if local_latency_ns is None else local_latency_ns,
         LOCAL_BANDWIDTH if local_bandwidth_bytes_per_s is None else local_bandwidth_bytes_per_s,
         reduction_slowdown,
+        reduction_latency_slowdown,
         reduction_from_bytes,
     )

@@ -1,8 +1,8 @@
 """Calibration: measure the machine's own backend, fit the cost model, and check the fit against a second measurement.
 
-The model has four numbers for each world size: the latency of a message, the bandwidth between two ranks, and how much
-longer the data of a reduction takes from which size on. They hold what the machine makes of them: where there are fewer
-cores than ranks, a message waits for a core as well.
+The model has five numbers for each world size: the latency of a message, the bandwidth between two ranks, and how much
+longer both the latency and the data of a reduction take from which size on. They hold what the machine makes of them:
+where there are fewer cores than ranks, a message waits for a core as well.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Model:
     latency_ns: int
     byte_ns: float
     slowdown: float = 1.0
+    latency_slowdown: float = 1.0
     from_bytes: int = 0
 
     @property
@@ -98,6 +99,7 @@ class Calibration:
                 f'local_latency = "{fit.model.latency_ns}ns"',
                 f'local_bandwidth = "{fit.model.bandwidth_bytes_per_s}B/s"',
                 f"reduction_slowdown = {fit.model.slowdown:.3f}",
+                f"reduction_latency_slowdown = {fit.model.latency_slowdown:.3f}",
                 f"reduction_from_bytes = {fit.model.from_bytes}",
                 f"error = {fit.error(fit.checked):.3f}",
             ]
@@ -179,8 +181,8 @@ def predict_s(operation: str, size: int, ranks: int, model: Model) -> float:
     """What a simulation with these numbers takes from the last call to the last return."""
     what = Operation(operation, size, _ELEMENT, torch.float32, (size // _ELEMENT,), "sum", 0)
     if operation == "all_reduce":
-        slowdown = model.slowdown if size >= model.from_bytes else 1.0
-        return what.duration_ns(ranks, model.latency_ns, model.byte_ns * slowdown) / 1e9
+        slower, longer = (model.latency_slowdown, model.slowdown) if size >= model.from_bytes else (1.0, 1.0)
+        return what.duration_ns(ranks, round(model.latency_ns * slower), model.byte_ns * longer) / 1e9
     flow = Flow(lambda rank: what.program(rank, ranks, lambda _: ([], [])), _Links(model.latency_ns, model.byte_ns))
     for rank in range(ranks):
         flow.arrive(rank, 0)
@@ -211,6 +213,7 @@ def fit_model(ranks: int, measured: Measurement) -> Model:
                     replace(model, latency_ns=max(1, round(model.latency_ns * step))),
                     replace(model, byte_ns=model.byte_ns * step),
                     replace(model, slowdown=model.slowdown * step),
+                    replace(model, latency_slowdown=model.latency_slowdown * step),
                 ]
             better = min(nearby, key=error)
             width = width if better != model else width * 0.5

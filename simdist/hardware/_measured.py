@@ -12,29 +12,34 @@ __all__ = ["OPERATIONS", "SIZES", "measure"]
 
 OPERATIONS = ("all_reduce", "broadcast")
 SIZES = tuple(4 << (2 * exponent) for exponent in range(13))  # 4 B to 64 MiB in steps of 4
-_SHORTEST_S, _FEWEST, _MOST = 0.1, 5, 150  # of each point: time spent, repetitions
+_ROUNDS = 5
+_SHORTEST_S, _FEWEST, _MOST = 0.02, 2, 30  # of each point in each round: time spent, repetitions
 
 
 def measure(backend: str, operations: list[str], sizes: list[int]) -> list[list[Any]]:
     """Time each operation at each size of payload in bytes; rows of operation, size and seconds.
 
     Of all repetitions that counts which a tenth of them undercut: the slower ones also waited for a core, milliseconds,
-    where there are few. A time runs from the moment when the last rank calls to the moment when the
-    last rank is done, as a simulation counts it: every repetition begins with a barrier, whose end the ranks tell apart
-    by the system's clock.
+    where there are few. All points are measured in rounds, so that what else the machine does for a second spoils a
+    fifth of a point at most. A time runs from the moment when the last rank calls to the moment when the last rank is
+    done, as a simulation counts it: every repetition begins with a barrier, whose end the ranks tell apart by the
+    system's clock.
     """
     dist.init_process_group(backend)
     device = "cuda" if backend == "nccl" else "cpu"
-    rows = [[operation, size, _usual(operation, size, device)] for operation in operations for size in sizes]
+    points = [(operation, size) for operation in operations for size in sizes]
+    times: dict[tuple[str, int], list[float]] = {point: [] for point in points}
+    for _ in range(_ROUNDS):
+        for point in points:
+            times[point] += _timed(*point, device)
     dist.destroy_process_group()
-    return rows
+    return [[*point, sorted(seconds)[len(seconds) // 10]] for point, seconds in times.items()]
 
 
-def _usual(operation: str, size: int, device: str) -> float:
+def _timed(operation: str, size: int, device: str) -> list[float]:
     tensor = torch.ones(max(1, size // 4), device=device)
     times: list[float] = []
-    for _ in range(2):
-        _once(operation, tensor)
+    _once(operation, tensor)
     go_on = torch.ones(1, device=device)
     while go_on.item():
         tensor.fill_(1.0)
@@ -49,7 +54,7 @@ def _usual(operation: str, size: int, device: str) -> float:
         if dist.get_rank() == 0 and (len(times) >= _MOST or (len(times) >= _FEWEST and sum(times) > _SHORTEST_S)):
             go_on.zero_()
         dist.broadcast(go_on, src=0)
-    return sorted(times)[len(times) // 10]
+    return times
 
 
 def _once(operation: str, tensor: torch.Tensor) -> None:

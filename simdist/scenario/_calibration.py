@@ -24,6 +24,7 @@ class _Entry(BaseModel):
     local_latency: Annotated[int, BeforeValidator(parse_duration)]
     local_bandwidth: Annotated[int, BeforeValidator(parse_bandwidth)]
     reduction_slowdown: Annotated[float, Field(gt=0, strict=False)] = 1.0
+    reduction_latency_slowdown: Annotated[float, Field(gt=0, strict=False)] = 1.0
     reduction_from_bytes: Annotated[int, Field(ge=0)] = 0
     error: float = 0.0
 
@@ -59,5 +60,6 @@ def calibrated(path: Path, world_size: int) -> dict[str, Any]:
         "local_latency_ns": entry.local_latency,
         "local_bandwidth_bytes_per_s": entry.local_bandwidth,
         "reduction_slowdown": entry.reduction_slowdown,
+        "reduction_latency_slowdown": entry.reduction_latency_slowdown,
         "reduction_from_bytes": entry.reduction_from_bytes,
     }

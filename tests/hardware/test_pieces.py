@@ -140,7 +140,7 @@ def test_faults_know_their_time_in_a_run() -> None:
 
 # -- calibration -------------------------------------------------------------------------------------------------------
 
-TRUE = Model(30_000, 0.2, slowdown=3.0, from_bytes=1 << 20)
+TRUE = Model(30_000, 0.2, slowdown=3.0, latency_slowdown=1.5, from_bytes=1 << 20)
 POINTS = [(operation, 4 << (2 * n)) for operation in ("all_reduce", "broadcast") for n in range(13)]
 
 
@@ -164,6 +164,7 @@ def test_a_description_is_read_back_as_the_arguments_of_a_cluster(tmp_path: Path
         "local_latency_ns": 30_000,
         "local_bandwidth_bytes_per_s": 5_000_000_000,
         "reduction_slowdown": 3.0,
+        "reduction_latency_slowdown": 1.5,
         "reduction_from_bytes": 1 << 20,
     }
     with pytest.raises(CalibrationError, match="has no entry for 8 ranks; it has 2"):
@@ -193,6 +194,7 @@ def test_a_simulation_costs_what_the_description_says(tmp_path: Path) -> None:
         local_latency_ns=30_000,
         local_bandwidth_bytes_per_s=5 * 10**9,
         reduction_slowdown=3.0,
+        reduction_latency_slowdown=1.5,
         reduction_from_bytes=1 << 20,
     )
     result = simdist.run(body, world_size=3, cluster=cluster)
