@@ -12,7 +12,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ class FlightRecord:
     """What one rank's recorder held in one life, oldest entry first, and the file's own content.
 
     `is_whole` is False if older operations have been overwritten, `at_end` if torch's watchdog wrote it while the
-    program ran, `is_on` if the program's environment switches the recorder off. `problem` says why the file could not
-    be read, empty if it could.
+    program ran; `watchdog_wrote` is True if the watchdog wrote one, be it this one or another. `is_on` is False if the
+    program's environment switches the recorder off. `problem` says why the file could not be read, empty if it could.
     """
 
     rank: int
@@ -66,6 +66,7 @@ class FlightRecord:
     entries: tuple[Entry, ...] = ()
     is_whole: bool = True
     at_end: bool = True
+    watchdog_wrote: bool = False
     is_on: bool = True
     problem: str = ""
 
@@ -96,9 +97,14 @@ def read_record(folder: Path, rank: int, life: int, origin_ns: int) -> FlightRec
 
     What the rank wrote at its end is preferred to what the watchdog wrote; a damaged file to none.
     """
-    paths = {True: _own_path(folder, rank, life), False: _watchdog_path(folder, str(rank), life)}
-    found = [_read(path, rank, life, origin_ns, at_end=at_end) for at_end, path in paths.items() if path.exists()]
-    return min(found, key=lambda record: bool(record.problem), default=None)
+    own, watchdogs = _own_path(folder, rank, life), _watchdog_path(folder, str(rank), life)
+    found = [
+        _read(FlightRecord(rank, life, path.read_bytes(), at_end=path is own), origin_ns)
+        for path in (own, watchdogs)
+        if path.exists()
+    ]
+    best = min(found, key=lambda record: bool(record.problem), default=None)
+    return None if best is None else replace(best, watchdog_wrote=watchdogs.exists())
 
 
 def _own_path(folder: Path, rank: int, life: int) -> Path:
@@ -109,18 +115,18 @@ def _watchdog_path(folder: Path, rank: str, life: int) -> Path:
     return folder / f"rank-watchdog-life{life}-{rank}"
 
 
-def _read(path: Path, rank: int, life: int, origin_ns: int, *, at_end: bool) -> FlightRecord:
-    content = path.read_bytes()
+def _read(record: FlightRecord, origin_ns: int) -> FlightRecord:
+    """The record, with what its content says."""
     try:
-        dump = _PlainUnpickler(io.BytesIO(content)).load()
+        dump = _PlainUnpickler(io.BytesIO(record.content)).load()
         listed = dump.get("entries", [])
         entries = tuple(_entry(each, origin_ns) for each in listed)
         is_whole = not listed or listed[0]["record_id"] == 0
         is_on = bool(listed or dump["pg_config"])
     except Exception as error:  # a file cut off anywhere, or by another version of torch
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return FlightRecord(rank, life, content, at_end=at_end, problem=f"cannot be read: {words}")
-    return FlightRecord(rank, life, content, entries, is_whole, at_end, is_on)
+        return replace(record, problem=f"cannot be read: {words}")
+    return replace(record, entries=entries, is_whole=is_whole, is_on=is_on)
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -7,15 +7,15 @@ agree in order, kind and size; if they do not, one of them is wrong, and no comp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simdist.hardware._flight import Entry, FlightRecord, Frame
+from simdist.hardware._flight import Entry, FlightRecord
 from simdist.hardware._journal import Record
 from simdist.trace._flight_recorder import TORCH_TYPES
 
-__all__ = ["Match", "frames_of", "match", "with_device_times"]
+__all__ = ["Match", "match", "with_device_times"]
 
 Key = tuple[str, str, int]  # operation, group, sequence number: what names an operation in the events of a life
 
@@ -67,7 +67,6 @@ class Match:
             return f"{who}: torch's flight recorder and simdist agree in {self.compared} entries"
         torch, simdist = self.disagreement
         return f"{who}: torch's flight recorder saw {torch}, simdist recorded {simdist}"
-
 
     def summary(self) -> dict[str, Any]:
         """It as JSON-ready data, every entry of the flight record included."""
@@ -181,7 +180,7 @@ def _channel(
     if mixed is not None:
         theirs, is_open = theirs[:mixed], True
     first = _first(flight, ours, theirs, is_open=is_open)
-    pairs = []
+    pairs: list[tuple[Key, Entry]] = []
     for index in range(max(len(theirs), 0 if is_open else len(ours) - first)):
         entry = theirs[index] if index < len(theirs) else None
         operation = ours[first + index] if 0 <= first + index < len(ours) else None
@@ -252,21 +251,3 @@ def _device_times(pairs: Iterable[tuple[Key, Entry]]) -> dict[Key, tuple[int, in
             free_ns[entry.group] = end
         times[key] = (max(begin, entry.created_ns), end)
     return times
-
-
-def frames_of(records: Iterable[Record], found: Match) -> Mapping[tuple[int, int, str, str, str], Sequence[Frame]]:
-    """From where each operation was called, as the exporter of dumps takes it: without torch's and our own machinery."""
-    entries = dict(found.pairs)
-    return {
-        (record[0], record[2], str(record[4]), str(record[3]), str(record[5])): _outside(entries[record[3:6]].frames)
-        for record in records
-        if record[1] == "issue" and record[3:6] in entries
-    }
-
-
-def _outside(frames: Sequence[Frame]) -> list[Frame]:
-    return [frame for frame in frames if not _is_ours(frame[0])]
-
-
-def _is_ours(file: str) -> bool:
-    return "/simdist/hardware/" in file.replace("\\", "/") or file.startswith("<frozen runpy")

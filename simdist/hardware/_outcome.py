@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simdist.hardware._job import Job
 from simdist.hardware._flight import read_record
+from simdist.hardware._job import Job
 from simdist.hardware._journal import Life, Record, read_events, read_life, read_lives
 from simdist.hardware._match import Match, match, with_device_times
 from simdist.result import RankResult, RunResult, Status
@@ -53,6 +53,7 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
                 told = (journal.life, *record[3:])
                 groups[told] = min(record[0], groups.get(told, record[0]))
         kept = [record for record in journal.records if record[1] != "group"]
+        kept += _death(journal)
         events += with_device_times(kept, recorded[key]) if key in recorded else kept
         if journal.life == last[journal.rank]:
             ranks.append(_rank_result(folder, journal))
@@ -70,6 +71,15 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
     results = tuple(_with_operations(result, operations) for result in sorted(ranks, key=lambda each: each.rank))
     end_ns = max((record[0] for record in events), default=0)
     return RunResult("", end_ns, restarts, results, EventStream(events), job.seed, replay)
+
+
+def _death(journal: Life) -> list[Record]:
+    """The end of a process that did not live to tell of it."""
+    ended = journal.ended
+    if ended is None or ended[3] is None or not journal.origin_ns or any(r[1] == "exit" for r in journal.records):
+        return []
+    status = "killed" if ended[3] < 0 else "exited"
+    return [(ended[0] - journal.origin_ns, "exit", journal.rank, status, ended[3], journal.life)]
 
 
 def _rank_result(folder: Path, journal: Life) -> RankResult:

@@ -180,8 +180,7 @@ class Sim:
         if (step, op, nth) == (None, None, None):
             nth = 1
             life = None if self._worlds.live is not None else life
-        trigger = {"at_step": step, "op": op, "nth": nth, "life": life}
-        return self._give(Raise(rank=rank, error=error, message=message, **trigger))
+        return self._give(Raise(rank=rank, error=error, message=message, at_step=step, op=op, nth=nth, life=life))
 
     def slow(self, rank: int, by: Time, *, start: Time = 0, until: Time | None = None) -> FaultHandle:
         """Each operation of the rank starts late."""
@@ -212,7 +211,7 @@ class Sim:
         return self._give(StoreDelay(rank=rank, delay_ns=nanoseconds(by), **_span(start, until)))
 
     def lose_store(self, *, at: Time | None = None) -> FaultHandle:
-        """The launcher's store is gone for good, at a time or now; `lift` helps only before that. A restart has a new one."""
+        """The launcher's store is gone, at a time or now; `lift` helps only before that. A restart brings a new one."""
         live = self._worlds.live
         now_ns = 0 if live is None else live.now_ns
         return self._give(StoreLost(at_ns=now_ns if at is None else nanoseconds(at)))
