@@ -39,7 +39,8 @@ _OURS = {
     "all_to_all_single": "all_to_all",
     "all_to_all_v_single": "all_to_all",
 }
-_ONE_FOR_EACH_TENSOR = ("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")  # in our events
+# What may have one event of ours for each tensor; Gloo calls the first of them all_gather.
+_ONE_FOR_EACH_TENSOR = ("all_gather", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
 _NO_OPERATIONS = ("split", "new_window")
 _MIXED = "coalesced"  # NCCL's entry for several calls that were launched together; of collectives it lists no more
 _SIDES = ("torch", "simdist")
@@ -112,14 +113,17 @@ def match(backend: str, records: Iterable[Record], flight: FlightRecord) -> Matc
     """Find the operation of the journal that each entry belongs to; `records` are the events of the same life.
 
     Messages are compared up to the first that failed: whether torch recorded that one depends on where it failed.
+    Nothing is compared where torch's recorder is off, or does not tell the groups apart.
     """
-    if flight.problem or not flight.is_on:
+    # At debug level DETAIL, Gloo's groups lie in ProcessGroupWrappers: they have no names, and the wrappers' own calls
+    # stand among the program's (torch 2.13).
+    if flight.problem or not flight.is_on or not all(entry.group for entry in flight.entries):
         return Match(flight)
     ours = _operations(backend, records)
     theirs: dict[tuple[str, bool], list[Entry]] = {}
     for entry in flight.entries:
         if entry.op not in _NO_OPERATIONS and not (entry.op == _MIXED and entry.is_message):
-            theirs.setdefault((entry.group, entry.is_message), []).extend(_single(entry))
+            theirs.setdefault((entry.group, entry.is_message), []).append(entry)
     found = Match(flight)
     for channel in sorted(ours.keys() | theirs.keys()):
         one = _channel(flight, ours.get(channel, []), theirs.get(channel, []), channel)
@@ -161,14 +165,6 @@ def _is_listed(nbytes: int, dtype: str, shape: Sequence[int]) -> bool:
     return math.prod(shape) * element != nbytes
 
 
-def _single(entry: Entry) -> list[Entry]:
-    """The entry as our events count it."""
-    if entry.op not in _ONE_FOR_EACH_TENSOR:
-        return [entry]
-    inputs = zip(entry.input_sizes, entry.input_dtypes, strict=False)
-    return [replace(entry, input_sizes=(size,), input_dtypes=(dtype,)) for size, dtype in inputs]
-
-
 def _channel(
     flight: FlightRecord, ours: Sequence[_Operation], theirs: Sequence[Entry], channel: tuple[str, bool]
 ) -> Match:
@@ -179,31 +175,40 @@ def _channel(
     mixed = next((index for index, entry in enumerate(theirs) if entry.op == _MIXED), None)
     if mixed is not None:
         theirs, is_open = theirs[:mixed], True
-    first = _first(flight, ours, theirs, is_open=is_open)
+    if flight.is_whole or not theirs:
+        return _walk(flight, ours, theirs, 0, is_open=is_open or not flight.is_whole)
+    # Torch has overwritten older entries: the first that it kept belongs to some later operation of ours.
+    latest = max(0, len(ours) - len(theirs))
+    tried = (_walk(flight, ours, theirs, first, is_open=is_open) for first in range(latest, -1, -1))
+    found = _walk(flight, ours, theirs, latest, is_open=is_open)
+    return next((each for each in tried if each.disagreement is None), found)
+
+
+def _walk(
+    flight: FlightRecord, ours: Sequence[_Operation], theirs: Sequence[Entry], at: int, *, is_open: bool
+) -> Match:
+    """Go through both, from our operation `at` on, as far as they agree."""
     pairs: list[tuple[Key, Entry]] = []
-    for index in range(max(len(theirs), 0 if is_open else len(ours) - first)):
-        entry = theirs[index] if index < len(theirs) else None
-        operation = ours[first + index] if 0 <= first + index < len(ours) else None
-        if entry is None or operation is None or not operation.fits(entry):
-            words = (_words(entry), "nothing" if operation is None else str(operation))
+    for index, entry in enumerate(theirs):
+        count = _covered(entry, ours, at)
+        if not count:
+            words = (_words(entry), str(ours[at]) if at < len(ours) else "nothing")
             return Match(flight, tuple(pairs), index, words)
-        pairs.append((operation.key, entry))
-    return Match(flight, tuple(pairs), len(pairs))
+        pairs += [(operation.key, entry) for operation in ours[at : at + count]]
+        at += count
+    missing = None if is_open or at == len(ours) else ("nothing", str(ours[at]))
+    return Match(flight, tuple(pairs), len(theirs), missing)
 
 
-def _first(flight: FlightRecord, ours: Sequence[_Operation], theirs: Sequence[Entry], *, is_open: bool) -> int:
-    """Which of our operations the first entry belongs to, where torch has overwritten older ones."""
-    if flight.is_whole:
-        return 0
-    last = len(ours) - len(theirs)
-    if not is_open:
-        return last
-    fitting = (
-        first
-        for first in range(last + 1)
-        if all(operation.fits(entry) for operation, entry in zip(ours[first:], theirs, strict=False))
-    )
-    return next(fitting, 0)
+def _covered(entry: Entry, ours: Sequence[_Operation], at: int) -> int:
+    """How many of our operations from `at` on the entry stands for; none if it does not fit them."""
+    if entry.op in _ONE_FOR_EACH_TENSOR and len(entry.input_sizes) > 1:
+        parts = zip(entry.input_sizes, entry.input_dtypes, strict=False)
+        single = [replace(entry, input_sizes=(size,), input_dtypes=(dtype,)) for size, dtype in parts]
+        these = ours[at : at + len(single)]
+        if len(these) == len(single) and all(map(_Operation.fits, these, single)):
+            return len(single)
+    return int(at < len(ours) and ours[at].fits(entry))
 
 
 def _words(entry: Entry | None) -> str:
@@ -240,9 +245,14 @@ def _device_times(pairs: Iterable[tuple[Key, Entry]]) -> dict[Key, tuple[int, in
     """When each kernel began and ended."""
     times: dict[Key, tuple[int, int]] = {}
     free_ns: dict[str, int] = {}  # messages of a group have a stream for each peer, collectives share one
+    last: tuple[Entry, Key] | None = None
     for key, entry in pairs:
         if entry.duration_ns is None:
             continue
+        if last is not None and last[0] is entry:  # one kernel for both
+            times[key] = times[last[1]]
+            continue
+        last = entry, key
         begin = entry.created_ns if entry.is_message else max(entry.created_ns, free_ns.get(entry.group, 0))
         end = begin + entry.duration_ns
         if entry.completed_ns is not None and entry.completed_ns < end:

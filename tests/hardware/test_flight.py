@@ -190,7 +190,30 @@ def test_a_coalesced_entry_stands_for_an_operation_of_each_tensor(tmp_path: Path
     content = dump(entry("all_gather_into_tensor_coalesced", 1, **tensors), entry("all_reduce", 2))
     records = [issue("all_gather", 0), issue("all_gather", 1, dtype="float64"), issue("all_reduce", 2)]
 
-    assert matched(records, content, tmp_path).compared == 3
+    found = matched(records, content, tmp_path)
+
+    assert (found.disagreement, found.compared) == (None, 2)
+    ends = [record[0] for record in with_device_times(records, found) if record[1] == "complete"]
+    assert ends == [12_500_000, 12_500_000, 22_500_000]
+
+
+def test_an_entry_of_several_tensors_may_be_one_operation(tmp_path: Path) -> None:
+    tensors = {"input_sizes": [[4], [2]], "input_dtypes": ["Float", "Float"]}
+    content = dump(entry("all_gather", 1, **tensors), entry("all_gather", 2, **tensors), entry("all_gather", 3))
+    records = [issue("all_gather", 0, nbytes=24, shape=(6,)), issue("all_gather", 1), issue("all_gather", 2, nbytes=8)]
+
+    found = matched([*records, issue("all_gather", 3)], content, tmp_path, backend="gloo")
+
+    assert [key[2] for key, _ in found.pairs] == [0, 1, 2, 3]
+    assert found.disagreement is None
+
+
+def test_groups_without_names_are_not_compared(tmp_path: Path) -> None:
+    content = dump(entry("all_gather", 1, process_group=("", "")), entry("all_reduce", 2, process_group=("", "")))
+
+    found = matched([issue("all_reduce", 0)], content, tmp_path, backend="gloo")
+
+    assert (found.compared, found.disagreement) == (0, None)
 
 
 def test_messages_are_compared_apart_and_what_launches_them_together_is_none(tmp_path: Path) -> None:
@@ -256,7 +279,7 @@ DISAGREEMENTS = {
     "more than torch has kept": (
         [issue("all_reduce", 0)],
         [entry("all_reduce", 2), entry("all_reduce", 3)],
-        ("all_reduce as collective 2 of group '0' of Float[4]", "nothing"),
+        ("all_reduce as collective 3 of group '0' of Float[4]", "nothing"),
     ),
 }
 
