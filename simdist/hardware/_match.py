@@ -70,7 +70,7 @@ class Match:
         return f"{who}: torch's flight recorder saw {torch}, simdist recorded {simdist}"
 
     def summary(self) -> dict[str, Any]:
-        """It as JSON-ready data, every entry of the flight record included."""
+        """It as JSON-ready data; of the entries only how many there are."""
         record = self.record
         return {
             "rank": record.rank,
@@ -211,9 +211,7 @@ def _covered(entry: Entry, ours: Sequence[_Operation], at: int) -> int:
     return int(at < len(ours) and ours[at].fits(entry))
 
 
-def _words(entry: Entry | None) -> str:
-    if entry is None:
-        return "nothing"
+def _words(entry: Entry) -> str:
     sizes = ", ".join(
         f"{dtype}{list(size)}" for size, dtype in zip(entry.input_sizes, entry.input_dtypes, strict=False)
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from simdist.cli._real import _print as print_report
+from simdist.hardware import _parity
 from simdist.hardware._compare import recorders
 from simdist.hardware._dumps import write_dumps
 from simdist.hardware._flight import FlightRecord, read_record, watchdog_environment
@@ -17,7 +21,7 @@ from simdist.hardware._journal import Journal, Record
 from simdist.hardware._match import Match, match, with_device_times
 from simdist.hardware._outcome import matches_of, outcome_of
 from simdist.hardware._replay import RealReport
-from simdist.scenario import load
+from simdist.scenario import load, run_scenario
 from tests.hardware.test_pieces import job
 from tools.parity_nccl import flight_check
 
@@ -460,6 +464,43 @@ def test_a_run_whose_recorders_disagree_is_not_ok(report: RealReport) -> None:
         "compared": 1,
         "disagreement": {"torch": "this", "simdist": "that"},
     }
+
+
+def test_the_commands_page_shows_what_is_wrong_with_the_records(report: RealReport) -> None:
+    wrong = dataclasses.replace(report.matches[1], disagreement=("this", "that"))
+    bad = dataclasses.replace(wrong.record, problem="cannot be read: EOFError")
+
+    def page(report: RealReport, *missing: str) -> str:
+        stream = io.StringIO()
+        print_report(Console(file=stream, width=100), report, missing)
+        return stream.getvalue()
+
+    assert "flight records" not in page(report)
+    shown = page(dataclasses.replace(report, matches=(wrong, Match(bad))), "rank 1: no dump")
+    assert [line.strip() for line in shown.split("flight records\n")[1].splitlines()[:3]] == [
+        "rank 0 in life 1: torch's flight recorder saw this, simdist recorded that",
+        "rank 0 in life 1: torch's flight record cannot be read: EOFError",
+        "rank 1: no dump",
+    ]
+
+
+def test_a_scenario_whose_recorders_disagree_is_not_at_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load("scenarios/ring_order.toml")
+    simulated = run_scenario(plan, record_results=True)
+    right = Match(FlightRecord(0, 0, b""), compared=1)
+    wrong = Match(FlightRecord(1, 0, b""), disagreement=("this", "that"))
+    seen: list[RealReport] = []
+
+    def replayed(*matches: Match) -> str:
+        real = RealReport(plan, "gloo", 1.0, simulated.result, (), (), state=simulated.state, matches=matches)
+        monkeypatch.setattr(_parity, "replay", lambda plan, **settings: real)
+        report = _parity.check_parity(plan, seen=seen.append)
+        assert report is not None
+        return report.status
+
+    assert replayed(right) == "parity"
+    assert replayed(right, wrong) == "difference"
+    assert [len(real.matches) for real in seen] == [1, 2]
 
 
 def test_the_job_for_nccl_looks_at_every_ranks_record(report: RealReport) -> None:
