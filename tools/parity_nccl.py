@@ -1,17 +1,21 @@
 """The parity job for NCCL: runs where GPUs are, and says why not where there are none.
 
     python tools/parity_nccl.py
-    python tools/parity_nccl.py --json nccl.json
+    python tools/parity_nccl.py --json nccl.json --flight-recorder dumps
 
 With n GPUs it compares simulated and real worlds of 1 to n ranks, a GPU for each: the sequence of operations, results,
 values, checkpoints. With several, a rank that never calls is run into its timeout in both of NCCL's ways of waiting.
-On one GPU it also asks for two ranks on it, which NCCL must refuse. Exit codes: 0 parity or skipped, 1 a difference.
+On one GPU it also asks for two ranks on it, which NCCL must refuse. In every run each rank's flight record must be
+there, and agree with what simdist recorded; where the watchdog ends a rank, it must have written one.
+
+Exit codes: 0 parity or skipped, 1 a difference.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,9 @@ import torch
 
 from simdist.cli._console import page
 from simdist.cli._parity import print_reports
-from simdist.hardware import Nodes, replay
+from simdist.hardware import Nodes, RealReport, replay
+from simdist.hardware._dumps import write_dumps
+from simdist.hardware._match import Match
 from simdist.hardware._parity import ParityReport, check_parity
 from simdist.hardware._replay import unavailable
 from simdist.scenario import load
@@ -41,17 +47,29 @@ class Check:
 
 @click.command()
 @click.option("--json", "json_path", type=click.Path(), metavar="OUT", help="Write the report as JSON.")
-def main(json_path: str | None) -> None:
+@click.option(
+    "--flight-recorder",
+    "dumps",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Keep the flight records, a folder for each run.",
+)
+def main(json_path: str | None, dumps: str | None) -> None:
     """Compare simulated worlds with NCCL on this machine's GPUs."""
     missing = unavailable("nccl", 1, Nodes())
     if missing:
         click.echo(f"skipped: {missing}")
         return
     count = torch.cuda.device_count()
+    folder = None if dumps is None else Path(dumps)
+    checks: list[Check] = []
     reports = [
-        _compared(name, ranks) for ranks in sorted({1, 2, min(4, count), count}) if ranks <= count for name in COMPARED
+        _compared(name, ranks, checks, folder)
+        for ranks in sorted({1, 2, min(4, count), count})
+        if ranks <= count
+        for name in COMPARED
     ]
-    checks = [_timeout(wait) for wait in ("blocking", "async")] if count > 1 else [_two_on_one()]
+    checks += [_timeout(wait, folder) for wait in ("blocking", "async")] if count > 1 else [_two_on_one()]
     if json_path is not None:
         content: dict[str, Any] = {
             "gpus": count,
@@ -68,21 +86,56 @@ def main(json_path: str | None) -> None:
     sys.exit(0 if all(r.status == "parity" for r in reports) and all(c.ok for c in checks) else 1)
 
 
-def _compared(name: str, ranks: int) -> ParityReport:
+def _compared(name: str, ranks: int, checks: list[Check], folder: Path | None) -> ParityReport:
     overrides = [f"world_size={ranks}", f"workload.target=workloads.collectives:{name}"]
-    report = check_parity(load(str(ROOT / "scenarios" / "ring_order.toml"), overrides=overrides), backend="nccl")
+    plan = load(str(ROOT / "scenarios" / "ring_order.toml"), overrides=overrides)
+
+    def look(report: RealReport) -> None:
+        title = f"{name}-{ranks}"
+        checks.append(flight_check(f"flight records, {name}, {ranks} ranks", report.matches, range(ranks)))
+        _keep(report, folder, title)
+
+    report = check_parity(plan, backend="nccl", seen=look)
     assert report is not None  # one node
     return report
 
 
-def _timeout(wait: Any) -> Check:
-    """A rank never calls: a blocking wait raises, the watchdog takes the process down."""
+def _timeout(wait: Any, folder: Path | None) -> Check:
+    """A rank never calls: a blocking wait raises, the watchdog takes the process down, and writes its record."""
     plan = load(str(ROOT / "scenarios" / "timeout.toml"), overrides=["world_size=2"])
     report = replay(plan, backend="nccl", wait=wait)
     assert report is not None  # one node
+    _keep(report, folder, f"timeout-{wait}")
     rank = report.result.ranks[0]
     expected = ("raised",) if wait == "blocking" else ("killed", "raised")
-    return Check(f"timeout, {wait} wait", rank.status in expected, f"rank 0 {rank.status}: {rank.exception}")
+    recorded = flight_check("", report.matches, [0], watchdog=wait == "async")
+    evidence = f"rank 0 {rank.status}: {rank.exception}; {recorded.evidence}"
+    return Check(f"timeout, {wait} wait", rank.status in expected and recorded.ok, evidence)
+
+
+def flight_check(name: str, matches: Sequence[Match], ranks: Sequence[int], *, watchdog: bool = False) -> Check:
+    """Was each rank's flight record read, does it agree with simdist's, and did the watchdog write one if it had to?"""
+    found = {match.record.rank: match for match in matches}
+    lines = [f"rank {rank}: no flight record" for rank in ranks if rank not in found]
+    for rank in ranks:
+        match = found.get(rank)
+        if match is None:
+            continue
+        if match.record.problem or match.disagreement:
+            lines.append(str(match))
+        elif not match.compared:
+            lines.append(f"rank {rank}: the flight record has no operation")
+        if watchdog and not match.record.watchdog_wrote:
+            lines.append(f"rank {rank}: the watchdog wrote no flight record")
+    entries = [entry for match in found.values() for entry in match.record.entries]
+    timed = sum(entry.duration_ns is not None for entry in entries)
+    return Check(name, not lines, "; ".join(lines) or f"{len(entries)} entries agree, {timed} with a duration")
+
+
+def _keep(report: RealReport, folder: Path | None, title: str) -> None:
+    if folder is not None:
+        for line in write_dumps(report, folder / title):
+            click.echo(f"{title}: {line}", err=True)
 
 
 def _two_on_one() -> Check:

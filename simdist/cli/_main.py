@@ -100,6 +100,8 @@ def run(
         timeline=timeline_path,
         flight_recorder=flight_recorder,
     )
+    if real != "nccl" and context.get_parameter_source("nccl_wait") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--nccl-wait: it is about NCCL; add --real nccl")
     if real is not None:
         from simdist.cli._real import run_real_file
 

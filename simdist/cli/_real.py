@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simdist.cli._console import marks, page
-from simdist.cli._run import Outputs
+from simdist.cli._run import Outputs, told
 from simdist.cli._summary import heading, print_failures, print_ranks, print_timeline
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
@@ -56,6 +56,7 @@ def run_real_file(
         ScenarioError: the file, an override, an option or an output path is bad; nothing has run then.
     """
     from simdist.hardware import replay
+    from simdist.hardware._dumps import write_dumps
     from simdist.hardware._replay import unavailable
 
     problems = outputs.problems()
@@ -84,10 +85,15 @@ def run_real_file(
         click.echo(f"node {real.nodes.rank} is done; node 0 has the report")
         return 0
     if outputs.json is not None:
-        Path(outputs.json).write_text(json.dumps(report.summary(), indent=2) + "\n", "utf-8")
-    outputs.write_events(report.result, plan)
+        with told(outputs.json):
+            Path(outputs.json).write_text(json.dumps(report.summary(), indent=2) + "\n", "utf-8")
+    replace(outputs, flight_recorder=None).write_events(report.result, plan)
+    missing_dumps: list[str] = []
+    if outputs.flight_recorder is not None:
+        with told(outputs.flight_recorder):
+            missing_dumps = write_dumps(report, Path(outputs.flight_recorder))
     with page() as out:
-        _print(out, report)
+        _print(out, report, missing_dumps)
     if show_output:
         for rank in report.result.ranks:
             for name, text in (("", rank.stdout), (" stderr", rank.stderr)):
@@ -96,7 +102,7 @@ def run_real_file(
     return 0 if report.ok else 1
 
 
-def _print(out: Console, report: RealReport) -> None:
+def _print(out: Console, report: RealReport, missing_dumps: Sequence[str]) -> None:
     plan, result = report.plan, report.result
     out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
     scale = f", time scale {report.time_scale:g}" if report.time_scale != 1.0 else ""
@@ -109,6 +115,11 @@ def _print(out: Console, report: RealReport) -> None:
         heading(out, "not replayed")
         for each in report.not_replayed:
             out.print(Padding(Text(str(each)), (0, 0, 0, 2)))
+    lines = [str(match) for match in report.matches if match.disagreement or match.record.problem]
+    if lines or missing_dumps:
+        heading(out, "flight records")
+        for line in [*lines, *missing_dumps]:
+            out.print(Padding(Text(line), (0, 0, 0, 2)))
     heading(out, "expectations")
     held, failed = marks(out.encoding)
     grid = plain_table("", "", "")

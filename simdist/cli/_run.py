@@ -34,7 +34,7 @@ from simdist.trace import (
 if TYPE_CHECKING:
     from simdist.determinism import CallStacks, DeterminismReport
 
-__all__ = ["Outputs", "run_file", "timeline_problems", "write_timeline"]
+__all__ = ["Outputs", "run_file", "timeline_problems", "told", "write_timeline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Outputs:
             write_timeline(trace_of(result), self.timeline, f"{plan.name}: {plan.title}" if plan.title else plan.name)
         if self.flight_recorder is not None:
             folder = Path(self.flight_recorder)
-            with _told(self.flight_recorder):
+            with told(self.flight_recorder):
                 write_flight_recorder(trace_of(result), folder, None if stacks is None else stacks.frames)
 
 
@@ -165,17 +165,18 @@ def timeline_problems(option: str, path: str) -> list[str]:
 def write_timeline(trace: Trace, path: str, title: str) -> None:
     """Write the picture of a trace, or say why it can't be and leave with exit code 2."""
     figure = timeline(trace, title=title)
-    with _told(path):
+    with told(path):
         save(figure, Path(path))
 
 
 def _write(path: str, write: Callable[[TextIO], object]) -> None:
-    with _told(path), Path(path).open("w", encoding="utf-8", newline="\n") as stream:
+    with told(path), Path(path).open("w", encoding="utf-8", newline="\n") as stream:
         write(stream)
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def told(path: str) -> Iterator[None]:
+    """Say that the file could not be written, and leave with exit code 2."""
     try:
         yield
     except OSError as error:  # it could be opened before the run: the disk is full, or the folder is gone

@@ -21,7 +21,15 @@ from simdist.trace import Span, Trace, notes_of, rank_list, read_trace
 __all__ = ["show_file"]
 
 _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
-_UNTOLD = ("group", "start", "output", "store", "exit", "step")  # marks that are seen otherwise, or are too many
+_UNTOLD = (
+    "group",
+    "start",
+    "output",
+    "store",
+    "exit",
+    "step",
+    "result",
+)  # marks that are seen otherwise, or are too many
 _COLORS = {"fault": "red", "deadlock": "red", "failure": "red", "restart": "blue"}
 
 

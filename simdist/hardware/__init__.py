@@ -3,6 +3,7 @@
     Plan -> `_portable` (what a machine can inject) -> `Job` -> `_launch`: torchrun's agent in a process of its own
     agent -> `_supervisor`, one per rank -> `_worker`, the rank itself: `_recorder`, `_strikes`, `_scaling`
     worker -> `_journal` (events as in a simulation, one file per rank and life) -> `_outcome` -> RunResult
+    worker or torch's watchdog -> `_flight` (torch's own record) -> `_match` (do both recorders agree?) -> `_dumps`
 
 A real run leaves the same `RunResult` as a simulated one, with real time in place of virtual time, so oracles, traces
 and figures serve both. `_parity` compares the two. The processes of a run tell each other where they are through the

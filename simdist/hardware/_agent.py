@@ -28,9 +28,7 @@ def main(job_path: str, nodes: dict[str, object]) -> int:
         # The store that the agent shares outlives a restart (torch 2.13, dynamic_rendezvous.py), so the ranks of the
         # next life may read where those of the last one listened: "connectFullMesh ... Connection refused".
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.update(
-        {"OMP_NUM_THREADS": "1", **(nccl_environment(job.wait, job.out) if job.backend == "nccl" else {})}
-    )
+    os.environ.update({"OMP_NUM_THREADS": "1", **(nccl_environment(job.wait) if job.backend == "nccl" else {})})
     logs = f"{job.out}/agent{nodes['rank']}"
     Path(logs).mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdist.hardware._account import Account
+from simdist.hardware._match import Match
 from simdist.scenario import difference
 
-__all__ = ["Point", "compare"]
+__all__ = ["Point", "compare", "recorders"]
 
 _NOTHING = "nothing"
 
@@ -30,6 +31,26 @@ def compare(simulated: Account, real: Account) -> tuple[Point, ...]:
     points: list[Point] = []
     for judge in _JUDGES:
         points += judge(simulated, real)
+    return tuple(points)
+
+
+def recorders(matches: Sequence[Match]) -> tuple[Point, ...]:
+    """A point for each rank and life of a real run of which torch's flight recorder tells.
+
+    Torch's recorder and simdist's must agree on what the rank did, whatever the simulation says of it. A record that
+    can't be read is shown, and not judged.
+    """
+    several = any(match.record.life for match in matches)
+    points = []
+    for match in matches:
+        record, count = match.record, f"{match.compared} entries"
+        name = f"flight record in life {record.life}" if several else "flight record"
+        torch, simdist = match.disagreement or (f"torch: {count}", f"recorded: {count}")
+        if match.disagreement:
+            torch, simdist = f"torch's flight recorder saw {torch}", f"simdist recorded {simdist}"
+        if record.problem:
+            torch = f"torch's flight record {record.problem}"
+        points.append(Point(name, record.rank, match.disagreement is None, simdist, torch))
     return tuple(points)
 
 

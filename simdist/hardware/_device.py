@@ -5,22 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from pathlib import Path
 from typing import Any
 
 from simdist.hardware._job import Job
 
-__all__ = ["nccl_environment", "save_flight_record", "use_device", "with_backend"]
+__all__ = ["nccl_environment", "use_device", "with_backend"]
 
 _RECORDS = "20000"  # operations that the flight recorder keeps
 
 
-def nccl_environment(wait: str, out: str) -> dict[str, str]:
+def nccl_environment(wait: str) -> dict[str, str]:
     """The environment for NCCL's ways of waiting, its watchdog and its flight recorder (ProcessGroupNCCL.hpp).
 
     "blocking": `wait()` blocks the caller, and raises when the timeout has passed. "async": `wait()` returns when the
     kernel is queued; when the timeout has passed, the watchdog aborts the communicator and takes the process down.
-    Either way the watchdog dumps the flight recorder into `out` on a timeout.
+    Either way the watchdog writes the flight record on a timeout, and the record has the times of each kernel.
     """
     blocking = wait == "blocking"
     return {
@@ -29,7 +28,7 @@ def nccl_environment(wait: str, out: str) -> dict[str, str]:
         "TORCH_NCCL_TRACE_BUFFER_SIZE": _RECORDS,  # the name until torch 2.11
         "TORCH_FR_BUFFER_SIZE": _RECORDS,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{out}/nccl_trace_rank_",
+        "TORCH_NCCL_ENABLE_TIMING": "1",
     }
 
 
@@ -71,11 +70,3 @@ def with_backend(function: Any, device: Any = None) -> Any:
         return function(*bound.args, **bound.kwargs)
 
     return with_nccl
-
-
-def save_flight_record(job: Job, path: Path) -> None:
-    """Write the rank's own flight record, as `torchfrtrace` reads it; only NCCL's has timings of its own."""
-    if job.backend == "nccl":
-        from torch._C import _distributed_c10d as c10d
-
-        path.write_bytes(c10d._dump_nccl_trace())  # type: ignore[attr-defined]  # in builds with NCCL only

@@ -7,12 +7,28 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Journal", "path_of", "read_events", "read_lives"]
+__all__ = ["Journal", "Life", "Record", "path_of", "read_events", "read_life", "read_lives"]
 
 Record = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The journal of one rank in one life: its events, without calls that were refused.
+
+    `origin_ns` is when the run began, by the system's clock; `ended` the note of the rank's parent about how the
+    process ended, None if there is none.
+    """
+
+    rank: int
+    life: int
+    records: list[Record]
+    origin_ns: int
+    ended: Record | None
 
 
 class Journal:
@@ -57,3 +73,20 @@ def read_events(folder: Path, rank: int, life: int) -> Iterator[Record]:
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
             yield tuple(tuple(value) if isinstance(value, list) else value for value in json.loads(line))
+
+
+def read_life(folder: Path, rank: int, life: int) -> Life:
+    """The journal of one rank in one life."""
+    kept: list[Record] = []
+    ended, origin_ns = None, 0
+    for record in read_events(folder, rank, life):
+        if record[1] == "ended":
+            ended = record
+        elif record[1] == "origin":
+            origin_ns = record[3]
+        elif record[1] == "refused":
+            key = record[3:6]
+            kept = [other for other in kept if not (other[1] == "issue" and other[3:6] == key)]
+        else:
+            kept.append(record)
+    return Life(rank, life, kept, origin_ns, ended)

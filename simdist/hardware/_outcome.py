@@ -4,46 +4,68 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from simdist.hardware._flight import read_record
 from simdist.hardware._job import Job
-from simdist.hardware._journal import read_events, read_lives
+from simdist.hardware._journal import Life, Record, read_events, read_life, read_lives
+from simdist.hardware._match import Match, match, with_device_times
 from simdist.result import RankResult, RunResult, Status
 from simdist.trace._stream import EventStream
 
-__all__ = ["outcome_of"]
+__all__ = ["matches_of", "outcome_of"]
 
-Record = tuple[Any, ...]
+_FIRST = {"restart": 0, "group": 1}  # of what happens at one instant
 
 
-def outcome_of(job: Job, replay: str) -> RunResult:
-    """Read what the ranks of `job` have written.
+def matches_of(job: Job) -> tuple[Match, ...]:
+    """What torch recorded of each rank and life that left such a record, beside what its journal says."""
+    found = []
+    for rank, life in read_lives(Path(job.out)):
+        journal = read_life(Path(job.out), rank, life)
+        record = read_record(Path(job.out), rank, life, journal.origin_ns)
+        if record is not None:
+            found.append(match(job.backend, journal.records, record))
+    return tuple(found)
+
+
+def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResult:
+    """Read what the ranks of `job` have written; operations have the times of the device where `matches` tell them.
 
     Times are nanoseconds of real time since the ranks began; the digest is empty, because no two real runs are equal.
     """
     folder = Path(job.out)
     lives = read_lives(folder)
     last = dict(lives)  # in order: the last one stays
-    journals = {(rank, life): list(read_events(folder, rank, life)) for rank, life in lives}
-    origin_ns = min((record[0] for records in journals.values() for record in records), default=0)
+    journals = [read_life(folder, rank, life) for rank, life in lives]
+    recorded = {(each.record.rank, each.record.life): each for each in matches}
     events: list[Record] = []
     ranks = []
     operations = dict.fromkeys(range(job.world_size), 0)
-    for (rank, life), records in journals.items():
-        kept, ended = _settled(records)
-        operations[rank] += sum(record[1] == "issue" for record in kept)
-        events += kept
-        if life == last[rank]:
-            ranks.append(_rank_result(folder, rank, life, kept, ended, origin_ns))
+    groups: dict[Record, int] = {}
+    for journal in journals:
+        key = journal.rank, journal.life
+        operations[journal.rank] += sum(record[1] == "issue" for record in journal.records)
+        for record in journal.records:
+            if record[1] == "group":  # each member tells it; as in a simulation the world's event is the first
+                told = (journal.life, *record[3:])
+                groups[told] = min(record[0], groups.get(told, record[0]))
+        kept = [record for record in journal.records if record[1] != "group"]
+        kept += _death(journal)
+        events += with_device_times(kept, recorded[key]) if key in recorded else kept
+        if journal.life == last[journal.rank]:
+            ranks.append(_rank_result(folder, journal))
+    events += [(time_ns, "group", -1, *told[1:]) for told, time_ns in groups.items()]
     events += read_events(folder, -1, 0)  # what befell no rank in particular
     restarts = max(last.values(), default=0)
-    starts = [records for (_, life), records in journals.items() if life]
+    starts = [journal.records for journal in journals if journal.life]
     for life in range(1, restarts + 1):
         begun = [r[0] for records in starts for r in records if r[1] == "start" and r[3] == life]
         if begun:
             events.append((min(begun), "restart", -1, life))
-    events.sort(key=lambda record: (record[0], record[1] != "restart"))
+    events.sort(key=lambda record: (record[0], _FIRST.get(record[1], 2)))
     missing = [rank for rank in range(job.world_size) if rank not in last]
     ranks += [RankResult(rank, "hung", waiting="never started", lives=0) for rank in missing]
     results = tuple(_with_operations(result, operations) for result in sorted(ranks, key=lambda each: each.rank))
@@ -51,24 +73,17 @@ def outcome_of(job: Job, replay: str) -> RunResult:
     return RunResult("", end_ns, restarts, results, EventStream(events), job.seed, replay)
 
 
-def _settled(records: list[Record]) -> tuple[list[Record], Record | None]:
-    """The events of one life without calls that were refused, and how the process ended according to its parent."""
-    kept: list[Record] = []
-    ended = None
-    for record in records:
-        if record[1] == "ended":
-            ended = record
-        elif record[1] == "refused":
-            key = record[3:6]
-            kept = [other for other in kept if not (other[1] == "issue" and other[3:6] == key)]
-        else:
-            kept.append(record)
-    return kept, ended
+def _death(journal: Life) -> list[Record]:
+    """The end of a process that did not live to tell of it."""
+    ended = journal.ended
+    if ended is None or ended[3] is None or not journal.origin_ns or any(r[1] == "exit" for r in journal.records):
+        return []
+    status = "killed" if ended[3] < 0 else "exited"
+    return [(ended[0] - journal.origin_ns, "exit", journal.rank, status, ended[3], journal.life)]
 
 
-def _rank_result(
-    folder: Path, rank: int, life: int, records: list[Record], ended: Record | None, origin_ns: int
-) -> RankResult:
+def _rank_result(folder: Path, journal: Life) -> RankResult:
+    rank, life, records, ended = journal.rank, journal.life, journal.records, journal.ended
     name = f"rank{rank}-life{life}"
     code = None if ended is None else ended[3]
     exits = [record for record in records if record[1] == "exit"]

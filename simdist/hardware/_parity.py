@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from simdist.errors import SimdistError
 from simdist.hardware._account import Account, account_of
-from simdist.hardware._compare import Point, compare
+from simdist.hardware._compare import Point, compare, recorders
 from simdist.hardware._launch import Nodes
 from simdist.hardware._portable import NotReplayed, not_replayed
-from simdist.hardware._replay import replay, unavailable, without
+from simdist.hardware._replay import RealReport, replay, unavailable, without
 from simdist.scenario import Plan, format_duration, run_scenario
 
 __all__ = ["ParityReport", "Timing", "check_parity", "describe_timing", "exit_code"]
@@ -90,13 +90,14 @@ def check_parity(
     timing_tolerance: float | None = None,
     limit_s: float = 120.0,
     nodes: Nodes | None = None,
+    seen: Callable[[RealReport], object] | None = None,
 ) -> ParityReport | None:
     """Run `plan` once simulated and `repeat` times on real processes, and compare.
 
     If none of these agrees in every point, up to `patience` more real runs are made: a busy machine can part ranks that
     would else have acted in the same millisecond; the report then tells what reality does only sometimes. Faults that
     the machine can't inject are left out on both sides, and listed. On several `nodes` each calls this; node 0 gets the
-    report, the others None.
+    report, the others None. `seen` is called with each real run.
 
     Raises:
         SimdistError: a run itself could not be done.
@@ -115,8 +116,10 @@ def check_parity(
         real = replay(able, backend=backend, time_scale=scale, limit_s=limit_s, nodes=nodes)
         if real is None:
             return None
+        if seen is not None:
+            seen(real)
         runs.append(account_of(real.result, real.state, scale))
-        compared.append(compare(simulated, runs[-1]))
+        compared.append((*compare(simulated, runs[-1]), *recorders(real.matches)))
     nearest = max(compared, key=lambda points: (_agree(points), sum(p.ok for p in points)))
     return ParityReport(
         plan,

@@ -42,6 +42,7 @@ class _Call:
     outputs: Sequence[torch.Tensor]
     shape: tuple[int, ...]
     peer: int = -1
+    tag: int = 0
 
     @property
     def kind(self) -> str:
@@ -59,8 +60,8 @@ class _Call:
         return str(self.inputs[0].dtype).removeprefix("torch.") if self.inputs else ""
 
 
-def _one(op: str, tensor: torch.Tensor, outputs: Sequence[torch.Tensor], peer: int = -1) -> _Call:
-    return _Call(op, [tensor], outputs, tuple(tensor.shape), peer)
+def _one(op: str, tensor: torch.Tensor, outputs: Sequence[torch.Tensor], peer: int = -1, tag: int = 0) -> _Call:
+    return _Call(op, [tensor], outputs, tuple(tensor.shape), peer, tag)
 
 
 def _joined(op: str, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> _Call:
@@ -108,12 +109,11 @@ _DESCRIBE: dict[str, Callable[..., list[_Call]]] = {
     "alltoall_base_": lambda output, tensor, *_: [_one("all_to_all", tensor, [output])],
     "barrier": lambda *_: [_Call("barrier", [], [], ())],
     "monitored_barrier_": lambda *_: [_Call("monitored_barrier", [], [], ())],
-    "send": lambda tensors, group, peer, *_: [_one("send", tensors[0], tensors, peer)],
-    "recv_": lambda tensors, group, peer, *_: [_one("recv", tensors[0], tensors, peer)],
-    "recv_any_source_": lambda tensors, *_: [_one("recv", tensors[0], tensors)],
+    "send": lambda tensors, group, peer, tag: [_one("send", tensors[0], tensors, peer, tag)],
+    "recv_": lambda tensors, group, peer, tag: [_one("recv", tensors[0], tensors, peer, tag)],
+    "recv_any_source_": lambda tensors, group, tag: [_one("recv", tensors[0], tensors, tag=tag)],
 }
 _POINT_TO_POINT = ("send", "recv")
-_SILENT_WHEN_EMPTY = ("all_reduce", "reduce", "all_gather", "reduce_scatter")
 
 
 class Recorder:
@@ -123,6 +123,7 @@ class Recorder:
         self._journal = journal
         self._strikes = strikes
         self._counts: dict[tuple[str, str], int] = {}  # by group and kind: collectives, messages, monitored barriers
+        self._known: dict[str, list[int]] = {}  # the groups that are in the journal, and their members
         self._lock = threading.Lock()
         library: Any = torch.library.Library  # not typed
         self._library = library("c10d", "IMPL")
@@ -170,10 +171,14 @@ class Recorder:
     def _issue(self, call: _Call, group: Any) -> _Ticket:
         ticket = _Ticket(self, call, group.group_name)
         self._strikes.before(call.op, ticket.group)
+        ranks = dist.get_process_group_ranks(group)
         with self._lock:
             key = (ticket.group, call.kind)
             ticket.sequence = self._counts.get(key, 0)
             self._counts[key] = ticket.sequence + 1
+            if self._known.get(ticket.group) != ranks:
+                self._known[ticket.group] = ranks
+                self._journal.add("group", ticket.group, ranks, group.group_desc)
         self._journal.add(
             "issue",
             call.op,
@@ -184,8 +189,8 @@ class Recorder:
             call.shape,
             call.peer,
             call.op != "monitored_barrier",
+            call.tag,
         )
-        ranks = dist.get_process_group_ranks(group)
         peer = call.peer if call.kind == "message" else -1
         self._strikes.inside(call.op, ticket.group, ticket.sequence, ranks, peer, call.nbytes)
         return ticket

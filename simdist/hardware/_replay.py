@@ -13,7 +13,8 @@ from simdist.errors import SimdistError
 from simdist.hardware._account import in_virtual_time
 from simdist.hardware._job import Job, Wait
 from simdist.hardware._launch import Nodes, launch
-from simdist.hardware._outcome import outcome_of
+from simdist.hardware._match import Match
+from simdist.hardware._outcome import matches_of, outcome_of
 from simdist.hardware._portable import NotReplayed, not_replayed
 from simdist.result import RunResult
 from simdist.scenario import Plan, Verdict, fill, judge_real, state_of
@@ -23,7 +24,11 @@ __all__ = ["RealReport", "replay", "unavailable", "without"]
 
 @dataclass(frozen=True, slots=True)
 class RealReport:
-    """What a real run of a scenario came to. `not_replayed` lists what did not happen, and why."""
+    """What a real run of a scenario came to.
+
+    `not_replayed` lists what did not happen, and why; `matches` has torch's own flight record of each rank and life
+    that left one, beside simdist's.
+    """
 
     plan: Plan
     backend: str
@@ -33,11 +38,13 @@ class RealReport:
     not_replayed: tuple[NotReplayed, ...]
     baseline: RunResult | None = None
     state: Mapping[str, str] = field(default_factory=dict)
+    matches: tuple[Match, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """True if everything was replayed and every expectation that can be judged holds."""
-        return not self.not_replayed and all(verdict.ok for verdict in self.verdicts)
+        """True if everything was replayed, every expectation that can be judged holds, and both recorders agree."""
+        agreed = not any(match.disagreement for match in self.matches)
+        return agreed and not self.not_replayed and all(verdict.ok for verdict in self.verdicts)
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON-ready data."""
@@ -50,6 +57,7 @@ class RealReport:
             "ok": self.ok,
             "expectations": [{"name": v.name, "ok": v.ok, "evidence": v.evidence} for v in self.verdicts],
             "not_replayed": [{"what": each.what, "reason": each.reason} for each in self.not_replayed],
+            "flight_records": [match.summary() for match in self.matches],
         }
 
 
@@ -78,18 +86,20 @@ def replay(
     scale = plan.time_scale if time_scale is None else time_scale
     left_out = not_replayed(plan, backend, (nodes or Nodes()).count)
     able = without(plan, left_out)
-    result, tmp, folder = _run(able, backend, scale, limit_s, nodes or Nodes(), wait, keep)
+    done, tmp, folder = _run(able, backend, scale, limit_s, nodes or Nodes(), wait, keep)
     with folder:
-        if result is None:
+        if done is None:
             return None
+        result, matches = done
         baseline = None
         if plan.expect.same_as_without_faults is not None:
             bare = replace(able, faults=(), max_restarts=0)
-            baseline, _, other = _run(bare, backend, scale, limit_s, nodes or Nodes(), wait, None)
+            undisturbed, _, other = _run(bare, backend, scale, limit_s, nodes or Nodes(), wait, None)
             other.__exit__(None, None, None)
+            baseline = undisturbed[0] if undisturbed else None
         verdicts = judge_real(able, result, baseline, tmp, functools.partial(in_virtual_time, scale=scale))
         state = state_of(able, tmp)
-    return RealReport(plan, backend, scale, result, verdicts, left_out, baseline, state)
+    return RealReport(plan, backend, scale, result, verdicts, left_out, baseline, state, matches)
 
 
 def unavailable(backend: str, world_size: int, nodes: Nodes) -> str:
@@ -131,7 +141,7 @@ class _Folder:
 
 def _run(
     plan: Plan, backend: str, scale: float, limit_s: float, nodes: Nodes, wait: Wait, keep: Path | None
-) -> tuple[RunResult | None, str, _Folder]:
+) -> tuple[tuple[RunResult, tuple[Match, ...]] | None, str, _Folder]:
     folder = _Folder(keep)
     tmp, out = folder.path / "tmp", folder.path / "run"
     for each in (tmp, out):
@@ -159,4 +169,7 @@ def _run(
     except BaseException:
         folder.__exit__()
         raise
-    return (None if seen is None else outcome_of(seen, f"{plan.replay} --real {backend}")), str(tmp), folder
+    if seen is None:
+        return None, str(tmp), folder
+    matches = matches_of(seen)
+    return (outcome_of(seen, f"{plan.replay} --real {backend}", matches), matches), str(tmp), folder

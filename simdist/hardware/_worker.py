@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from simdist.hardware._board import BoardClient
+from simdist.hardware._flight import save_record, watchdog_environment
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
 from simdist.hardware._namespaces import enter
@@ -34,8 +35,8 @@ def main(job_path: str, orders: int) -> None:
     with contextlib.suppress(OSError, AttributeError):  # Linux: no rank outlives its supervisor
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     job = Job.load(job_path)
-    os.environ.update(job.env)
     rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    os.environ.update({**watchdog_environment(job, life), **job.env})
     board = BoardClient(job.board, job.key)  # before this process leaves the host's network
     if job.networks:
         enter(job.networks[rank])
@@ -47,9 +48,10 @@ def main(job_path: str, orders: int) -> None:
     if began is None:
         raise SystemExit("some rank of this life never got as far as its workload")
     journal.origin_ns = began[0]
+    journal.add("origin", began[0])
     journal.add("start", life, os.getpid(), os.environ.get("GROUP_RANK", "0"))
     strikes.arm()
-    code = _call(function, job, journal, Path(job.out) / f"rank{rank}-life{life}.pickle")
+    code = _call(function, job, journal, rank, life)
     os.write(orders, f"exit {code}\n".encode())
     sys.exit(code)
 
@@ -86,9 +88,7 @@ def _prepared(job: Job, journal: Journal, board: BoardClient, rank: int, life: i
     return function, strikes
 
 
-def _call(function: Any, job: Job, journal: Journal, result: Path) -> int:
-    from simdist.hardware._device import save_flight_record
-
+def _call(function: Any, job: Job, journal: Journal, rank: int, life: int) -> int:
     status, content = "returned", None
     code: Any = 0
     try:
@@ -103,9 +103,9 @@ def _call(function: Any, job: Job, journal: Journal, result: Path) -> int:
         status, code, content = "raised", 1, error
         trace = error.__traceback__
         traceback.print_exception(type(error), error, trace.tb_next if trace is not None else None)
-    result.write_bytes(_pickled(status, content))
-    save_flight_record(job, Path(job.out) / f"nccl_trace_rank_{os.environ['RANK']}")
-    journal.add("exit", status, code, int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+    (Path(job.out) / f"rank{rank}-life{life}.pickle").write_bytes(_pickled(status, content))
+    journal.add("exit", status, code, life)
+    save_record(job, rank, life)
     sys.stdout.flush()
     sys.stderr.flush()
     return int(code)

@@ -15,6 +15,7 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 | issue | op, group, seq, nbytes, dtype, shape, peer (other end, or root, as a group rank; -1: none), async_op, tag |
 | delay | duration_ns, op: a fault holds the rank up before it issues the operation |
 | complete | op, group, seq, begin_ns (data began to flow), crc, peer (of a message); rank -1: for all that issued it |
+| result | op, group, seq, crc: of all that the operation left in the rank's tensors |
 | error | op, group, seq, error, message: the operation failed for that rank |
 | sleep, step, store | duration_ns; step; op, key |
 | output | stream, size, crc |

@@ -22,14 +22,14 @@ from simdist.trace._messages import Groups
 from simdist.trace._spans import Span
 from simdist.trace._trace import Trace
 
-__all__ = ["Frames", "flight_recorder_dumps", "write_flight_recorder"]
+__all__ = ["TORCH_TYPES", "Frames", "flight_recorder_dumps", "write_flight_recorder"]
 
 Frames = Mapping[tuple[int, int, str, str, str], Sequence[tuple[str, int, str]]]
 """(time_ns, rank, group, op, seq) of a call -> its stack, innermost first: file, line, function."""
 
 _VERSION = "2.10"
 _PREFIX = "nccl_trace_rank_"  # under which torch itself writes them, whatever the backend
-_TYPES = {
+TORCH_TYPES = {  # our name of a type -> that of torch's recorder, bytes of an element
     "float32": ("Float", 4),
     "float64": ("Double", 8),
     "float16": ("Half", 2),
@@ -148,7 +148,7 @@ class _Dump:
         is_message: bool = False,
     ) -> None:
         data = span.issue.data
-        dtype, _ = _TYPES.get(str(data.get("dtype")), ("Undefined", 1))
+        dtype, _ = TORCH_TYPES.get(str(data.get("dtype")), ("Undefined", 1))
         done = span.end == "complete"
         key = (span.start_ns, span.rank, str(data.get("group")), span.name, str(data.get("seq")))
         number = len(self._entries)
@@ -208,7 +208,7 @@ def _sizes(span: Span, rank: int, ranks: int) -> tuple[Sizes, Sizes]:
     if span.name == "scatter":
         return [[ranks, *shape]] if rank == root else [], [shape]
     if span.name == "reduce_scatter":
-        _, element = _TYPES.get(str(data.get("dtype")), ("", 1))
+        _, element = TORCH_TYPES.get(str(data.get("dtype")), ("", 1))
         if math.prod(shape) * element == int(data.get("nbytes", 0)):  # one tensor, of which each rank gets a part
             return [shape], [[shape[0] // ranks, *shape[1:]]] if shape else [shape]
         return [[ranks, *shape]], [shape]

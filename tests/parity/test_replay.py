@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
 import re
 import socket
 import subprocess
@@ -108,13 +109,14 @@ def test_two_agents_on_one_machine_replay_a_scenario_of_two_hosts(tmp_path: Path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    out = tmp_path / "out.json"
+    out, dumps = tmp_path / "out.json", tmp_path / "dumps"
     words = [sys.executable, "-m", "simdist", "run", "scenarios/two_hosts.toml", "--real", "gloo", "--nnodes", "2"]
     words += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two", "--local-addr", "127.0.0.1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    written = ["--json", str(out), "--flight-recorder", str(dumps)]
     nodes = [
         subprocess.Popen(
-            [*words, "--node-rank", str(rank), *(["--json", str(out)] if rank == 0 else [])],
+            [*words, "--node-rank", str(rank), *written[: 4 * (rank == 0)]],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -131,6 +133,10 @@ def test_two_agents_on_one_machine_replay_a_scenario_of_two_hosts(tmp_path: Path
     assert len({rank["value"]["parameters"] for rank in summary["ranks"]}) == 1
     simulated = run_scenario(load(str(ROOT / "scenarios" / "two_hosts.toml"))).result
     assert summary["ranks"][3]["value"] == simulated.ranks[3].value
+    # What torch recorded on the other node has come along: only that has code lines.
+    assert [(each["rank"], each["compared"] > 0) for each in summary["flight_records"]] == [(r, True) for r in range(4)]
+    last = pickle.loads((dumps / "nccl_trace_rank_3").read_bytes())["entries"][-1]
+    assert last["frames"]
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from simdist.errors import FaultError, SimdistError
-from simdist.faults import Crash, Fault, Hang, Hold, LinkDelay, Partition, SlowRank, problems_of
+from simdist.faults import (
+    Crash,
+    Fault,
+    Hang,
+    Hold,
+    LinkDelay,
+    Partition,
+    Raise,
+    SlowRank,
+    StoreDelay,
+    StoreLost,
+    problems_of,
+)
 from simdist.result import RunResult
 from simdist.testing._plugin._live import LiveWorld
 from simdist.testing._plugin._settings import Settings, nanoseconds, settings_from
@@ -149,6 +161,27 @@ class Sim:
         duration_ns = None if duration is None else nanoseconds(duration)
         return self._give(Hang(rank=rank, duration_ns=duration_ns, **trigger))
 
+    def raise_in(
+        self,
+        rank: int,
+        error: str = "RuntimeError",
+        message: str = "injected by a fault",
+        *,
+        step: int | None = None,
+        op: str | None = None,
+        nth: int | None = None,
+        life: int | None = 0,
+    ) -> FaultHandle:
+        """The rank's program gets an exception, at the start of a step or in place of its n-th operation.
+
+        Without any of these it is the next operation of the rank. `error` names one of Python's exceptions, or one of
+        torch.distributed's; the program may catch it and call again.
+        """
+        if (step, op, nth) == (None, None, None):
+            nth = 1
+            life = None if self._worlds.live is not None else life
+        return self._give(Raise(rank=rank, error=error, message=message, at_step=step, op=op, nth=nth, life=life))
+
     def slow(self, rank: int, by: Time, *, start: Time = 0, until: Time | None = None) -> FaultHandle:
         """Each operation of the rank starts late."""
         return self._give(SlowRank(rank=rank, delay_ns=nanoseconds(by), **_span(start, until)))
@@ -170,6 +203,18 @@ class Sim:
     ) -> FaultHandle:
         """Messages from one rank to another stay in flight until `release`; they leave then, in order."""
         return self._give(Hold(src=src, dst=dst, both_ways=both_ways, **_span(start, until)))
+
+    def delay_store(
+        self, by: Time, *, rank: int | None = None, start: Time = 0, until: Time | None = None
+    ) -> FaultHandle:
+        """Requests to the launcher's store take longer: those of `rank`, or everybody's."""
+        return self._give(StoreDelay(rank=rank, delay_ns=nanoseconds(by), **_span(start, until)))
+
+    def lose_store(self, *, at: Time | None = None) -> FaultHandle:
+        """The launcher's store is gone, at a time or now; `lift` helps only before that. A restart brings a new one."""
+        live = self._worlds.live
+        now_ns = 0 if live is None else live.now_ns
+        return self._give(StoreLost(at_ns=now_ns if at is None else nanoseconds(at)))
 
     def _trigger(
         self, at: Time | None, step: int | None, op: str | None, nth: int | None, when: When, life: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -43,6 +44,33 @@ def receive(count: int = 3) -> list[tuple[float, int]]:
         dist.recv(box, 0)
         got.append((box.item(), time.time_ns()))
     return got
+
+
+def keep_on(steps: int = 3) -> tuple[list[tuple[str, int]], int]:
+    """A second of work and an all_reduce in each step, called again after an error; the errors, and when it ended."""
+    dist.init_process_group("gloo")
+    heard = []
+    for _ in range(steps):
+        time.sleep(1)
+        try:
+            dist.all_reduce(torch.ones(1))
+        except (ValueError, dist.DistNetworkError) as error:
+            heard.append((str(error), time.time_ns()))
+            dist.all_reduce(torch.ones(1))
+    return heard, time.time_ns()
+
+
+def ask_store() -> list[int]:
+    """A second of work and a request to the launcher's store, three times; when each answer came."""
+    dist.init_process_group("gloo")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store: Any = dist.TCPStore(address, port, None, False, timedelta(seconds=30))  # type: ignore[attr-defined]  # torch exports it without saying so
+    times = []
+    for number in range(3):
+        time.sleep(1)
+        store.set("number", str(number))
+        times.append(time.time_ns())
+    return times
 
 
 # -- worlds ------------------------------------------------------------------------------------------------------------
@@ -151,6 +179,60 @@ def test_passes_with_a_hang_that_ends(sim: Sim) -> None:
     assert 8000 * MS < result.virtual_time_ns < 8100 * MS
 
 
+def test_passes_with_an_exception_that_the_program_survives(sim: Sim) -> None:
+    sim.raise_in(1, "ValueError", "no", op="all_reduce", nth=2)
+
+    result = sim.run(keep_on, world_size=2)
+
+    assert result.values == [([], 3_000_650_006), ([("no", 2_000_350_002)], 3_000_650_006)]
+
+
+def test_passes_with_an_exception_in_a_step(sim: Sim) -> None:
+    sim.raise_in(1, step=2)
+
+    result = sim.run(train, world_size=2, check=False)
+
+    assert [rank.status for rank in result.ranks] == ["raised", "raised"]
+    assert str(result.ranks[1].exception) == "injected by a fault"
+    assert result.ranks[1].ended_ns == 2_000_500_004
+    assert "Connection closed by peer" in str(result.ranks[0].exception)
+
+
+def test_passes_with_a_slow_store(sim: Sim) -> None:
+    sim.delay_store("100ms", rank=1, start="1500ms")
+
+    result = sim.run(ask_store, world_size=2)
+
+    assert result.values == [
+        [1_000_200_000, 2_000_200_000, 3_000_200_000],
+        [1_000_200_000, 2_100_200_000, 3_200_200_000],
+    ]
+
+
+def test_passes_with_a_lost_store(sim: Sim) -> None:
+    sim.lose_store(at="1500ms")
+
+    result = sim.run(ask_store, world_size=2, check=False)
+
+    # As with any connection: what is written first is lost in silence.
+    assert [(str(rank.exception), rank.ended_ns) for rank in result.ranks] == [("Broken pipe", 3_000_200_000)] * 2
+
+
+def test_passes_with_no_store_from_the_start(sim: Sim) -> None:
+    sim.lose_store()
+
+    result = sim.run(ask_store, world_size=2, check=False)
+
+    assert [type(rank.exception) for rank in result.ranks] == [dist.DistNetworkError] * 2
+    assert [rank.ended_ns for rank in result.ranks] == [30_000_200_000] * 2
+
+
+def test_passes_with_a_loss_that_is_called_off(sim: Sim) -> None:
+    sim.lose_store(at="1s").lift()
+
+    assert sim.run(ask_store, world_size=2).values == [[1_000_200_000, 2_000_200_000, 3_000_200_000]] * 2
+
+
 def test_passes_with_faults_of_the_marker_and_of_the_test(sim: Sim) -> None:
     sim.hang(0, at="1s", duration="1s")
 
@@ -176,6 +258,10 @@ def test_passes_with_bad_faults_refused(sim: Sim) -> None:
         sim.hang(0, at="soon")
     with pytest.raises(FaultError, match="a rank has no link to itself"):
         sim.hold(1, 1)
+    with pytest.raises(FaultError, match="unknown exception 'ShardError'; expected one of Python's"):
+        sim.raise_in(0, "ShardError")
+    with pytest.raises(FaultError, match="until_ns: ends before it starts"):
+        sim.delay_store("5ms", start="2s", until="1s")
     sim.crash(7, at="1s")
     with pytest.raises(FaultError, match="rank 7 is outside the world of 2 ranks"):
         sim.run(train, world_size=2)
@@ -284,6 +370,42 @@ def test_passes_with_faults_given_now_for_later(sim: Sim) -> None:
     assert told[0] == (1500 * MS, "slow_rank")
     assert told[1][1] == "crash"
     assert told[1][0] > 5000 * MS
+
+
+def test_passes_with_an_exception_now(sim: Sim) -> None:
+    world = sim.start(keep_on, world_size=2)
+    world.advance("1500ms")
+    sim.raise_in(0, "DistNetworkError")
+
+    result = world.finish()
+
+    assert result.values == [([("injected by a fault", 2_000_350_002)], 3_000_650_006), ([], 3_000_650_006)]
+
+
+def test_passes_with_a_store_that_is_slow_for_a_while(sim: Sim) -> None:
+    world = sim.start(ask_store, world_size=2)
+    world.advance("1500ms")
+    slowness = sim.delay_store("5s")
+    world.advance("1s")
+    slowness.lift()
+
+    result = world.finish()
+
+    assert result.values == [[1_000_200_000, 7_000_200_000, 8_000_200_000]] * 2
+
+
+def test_passes_with_a_store_lost_now(sim: Sim) -> None:
+    world = sim.start(ask_store, world_size=2)
+    world.advance("1500ms")
+    loss = sim.lose_store()
+    world.advance("100ms")
+    loss.lift()
+
+    result = world.finish(check=False)
+
+    told = [(event.time_ns, event.data["fault"]) for event in result.events if event.kind == "fault"]
+    assert told == [(1500 * MS, "store_lost")]
+    assert [rank.ended_ns for rank in result.ranks] == [3_000_200_000] * 2
 
 
 def test_passes_with_a_hang_that_is_ended(sim: Sim) -> None:
