@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from simdist.c10d._backend import GroupBackend
 from simdist.c10d._compat import reduce_name, timeout_ns
-from simdist.c10d._operation import Operation, Shapes
+from simdist.c10d._operation import Shapes
 from simdist.c10d._work import SimWork
 
 __all__ = ["Calls", "reduction_of", "root_of"]
@@ -68,7 +68,7 @@ class Calls(GroupBackend):
         try:
             operation = communicator.operation(key)
         except RuntimeError as error:
-            operation = Operation(*key)
+            operation = communicator.new_operation(key)
             refusal = error if refusal is None else refusal
         if first is not None and refusal is None:
             first()

@@ -48,6 +48,7 @@ class Member:
         self.messages = 0  # those of them that are the caller's sends and receives
         self.parts = 0  # collectives that stand for another's parts
         self.record: Callable[[Any], None] = _do_nothing  # told of each collective: see `_flight_record`
+        self.place = 0  # of the group among those of its process
         self.pending: dict[SimWork, None] = {}  # issued and not settled
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
@@ -87,7 +88,8 @@ class Communicator:
         # True if closed forms do not hold: something is closed, or faults disturb the network.
         self.troubled = network.disturbed
         network.listeners.append(self._on_network)
-        self._operations: dict[Any, Operation] = {}
+        self.operations: list[Operation] = []  # all that were ever called
+        self._operations: dict[Any, Operation] = {}  # those that the backend has, by their key
         self._slowest: tuple[int, float] | None = None
         self._durations: dict[Operation, int] = {}
 
@@ -109,11 +111,18 @@ class Communicator:
         """
         found = self._operations.get(key)
         if found is None:
-            found = Operation(*key)
+            found = self.new_operation(key)
             if len(key) > 3:
                 self.personality.check(found.name, found.reduction, key[3])
             self._operations[key] = found
         return found
+
+    def new_operation(self, key: Any) -> Operation:
+        """Another operation with this key, whether the backend has it or not."""
+        made = Operation(*key)
+        made.index = len(self.operations)
+        self.operations.append(made)
+        return made
 
     def issue(
         self,
@@ -140,7 +149,7 @@ class Communicator:
         name = operation.name
         process.last_operation = (name, sequence, self.name)
         now = simulation.now_ns
-        member.record((member, operation, sequence, member.number, member.messages, now, timeout_ns))
+        member.record((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
         strike = None
         if self.strict and refusal is None:
             check_call(name, operation.reduction, outputs)

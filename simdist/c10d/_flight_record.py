@@ -26,7 +26,6 @@ from simdist.process import Patches, SimProcess, current_process
 
 if TYPE_CHECKING:
     from simdist.c10d._backend import GroupBackend
-    from simdist.c10d._communicator import Member
 
 __all__ = ["FlightRecord", "entry", "flight_record_of", "install"]
 
@@ -40,20 +39,22 @@ Frame = tuple[str, str, int]  # function, file, line
 class FlightRecord:
     """The last `limit` collectives of one rank; with `frames`, also from where each was called.
 
-    What it is given (`Member.record`) is `(member, operation, the collective's number, the group's sequence number,
-    messages among these, now, timeout)`; it keeps that and makes entries of it when it is asked.
+    What it is given (`Member.record`) is `(place of the group, index of the operation, the collective's number, the
+    group's sequence number, messages among these, now, timeout)`; it keeps that and makes entries of it when it is
+    asked. All are numbers: Python's garbage collector then looks at a tuple once, and not for as long as it is kept.
     """
 
     def __init__(self, limit: int, *, frames: bool) -> None:
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=limit)
-        self._groups: dict[Member, tuple[int, GroupBackend]] = {}
+        self._groups: list[GroupBackend] = []
         self._config: dict[str, dict[str, str]] = {}
         self._add = self._add_with_frames if frames else self._ring.append
 
     def enter(self, group: GroupBackend) -> None:
         """Take note of a new group, and of what is called in it from now on."""
         number = len(self._groups)
-        self._groups[group._member] = (number, group)
+        self._groups.append(group)
+        group._member.place = number
         if self._ring.maxlen:
             group._member.record = self._add
             name = group._name
@@ -90,14 +91,16 @@ class FlightRecord:
 
     def _entries(self, *, frames: bool) -> list[dict[str, Any]]:
         found = [one for recorded in self._ring for one in self._expanded(recorded, frames=frames)]
-        made = sum(member.sequence + member.parts for member in self._groups)
+        made = sum(group._member.sequence + group._member.parts for group in self._groups)
         for record_id, one in enumerate(found, made - len(found)):
             one["record_id"] = record_id
         return found[-self._ring.maxlen :] if self._ring.maxlen else []
 
     def _expanded(self, recorded: tuple[Any, ...], *, frames: bool) -> Iterator[dict[str, Any]]:
-        member, operation, sequence, last, messages, now_ns, timeout_ns, *stack = recorded
-        number, group = self._groups[member]
+        number, index, sequence, last, messages, now_ns, timeout_ns, *stack = recorded
+        group = self._groups[number]
+        member = group._member
+        operation = member.communicator.operations[index]
         settled = not any(work.sequence == sequence for work in member.pending if work.name not in ("send", "recv"))
         inputs, outputs = operation.tensors(member.rank, group._size)
         # A reduce_scatter of a list is one all-reduce for each entry; it counts for as many, and this is the last.

@@ -42,6 +42,7 @@ class Operation:
         "dtype_name",
         "element",
         "extra",
+        "index",
         "name",
         "reduction",
         "root",
@@ -68,6 +69,7 @@ class Operation:
         self.reduction = reduction
         self.root = root
         self.extra = extra
+        self.index = -1  # in `Communicator.operations`
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:
         """True if two ranks may call these two together; `strict` also wants equal shapes."""

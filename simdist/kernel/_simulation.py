@@ -62,10 +62,12 @@ class Timer:
 
 
 def _fire(timer: Timer) -> None:
+    simulation = timer._simulation
+    simulation.now_ns = simulation._environment._now  # type: ignore[assignment]  # an int: every delay is
     action = timer.action
     if action is not None:
         timer.action = None
-        timer._simulation._live_timers -= 1
+        simulation._live_timers -= 1
         action()
 
 
@@ -83,6 +85,8 @@ class _Stop:
 
 
 def _reach(stop: _Stop) -> None:
+    simulation = stop._simulation
+    simulation.now_ns = simulation._environment._now  # type: ignore[assignment]
     stop.reached = True
 
 
@@ -129,6 +133,9 @@ class Simulation:
         idle_turns: int = _IDLE_TURNS,
     ) -> None:
         self._environment = simpy.Environment()
+        self.now_ns = (
+            0  # virtual nanoseconds since the start of the world; only to be read. Hot: simpy's own clock, copied
+        )
         self._ready: Policy = FifoPolicy() if policy is None else policy
         self._on_switch = on_switch
         self._stall_s = stall_s
@@ -158,16 +165,11 @@ class Simulation:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    @property
-    def now_ns(self) -> int:
-        """Virtual nanoseconds since the start of the world."""
-        return self._environment._now  # type: ignore[return-value]  # an int: every delay is
-
     def call_at(self, time_ns: int, action: Callable[[], None]) -> Timer:
         """Call `action` at virtual time `time_ns` (not before now), outside any task; it must not park."""
         timer = Timer(self, action)
         self._live_timers += 1
-        now = self._environment._now
+        now = self.now_ns
         self._environment.schedule(timer, delay=time_ns - now if time_ns > now else 0)  # type: ignore[arg-type]
         return timer
 
@@ -208,7 +210,7 @@ class Simulation:
             raise TaskKilled
         task.state = _PARKED
         task.waiting = wait
-        task.parked_at_ns = self._environment._now  # type: ignore[assignment]  # hot: not through the property
+        task.parked_at_ns = self.now_ns
         if deadline_ns is not None:
             task.deadline_ns = deadline_ns
             self.watch_deadline(task)
