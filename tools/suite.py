@@ -60,13 +60,13 @@ def with_changed_import(source: str) -> str:
     return changed
 
 
-def run_arm(suite: Path, arm: str) -> dict[str, Any]:
-    """The outcomes of one arm by test, and the seconds that the tests took."""
+def run_arm(suite: Path, arm: str, part: int = 0, parts: int = 1) -> dict[str, Any]:
+    """The outcomes of one arm by test, and the seconds that the tests took; of every `parts`-th test from `part` on."""
     source = suite.read_text()
     with tempfile.TemporaryDirectory(prefix="simdist-") as folder:
         path, out = Path(folder) / suite.name, Path(folder) / "outcomes.json"
         path.write_text(with_changed_import(source) if arm == "simulated" else source)
-        command = [sys.executable, str(ROOT / "tools" / "_suite_arm.py"), str(path), arm, str(out)]
+        command = [sys.executable, str(ROOT / "tools" / "_suite_arm.py"), str(path), arm, str(out), f"{part}/{parts}"]
         child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if not out.exists():
             raise RuntimeError(f"{arm}: exit code {child.returncode}\n{child.stdout[-2000:]}{child.stderr[-2000:]}")

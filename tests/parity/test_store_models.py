@@ -380,7 +380,7 @@ def check(kind: str, program: Sequence[tuple[int, Step]], ranks: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(program=PROGRAMS, ranks=st.integers(2, 3))
 def test_a_store_is_a_dict_with_waiters(kind: str, program: list[tuple[int, Step]], ranks: int) -> None:
     check(kind, program, ranks)
