@@ -1,9 +1,10 @@
 """What a rank's c10d operations were, seen from inside the real process.
 
-The kernels of torch's `c10d::` operators are replaced by ones that note the call, run torch's own kernel, and hand out
-a work that notes its end. Every caller passes there: Python, DDP's reducer and functional collectives in C++, on any
-thread; the process group itself stays as it is. (Seen with torch 2.13. Operations on a bare backend object, such as a
-`ProcessGroupGloo` that the program made itself, do not pass through the dispatcher and are not seen.)
+Torch's `c10d::` operators get one more kernel, at the dispatch key `BackendSelect`, which every call passes on its way
+to the backend's: it notes the call, passes it on, and hands out a work that notes its end. Every caller passes there:
+Python, DDP's reducer and functional collectives in C++, on any thread, in inference mode; the process group itself
+stays as it is. (Seen with torch 2.13. Operations on a bare backend object, such as a `ProcessGroupGloo` that the
+program made itself, do not pass through the dispatcher and are not seen.)
 
 Events are those of a simulation (`simdist.trace`), so that the two can be compared: the same names, shapes and
 sequence numbers, and a "result" event with a checksum over what a member's tensors hold when it has waited.
@@ -12,7 +13,6 @@ sequence numbers, and a "result" event with a checksum over what a member's tens
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,8 +29,6 @@ from simdist.hardware._scaling import scaled
 from simdist.hardware._strikes import Strikes
 
 __all__ = ["Recorder"]
-
-_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +111,7 @@ _DESCRIBE: dict[str, Callable[..., list[_Call]]] = {
     "recv_": lambda tensors, group, peer, tag: [_one("recv", tensors[0], tensors, peer, tag)],
     "recv_any_source_": lambda tensors, group, tag: [_one("recv", tensors[0], tensors, tag=tag)],
 }
+_HERE = torch._C.DispatchKey.BackendSelect
 _POINT_TO_POINT = ("send", "recv")
 
 
@@ -130,24 +129,23 @@ class Recorder:
         self._kept: list[Any] = []  # works in flight: C++ holds only their C++ half
 
     def install(self) -> None:
-        """Take the place of torch's kernels; for the rest of the process's life."""
+        """Stand before torch's kernels; for the rest of the process's life."""
         c10d._object_to_tensor = with_zero_padding(c10d._object_to_tensor)  # as in a simulation, to compare results
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="[\\s\\S]*overrid")  # which is the purpose
-            for name, describe in _DESCRIBE.items():
-                for key in _KEYS:
-                    if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
-                        kernel = torch.library.get_kernel(f"c10d::{name}", key)
-                        function = self._function(kernel, describe)
-                        self._library.impl(name, function, key, with_keyset=True, allow_override=True)
+        for name, describe in _DESCRIBE.items():
+            operator = getattr(torch.ops.c10d, name, None)
+            if operator is not None:
+                function = self._function(operator.default, describe)
+                self._library.impl(name, function, _HERE.name, with_keyset=True)
 
-    def _function(self, kernel: Any, describe: Callable[..., list[_Call]]) -> Callable[..., Any]:
+    def _function(self, operator: Any, describe: Callable[..., list[_Call]]) -> Callable[..., Any]:
         def recorded(keyset: Any, *args: Any) -> Any:
             calls = describe(*args)
             group = next(dist.ProcessGroup.unbox(arg) for arg in args if isinstance(arg, torch.ScriptObject))
             tickets = [self._issue(call, group) for call in calls]
             try:
-                result = kernel.call_boxed(keyset, *args)
+                # Without the interpreter's lock, as torch calls it: a thread of Gloo's may want that lock, to free a
+                # tensor, while it holds the queue's.
+                result = operator.redispatch(keyset.remove(_HERE), *args)
             except BaseException as error:
                 for ticket in tickets:
                     ticket.refused(error)
