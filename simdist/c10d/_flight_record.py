@@ -47,25 +47,25 @@ class FlightRecord:
     def __init__(self, limit: int, *, frames: bool) -> None:
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=limit)
         self._groups: list[GroupBackend] = []
-        self._config: dict[str, dict[str, str]] = {}
+        self._made: list[
+            tuple[str, list[int]]
+        ] = []  # name and ranks of each group as it was made, before both are told
         self._add = self._add_with_frames if frames else self._ring.append
 
     def enter(self, group: GroupBackend) -> None:
         """Take note of a new group, and of what is called in it from now on."""
         number = len(self._groups)
         self._groups.append(group)
+        self._made.append((group._name, group.options.global_ranks_in_group))
         group._member.place = number
         if self._ring.maxlen:
             group._member.record = self._add
-            name = group._name
-            ranks = group.options.global_ranks_in_group or (list(range(group._size)) if number == 0 else [])
-            self._config[name] = {"name": name, "desc": "", "ranks": str(ranks)}
 
     def dump(self, *, collectives: bool = True, frames: bool = True) -> dict[str, Any]:
         """The record as torch unpickles it. To ask for active ones only changes nothing: none counts as completed."""
         found: dict[str, Any] = {
             "version": _VERSION,
-            "pg_config": {name: dict(group) for name, group in self._config.items()},
+            "pg_config": self._config(),
             "comm_lib_version": "",
             "pg_status": self._statuses(),
         }
@@ -85,6 +85,13 @@ class FlightRecord:
         if not found.get("entries"):
             found.pop("entries", None)
         return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def _config(self) -> dict[str, dict[str, str]]:
+        found = {}
+        for number, (name, given) in enumerate(self._made if self._ring.maxlen else ()):
+            ranks = given or (list(range(self._groups[0]._size)) if number == 0 else [])
+            found[name] = {"name": name, "desc": "", "ranks": str(ranks)}
+        return found
 
     def _add_with_frames(self, recorded: tuple[Any, ...]) -> None:
         self._ring.append((*recorded, tuple(_frames_from(sys._getframe(1)))))

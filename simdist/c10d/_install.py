@@ -473,13 +473,13 @@ def _is_wrapper(group: Any) -> bool:
 
 
 def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+    place = list(inspect.signature(original).parameters).index("group_name")
 
     def helper(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
         if process is None or process.torch_state is None:
             return original(*args, **kwargs)
-        process.torch_state.group_in_making = str(signature.bind(*args, **kwargs).arguments["group_name"])
+        process.torch_state.group_in_making = str(kwargs["group_name"] if "group_name" in kwargs else args[place])
         try:
             return original(*args, **kwargs)
         finally:

@@ -89,17 +89,13 @@ def connect(
 
     def wait_for_all() -> None:
         deadline_ns = simulation.now_ns + limit_ns if personality.has_timeouts else None
-        waiters = store.server.waiters
-        waiters[task] = [], set(), lambda: communicator.connected
-        try:
+        with store.server.expect(task, (), set(), lambda: communicator.connected):
             while not communicator.connected:
                 if communicator.joined < size:
                     store.require_server()
                 if not simulation.park(wait, deadline_ns) and not communicator.connected:
                     missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
                     store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
-        finally:
-            waiters.pop(task, None)
         process.drain()
 
     if lazy:

@@ -8,8 +8,9 @@ theirs (measured, torch 2.13).
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -54,8 +55,8 @@ class StoreServer:
         self.launchers = launchers  # the launcher's agent serves it, and no rank
         self.data: dict[str, bytes] = {}
         self.queues: dict[str, list[bytes]] = {}
-        # Keys, those of them that have been set meanwhile, and whether the wait is over.
-        self.waiters: dict[Task, tuple[list[str], set[str], Callable[[], bool]]] = {}
+        self._waiting: dict[str, dict[Task, tuple[set[str], Callable[[], bool]]]] = {}  # by key: see `expect`
+        self._connected: dict[Task, None] = {}  # who must be woken when the server goes
         self.clients: dict[SimProcess, None] = {}
         self.groups: dict[str, list[Any]] = {}  # communicators that met here, by prefix, one for each generation
         self.joined = 0  # clients that counted themselves in
@@ -65,16 +66,34 @@ class StoreServer:
     def close(self) -> None:
         """End all connections; whoever waits for an answer gets none."""
         self.gone = True
-        for task in list(self.waiters):
+        for task in list(self._connected):
             task.simulation.wake(task)
+
+    @contextlib.contextmanager
+    def expect(self, task: Task, keys: Sequence[str], arrived: set[str], over: Callable[[], bool]) -> Iterator[None]:
+        """Inside, the task is woken when the server goes, and when a key is set after which the wait is `over`.
+
+        Keys that are set meanwhile come into `arrived`.
+        """
+        self._connected[task] = None
+        for key in keys:
+            self._waiting.setdefault(key, {})[task] = arrived, over
+        try:
+            yield
+        finally:
+            self._connected.pop(task, None)
+            for key in dict.fromkeys(keys):
+                waiting = self._waiting[key]
+                del waiting[task]
+                if not waiting:
+                    del self._waiting[key]
 
     def changed(self, key: str) -> None:
         """Wake whoever waits for `key` and lacks nothing else."""
-        for task, (keys, arrived, over) in list(self.waiters.items()):
-            if key in keys:
-                arrived.add(key)
-                if over():
-                    task.simulation.wake(task)
+        for task, (arrived, over) in list(self._waiting.get(key, {}).items()):
+            arrived.add(key)
+            if over():
+                task.simulation.wake(task)
 
     def has(self, key: str) -> bool:
         """True if the key has a value or its queue an element."""
@@ -382,8 +401,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
         wait = _KeyWait(server, [name for name in names if not server.has(name)])
         deadline_ns = self._connection.asked_ns + limit_ns
-        server.waiters[task] = names, arrived, over
-        try:
+        with server.expect(task, names, arrived, over):
             while not over():
                 in_time = simulation.park(wait, deadline_ns)
                 if over():
@@ -392,8 +410,6 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                     raise dist.DistNetworkError(_CLOSED)
                 if not in_time:
                     self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
-        finally:
-            server.waiters.pop(task, None)
 
     def _give_up(self, names: list[str], limit_ms: int, what: str, process: SimProcess | None = None) -> None:
         if process is not None and self._kind == "tcp" and process.simulation.bus.wants(StoreRequested):
