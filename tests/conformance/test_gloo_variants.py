@@ -125,8 +125,17 @@ class TestFlightRecorder(Bodies):
         os.environ["TORCH_FR_BUFFER_SIZE"] = "10"
         self.init()
         for index in range(calls):
+            self.wait_until_retired()
             dist.all_reduce(torch.full((3, 4), float(index)))
-        time.sleep(0.1)  # a real work is retired a moment after it is done
+        self.wait_until_retired()
+
+    def wait_until_retired(self) -> None:
+        """A real work is retired a moment after it is done, by its own thread: two of them may overtake each other."""
+        for _ in range(500):
+            entries = json.loads(_c._dump_fr_trace_json(includeCollectives=True)).get("entries", [])
+            if all(entry["retired"] for entry in entries):
+                break
+            time.sleep(0.01)
 
     def check(self, dump: Any) -> None:
         self.assertEqual(dump["version"], "2.10")
