@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["content_checksum", "with_zero_padding"]
+__all__ = ["bytes_of", "content_checksum", "with_zero_padding"]
 
 
 def content_checksum(tensors: Iterable[Any], crc: int = 0) -> int:
@@ -24,9 +24,15 @@ def content_checksum(tensors: Iterable[Any], crc: int = 0) -> int:
         if data.layout is not torch.strided:
             data = data.to_dense()
         if data.numel():
-            data = data.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-            crc = zlib.crc32(data.view(torch.uint8).numpy().data, crc)
+            crc = zlib.crc32(bytes_of(data).numpy().data, crc)
     return crc
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a strided tensor in their logical order, as one dimension of bytes on the CPU."""
+    data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # `reshape` keeps the stride of a single element, which may be any; only one of 1 views as bytes.
+    return data.as_strided((data.numel(),), (1,)).view(torch.uint8)
 
 
 class _Padded(torch.Tensor):

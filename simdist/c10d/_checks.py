@@ -7,11 +7,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from simdist.c10d._numerics import flat
+from simdist.c10d._numerics import as_bytes, flat
 
 __all__ = [
     "alike",
-    "as_bytes",
     "coalesced_gather_arguments",
     "coalesced_reduce_arguments",
     "exchange_arguments",
@@ -266,12 +265,6 @@ def exchanged_parts(
 
 
 _GLOO = "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo"
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The tensor's memory."""
-    data = flat(tensor)
-    return data if data.dtype is torch.uint8 else data.view(torch.uint8)
 
 
 def _part_bytes(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from simdist.c10d import _numerics
-from simdist.c10d._checks import as_bytes
-from simdist.c10d._numerics import checksum
+from simdist.c10d._numerics import as_bytes, checksum
 from simdist.c10d._operation import Operation
 
 __all__ = [

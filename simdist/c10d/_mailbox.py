@@ -335,7 +335,7 @@ class Mailbox:
         if opened is None:
             return  # nothing gets through; both wait until they run out of time
         start = max(opened, self._free_ns.get((source, target), 0))
-        size = send.tensor.numel() * send.tensor.element_size()
+        size = _size(send.tensor)
         sent = start + round(size * communicator.byte_ns(source, target))
         self._free_ns[source, target] = sent
         receive.left_ns, receive.sent_ns = start, sent
@@ -392,7 +392,7 @@ class Mailbox:
                 self._forget(work)
                 self._report(work, changed)
             return
-        ours, theirs = _bytes(send.tensor), _bytes(receive.tensor)
+        ours, theirs = _numerics.as_bytes(send.tensor), _numerics.as_bytes(receive.tensor)
         if len(ours) <= len(theirs):
             theirs[: len(ours)] = ours
         self._complete(send, begin_ns)
@@ -401,7 +401,7 @@ class Mailbox:
         if receive in self._flying:
             self._flying.remove(receive)
         assert receive.sender is not None
-        if len(_bytes(receive.sender.tensor)) > len(_bytes(receive.tensor)) and not receive.done:
+        if _size(receive.sender.tensor) > _size(receive.tensor) and not receive.done:
             # More came than there is room for: the I/O thread takes the process with it.
             receive.process.stderr.append(ABORTED + "\n")
             receive.process.kill(signal.SIGABRT)
@@ -464,11 +464,10 @@ class Mailbox:
         work.fail(error)
 
 
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 def _whole_checksum(tensor: torch.Tensor) -> int:
     data = _numerics.flat(tensor)
     return _numerics.checksum([data], data.numel() * data.element_size())
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    data = _numerics.flat(tensor)
-    return data if data.dtype is torch.uint8 else data.view(torch.uint8)

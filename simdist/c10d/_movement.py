@@ -37,7 +37,7 @@ class _Side:
 
     def bytes(self) -> Tensor:
         """The buffer as bytes."""
-        return self.buffer if self.buffer.dtype is torch.uint8 else self.buffer.view(torch.uint8)
+        return _numerics.as_bytes(self.buffer)
 
 
 class Movement:

@@ -23,6 +23,7 @@ from simdist.cluster import reduce_segments, segments
 
 __all__ = [
     "all_reduce",
+    "as_bytes",
     "checksum",
     "combine",
     "divide",
@@ -55,9 +56,15 @@ def flat(tensor: Tensor) -> Tensor:
         tensor = torch.view_as_real(tensor)
     if tensor.dtype is torch.bool:
         tensor = tensor.view(torch.uint8)
-    if tensor.dim() == 1 and (tensor.is_contiguous()):
+    if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
         return tensor
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a dense tensor as one dimension of bytes, shared."""
+    data = flat(tensor)
+    return data if data.dtype is torch.uint8 else data.view(torch.uint8)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -320,7 +327,7 @@ def checksum(tensors: Sequence[Tensor], limit: int) -> int:
             continue
         if not data.is_contiguous():
             data = data.contiguous()
-        view = (data if data.dtype is torch.uint8 else data.view(torch.uint8)).numpy().data
+        view = as_bytes(data).numpy().data
         size = len(view)
         if size <= limit:
             crc = zlib.crc32(view, crc)

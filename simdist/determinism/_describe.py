@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from simdist._content import bytes_of
+
 __all__ = ["ADDRESS", "describe", "plain"]
 
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
@@ -147,7 +149,7 @@ def _tensor(value: torch.Tensor, _: int) -> str:
         if flat.numel() * size > _SAMPLE:
             step = flat.numel() * size // _SAMPLE + 1
             flat = flat[::step]
-        data = flat.contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        data = bytes_of(flat).numpy().tobytes()
         shown = ", ".join(f"{number:.6g}" for number in flat[:3].tolist()) if not value.is_complex() else ""
     return f"tensor({kind} {shown}{', ...' if value.numel() > 3 else ''} {_bytes(data)})"
 

@@ -37,10 +37,11 @@ def _same(left: Any, right: Any) -> bool:
         return struct.pack("<d", left) == struct.pack("<d", right)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(left, torch.Tensor):
-        left, right = left.detach().contiguous(), right.detach().contiguous()
         if left.dtype != right.dtype or left.shape != right.shape:
             return False
-        return bool(torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)))
+        from simdist._content import bytes_of
+
+        return bool(torch.equal(bytes_of(left), bytes_of(right)))
     if numpy is not None and isinstance(left, numpy.ndarray):
         if left.dtype != right.dtype or left.shape != right.shape:
             return False

@@ -34,10 +34,12 @@ def _loaded(path: str) -> str:
 def _take(value: Any, digest: Any) -> None:
     import torch
 
+    from simdist._content import bytes_of
+
     digest.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of(value).numpy().data)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             digest.update(repr(key).encode())

@@ -151,7 +151,8 @@ def digest(*tensors: Tensor, moved: bool = False) -> str:
 def _flat(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = torch.cat([part.reshape(-1).double() for part in (tensor.indices(), tensor.values())])
-    flat = tensor.detach().contiguous().reshape(-1)
+    whole = tensor.detach().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # one element may have any stride, even after `reshape`
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 

@@ -1,0 +1,101 @@
+"""Tensors of one element may have any stride; every operation takes them as real Gloo does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from tests.c10d.worlds import in_group
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
+
+Tensor = torch.Tensor
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64)
+
+
+def wide(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    """One element, with a stride of 2."""
+    tensor = torch.full((1, 2), value).to(dtype)[:, 0]
+    assert tensor.stride() == (2,)
+    return tensor
+
+
+def wide_square(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    """One element in two dimensions, with strides of 7 and 3."""
+    return torch.full((8,), value).to(dtype).as_strided((1, 1), (7, 3))
+
+
+def _send_and_receive(make: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+    rank, tensor = dist.get_rank(), make(dist.get_rank() + 1.0, dtype)
+    if rank == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+    return [tensor]
+
+
+def _operations(make: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Callable[[], list[Tensor]]]:
+    def own() -> Tensor:
+        return make(dist.get_rank() + 1.0, dtype)
+
+    def pair() -> list[Tensor]:
+        return [make(0.0, dtype), make(0.0, dtype)]
+
+    def filled(call: Callable[..., Any], *tensors: Any, **options: Any) -> list[Tensor]:
+        call(*tensors, **options)
+        first = tensors[0]
+        return list(first) if isinstance(first, list) else [first]
+
+    root = {"dst": 0}
+    return {
+        "all_reduce": lambda: filled(dist.all_reduce, own()),
+        "all_reduce async": lambda: filled(lambda t: dist.all_reduce(t, async_op=True).wait(), own()),
+        "reduce": lambda: filled(dist.reduce, own(), **root) if dist.get_rank() == 0 else filled(dist.reduce, own(), 0),
+        "broadcast": lambda: filled(dist.broadcast, own(), 0),
+        "all_gather": lambda: filled(dist.all_gather, pair(), own()),
+        "gather": lambda: filled(dist.gather, own(), pair() if dist.get_rank() == 0 else None, **root),
+        "scatter": lambda: filled(dist.scatter, own(), [own(), own()] if dist.get_rank() == 0 else None, 0),
+        "reduce_scatter": lambda: filled(dist.reduce_scatter, own(), [own(), own()]),
+        "all_to_all": lambda: filled(dist.all_to_all, pair(), [own(), own()]),
+        "all_gather_single": lambda: filled(dist.all_gather_into_tensor, torch.zeros(2, dtype=dtype), own()),
+        "coalesced": lambda: filled(dist.all_reduce_coalesced, [own(), own()]),
+        "send": lambda: _send_and_receive(make, dtype),
+    }
+
+
+@pytest.mark.parametrize("make", [wide, wide_square])
+@pytest.mark.parametrize("name", list(_operations(wide, torch.float64)))
+def test_every_operation_takes_a_single_element_with_any_stride(name: str, make: Callable[..., Tensor]) -> None:
+    def body(rank: int) -> list[list[Tensor]]:
+        found = []
+        # Gloo has no gather of complex numbers.
+        for dtype in DTYPES[:-1] if name == "gather" else DTYPES:
+            strange = _operations(make, dtype)[name]()
+            plain = _operations(lambda value, kind: make(value, kind).contiguous().clone(), dtype)[name]()
+            found += [[a.reshape(-1), b.reshape(-1)] for a, b in zip(strange, plain, strict=True)]
+        return found
+
+    for pairs in in_group(body, 2):
+        for strange, plain in pairs:
+            assert torch.equal(strange, plain)
+
+
+def test_a_strange_stride_survives_trouble_and_recording() -> None:
+    def body() -> list[float]:
+        dist.init_process_group("gloo")
+        tensor = wide(1.0)
+        dist.all_reduce(tensor)
+        if dist.get_rank() == 1:
+            return tensor.tolist()
+        with pytest.raises(RuntimeError, match="Connection"):
+            dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    result = simdist.run(body, world_size=2, record_results=True)
+
+    assert result.values == [[2.0], [2.0]]
