@@ -18,6 +18,7 @@ import torch
 from simdist.c10d import _numerics
 from simdist.c10d._callsite import call_site, user_line
 from simdist.c10d._flow import ABORTED
+from simdist.c10d._matching import Matching
 from simdist.c10d._profiling import profiled
 from simdist.c10d._strict import check_unchanged, remember
 from simdist.c10d._work import SimWork
@@ -44,6 +45,7 @@ class P2PWork(SimWork):
     tensor: torch.Tensor
     timeout_ns: int
     posted_ns: int
+    place = -1  # among the unmatched of its group
     peer: int | None = None  # group rank; None: receive from any
     tag: Any = 0
     posted_checksum: int | None = None  # strict: of a send's buffer when it was issued
@@ -139,9 +141,9 @@ class Mailbox:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._sends: list[P2PWork] = []
-        self._receives: list[P2PWork] = []
-        self._flying: list[P2PWork] = []  # the receives whose data is under way
+        self._unmatched: Matching[P2PWork] = Matching()
+        self._flying: dict[P2PWork, None] = {}  # the receives whose data is under way, in the order of matching
+        self._closings: dict[int, None] = {}  # the moments at which connections will be found closed
         self._free_ns: dict[tuple[int, int], int] = {}
         self._sequence: dict[int, int] = {}
 
@@ -201,10 +203,17 @@ class Mailbox:
             assert work.error is not None
             raise work.error
         if closed is not None:
-            simulation.call_at(closed[0], self.on_closed)  # it does not know yet
+            self._look_again_at(closed[0])  # it does not know yet
         member.pending[work] = None
-        (self._sends if kind == "send" else self._receives).append(work)
-        self._match()
+        if kind == "send":
+            assert peer is not None
+            met = self._unmatched.send(work, member.rank, peer, tag)
+            if met is not None:
+                self._transfer(work, met)
+        else:
+            met = self._unmatched.receive(work, peer, member.rank, tag)
+            if met is not None:
+                self._transfer(met, work)
         return work
 
     def _issue(
@@ -246,16 +255,18 @@ class Mailbox:
     @property
     def busy(self) -> bool:
         """True if anything is unmatched or under way."""
-        return bool(self._sends or self._receives or self._flying)
+        return bool(self._unmatched or self._flying)
 
     def blockers_of(self, rank: int) -> list[int]:
         """Group ranks that `rank` waits for."""
-        for work in (*self._sends, *self._receives):
-            if work.member.rank == rank and work.process.task is not None and work.process.task.waiting is work:
-                if work.peer is not None:
-                    return [work.peer]
-                return [other for other in range(self._communicator.size) if other != rank]
-        return []
+        member = self._communicator.members[rank]
+        task = None if member is None else member.process.task
+        work = None if task is None else task.waiting
+        if not isinstance(work, P2PWork) or work.place < 0 or work.member is not member:
+            return []
+        if work.peer is not None:
+            return [work.peer]
+        return [other for other in range(self._communicator.size) if other != rank]
 
     def expire(self, work: P2PWork, limit_ns: int) -> None:
         """A wait ran out of time: the work fails, and Gloo closes all connections of the rank."""
@@ -267,8 +278,8 @@ class Mailbox:
 
     def leave(self, member: Member) -> None:
         """A member is gone: what it has not sent yet will not come."""
-        for work in [*self._sends, *self._receives]:
-            if work.member is member:
+        for work in list(member.pending):
+            if isinstance(work, P2PWork) and work.place >= 0:
                 self._forget(work)
         for receive in list(self._flying):
             send = receive.sender
@@ -276,17 +287,24 @@ class Mailbox:
                 self._forget(receive)
                 if send is not None and not send.done and send.timer is not None:
                     send.timer.cancel()
-                    self._sends.append(send)  # and waits for the connection to close
+                    # It waits for the connection to close.
+                    self._unmatched.put_back(send, send.member.rank, member.rank, send.tag)
             elif send is not None and send.member is member and not send.done:
                 for work in (send, receive):
                     if work.timer is not None:
                         work.timer.cancel()
 
+    def _look_again_at(self, time_ns: int) -> None:
+        if time_ns not in self._closings:
+            self._closings[time_ns] = None
+            self._communicator.simulation.call_at(time_ns, self.on_closed)
+
     def on_closed(self) -> None:
         """Connections have closed: fail what was waiting on them."""
         communicator = self._communicator
         now = communicator.simulation.now_ns
-        for work in [*self._sends, *self._receives, *self._flying]:
+        self._closings.pop(now, None)
+        for work in [*self._unmatched.sends(), *self._unmatched.receives(), *self._flying]:
             if work.done:
                 continue
             if work.member.left:
@@ -298,19 +316,6 @@ class Mailbox:
                 if closed is not None and closed[0] <= now:
                     self._fail(work, closed[1])
 
-    def _match(self) -> None:
-        for receive in list(self._receives):
-            for send in self._sends:
-                if (
-                    send.peer == receive.member.rank
-                    and receive.peer in (None, send.member.rank)
-                    and send.tag == receive.tag
-                ):
-                    self._sends.remove(send)
-                    self._receives.remove(receive)
-                    self._transfer(send, receive)
-                    break
-
     def _transfer(self, send: P2PWork, receive: P2PWork) -> None:
         communicator = self._communicator
         simulation = communicator.simulation
@@ -320,7 +325,7 @@ class Mailbox:
         now = simulation.now_ns
         # The receiver tells the sender when it has posted; the data leaves when both are ready.
         receive.ready_ns = max(now, receive.posted_ns + communicator.latency_ns(target, source, receive.posted_ns))
-        self._flying.append(receive)
+        self._flying[receive] = None
         if communicator.strict and not self._fits(send, receive):
             return
         self._let_go(send, receive)
@@ -398,8 +403,7 @@ class Mailbox:
         self._complete(send, begin_ns)
 
     def _received(self, receive: P2PWork, begin_ns: int) -> None:
-        if receive in self._flying:
-            self._flying.remove(receive)
+        self._flying.pop(receive, None)
         assert receive.sender is not None
         if _size(receive.sender.tensor) > _size(receive.tensor) and not receive.done:
             # More came than there is room for: the I/O thread takes the process with it.
@@ -432,9 +436,8 @@ class Mailbox:
         work.finish()
 
     def _forget(self, work: P2PWork) -> None:
-        for queue in (self._sends, self._receives, self._flying):
-            if work in queue:
-                queue.remove(work)
+        self._unmatched.withdraw(work)
+        self._flying.pop(work, None)
         if work.timer is not None:
             work.timer.cancel()
         work.member.pending.pop(work, None)
