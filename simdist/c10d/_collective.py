@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d import _data
@@ -55,7 +56,9 @@ class Collective:
         "_followed",
         "_movement",
         "_one_by_one",
+        "_outdated",
         "_strikes",
+        "_timeouts",
         "_timers",
         "_voided",
         "arrivals",
@@ -86,6 +89,8 @@ class Collective:
         self.executed: Any = None  # the data plane's state
         self.deadline_ns: int | None = None
         self._flow: Flow | None = None
+        self._outdated = False  # what the flow takes for certain no longer holds
+        self._timeouts: list[tuple[int, int, int]] = []  # heap of (when it runs out of time, rank, stuck since)
         self._timers: dict[int, Timer] = {}
         self._strikes: dict[int, tuple[str, Callable[[], None]]] = {}
         self._voided: dict[int, None] = {}  # ranks whose messages never leave
@@ -142,10 +147,9 @@ class Collective:
                 return
             self.mismatched = self._one_by_one = True  # Gloo finds out message by message
         if communicator.troubled or self._one_by_one or self._flow is not None:
-            if self._flow is None or (self.mismatched and self._movement is None):
+            if self._flow is None or self._outdated or (self.mismatched and self._movement is None):
                 self.rebuild()
             else:
-                self._tell_gone(self._flow, member.rank)
                 self._flow.arrive(member.rank, now)
                 self._follow()
         elif complete:
@@ -212,37 +216,55 @@ class Collective:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        if not self._followed and all(arrival.settled is None for arrival in self.arrivals.values()):
-            # Not later: the tensors of those that are done may hold something else by now. A broadcast that goes well
-            # needs no copies, and a large tensor is worth them only in trouble.
-            trouble = self.mismatched or communicator.closed or communicator.gone or following
-            early = self.operation.name != "broadcast" and self.operation.size <= SMALL
-            self._followed = bool(trouble) or early
+        self._followed = self._followed or self._to_follow(following)
         self._movement = Movement() if self._followed else None
         slowdowns = communicator.slowdowns(self.operation)
         costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
-        flow = Flow(self._program, costs, slot=self._slot, movement=self._movement)
-        for (rank, peer), (time_ns, text) in communicator.closed.items():
-            flow.close(rank, peer, time_ns, text)
-        for rank in self.arrivals:
-            self._tell_gone(flow, rank)
+        flow = Flow(
+            self._program, costs, slot=self._slot, movement=self._movement, closed=communicator.closed_pair
+        )
         for rank, arrival in self.arrivals.items():
             if rank in self._voided:
                 flow.limit(rank, arrival.time_ns, "the process is gone")
             elif isinstance(arrival.settled, Failed):
                 flow.limit(rank, arrival.settled.time_ns, arrival.settled.text)
         self._flow = flow
+        self._outdated = False
+        self._timeouts = []
         for rank, arrival in self.arrivals.items():
             flow.arrive(rank, arrival.time_ns)
         self._follow()
 
-    def _tell_gone(self, flow: Flow, rank: int) -> None:
-        """Tell the flow which connections of `rank` end because their other side is gone."""
+    def _to_follow(self, following: bool) -> bool:
+        """True if the bytes are to be followed, if they can be.
+
+        Not later: the tensors of those that are done may hold something else by then. A broadcast that goes well needs
+        no copies, and a large tensor is worth them only in trouble.
+        """
+        if any(arrival.settled is not None for arrival in self.arrivals.values()):
+            return False
         communicator = self.communicator
-        for peer in communicator.gone:
-            closed = communicator.closed_pair(rank, peer)
-            if closed is not None:
-                flow.close(rank, peer, *closed)
+        early = self.operation.name != "broadcast" and self.operation.size <= SMALL
+        return following or early or self.mismatched or bool(communicator.shut or communicator.gone)
+
+    def waiting_for(self, rank: int) -> Iterable[int]:
+        """Who waits for `rank`, or may."""
+        return self.arrivals if self._flow is None or self._outdated else self._flow.stuck_on(rank)
+
+    def cut_off(self, rank: int) -> None:
+        """The connections of `rank` closed at this moment."""
+        if self._flow is not None and not self._flow.quiet(rank, self.communicator.simulation.now_ns):
+            self._outdated = True
+
+    def look_again(self, rank: int) -> None:
+        """Connections of `rank` closed; who waits for it may be told now."""
+        if not self.arrivals:
+            return
+        if self._flow is None or self._outdated or (not self._followed and self._to_follow(False)):
+            self.rebuild()
+        else:
+            self._flow.look_again(rank)
+            self._follow()
 
     def leave(self, rank: int) -> None:
         """A member is gone for good, and will not be waited for."""
@@ -251,8 +273,12 @@ class Collective:
             self.unsettled -= 1
             self._maybe_drop()
         elif arrival.settled is None:
-            self._settle(rank, Failed(self.communicator.simulation.now_ns, "the process is gone"))
-            if self.unsettled:
+            failed = Failed(self.communicator.simulation.now_ns, "the process is gone")
+            self.cut_off(rank)
+            if self._flow is not None:
+                self._flow.fail(rank, failed)
+            self._settle(rank, failed)
+            if self.unsettled and (self._flow is None or self._outdated):
                 self.rebuild()  # what was timed for everyone no longer holds
 
     def expire(self) -> None:
@@ -274,11 +300,12 @@ class Collective:
                 text = communicator.personality.timed_out(outcome.kind, arrival.timeout_ns)
                 late.append((rank, Failed(now, text)))
         for rank, failed in late:
+            self._flow.fail(rank, failed)
             self._settle(rank, failed)
             communicator.timed_out(rank)
-        if late:
-            communicator.reconsider()
-        else:
+        for rank, _ in late:
+            communicator.look_again(rank)
+        if not late:
             self._watch()
 
     def _program(self, rank: int) -> Any:
@@ -342,12 +369,22 @@ class Collective:
         assert flow is not None
         if not self.communicator.personality.has_timeouts:
             return
-        deadlines = []
-        for rank, arrival in self.arrivals.items():
+        timeouts = self._timeouts
+        blocked, flow.blocked = flow.blocked, []
+        for rank in blocked:
             outcome = flow.outcome(rank)
-            if arrival.settled is None and isinstance(outcome, Blocked):
-                deadlines.append(outcome.since_ns + arrival.timeout_ns)
-        self._move_deadline(min(deadlines, default=None))
+            if isinstance(outcome, Blocked):
+                since_ns = outcome.since_ns
+                heapq.heappush(timeouts, (since_ns + self.arrivals[rank].timeout_ns, rank, since_ns))
+        while timeouts:
+            _, rank, since_ns = timeouts[0]
+            outcome = flow.outcome(rank)
+            if self.arrivals[rank].settled is None and isinstance(outcome, Blocked) and outcome.since_ns == since_ns:
+                break
+            heapq.heappop(timeouts)
+        deadline_ns = timeouts[0][0] if timeouts else None
+        if deadline_ns != self.deadline_ns:
+            self._move_deadline(deadline_ns)
 
     def _move_deadline(self, deadline_ns: int | None) -> None:
         simulation = self.communicator.simulation

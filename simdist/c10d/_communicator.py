@@ -8,6 +8,7 @@ message by message in a `Flow`, which also knows who is stuck in what.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,7 @@ class Communicator:
         self.joined = 0
         self.connected = False  # all members have met
         self.collectives: dict[int, Collective] = {}  # in progress, by sequence number
-        self.closed: dict[tuple[int, int], tuple[int, str]] = {}  # after a timeout: (rank, peer) -> since when, text
+        self.shut: dict[int, int] = {}  # ranks that timed out and closed all their connections, and when
         self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and what the others are told
         self.mailbox = Mailbox(self)
         self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
@@ -301,7 +302,9 @@ class Communicator:
 
         The moment may lie ahead: the end of a connection takes its time to reach the other side.
         """
-        known = self.closed.get((rank, peer))
+        if not self.troubled:
+            return None
+        known = self._shut_pair(rank, peer) if self.shut else None
         gone = self.gone.get(peer)
         if gone is None:
             return known
@@ -312,10 +315,14 @@ class Communicator:
         noticed = (opened + self.latency_ns(peer, rank, opened), text)
         return noticed if known is None else min(known, noticed)
 
-    def close_pair(self, rank: int, peer: int, text: str) -> None:
-        """`rank` can no longer talk to `peer`; the first reason stays."""
-        self.closed.setdefault((rank, peer), (self.simulation.now_ns, text))
-        self.troubled = True
+    def _shut_pair(self, rank: int, peer: int) -> tuple[int, str] | None:
+        """What `closed_pair` says because one of the two timed out; the first reason stays."""
+        own_ns, other_ns = self.shut.get(rank), self.shut.get(peer)
+        if other_ns is not None and other_ns + _CLOSING_NS > self.simulation.now_ns:
+            other_ns = None  # nothing can be seen of it yet
+        if own_ns is not None and (other_ns is None or own_ns <= other_ns + _CLOSING_NS):
+            return own_ns, self.personality.pair_closed()
+        return None if other_ns is None else (other_ns + _CLOSING_NS, self.personality.closed_by_peer(peer))
 
     def timed_out(self, rank: int) -> None:
         """A rank ran out of time in a wait: Gloo then closes all its connections.
@@ -323,16 +330,12 @@ class Communicator:
         The other ends see it a moment later. On real processes those that wait since nearly the same time then run out
         of time themselves, and that is what they report.
         """
-        for peer in range(self.size):
-            if peer != rank:
-                self.close_pair(rank, peer, self.personality.pair_closed())
-        self.simulation.call_at(self.simulation.now_ns + _CLOSING_NS, lambda: self._close_other_ends(rank))
-
-    def _close_other_ends(self, rank: int) -> None:
-        for peer in range(self.size):
-            if peer != rank:
-                self.close_pair(peer, rank, self.personality.closed_by_peer(rank))
-        self.reconsider()
+        now = self.simulation.now_ns
+        self.shut.setdefault(rank, now)
+        self.troubled = True
+        for collective in self.collectives.values():
+            collective.cut_off(rank)
+        self.simulation.call_at(now + _CLOSING_NS, functools.partial(self.look_again, rank))
 
     def leave(self, member: Member) -> None:
         """The member's process ended, or destroyed the group: its connections close."""
@@ -349,17 +352,18 @@ class Communicator:
         for collective in list(self.collectives.values()):
             collective.leave(rank)
         # Whoever has something under way must be told when the end of the connection reaches it.
-        told = (
-            {
-                closed[0]
-                for peer, other in enumerate(self.members)
-                if other is not None and other.pending and (closed := self.closed_pair(peer, rank)) is not None
-            }
-            if self.collectives or self.mailbox.busy
-            else ()
-        )
+        waiting: dict[int, None] = {}
+        for collective in self.collectives.values():
+            waiting.update(dict.fromkeys(collective.waiting_for(rank)))
+        if self.mailbox.busy:
+            waiting.update(dict.fromkeys(range(self.size)))
+        told = {}
+        for peer in waiting:
+            other = self.members[peer]
+            if other is not None and other.pending and (closed := self.closed_pair(peer, rank)) is not None:
+                told[closed[0]] = None
         for time_ns in sorted(told):
-            self.simulation.call_at(time_ns, self.reconsider)
+            self.simulation.call_at(time_ns, functools.partial(self.look_again, rank))
 
     def _on_network(self) -> None:
         """The network's conditions have changed: what has not left yet may take longer now, or get through."""
@@ -368,8 +372,8 @@ class Communicator:
             collective.rebuild()
         self.mailbox.on_network()
 
-    def reconsider(self) -> None:
-        """Something closed: see what that means for everything in progress."""
+    def look_again(self, rank: int) -> None:
+        """Connections of `rank` closed: see what that means for those who wait for it."""
         for collective in list(self.collectives.values()):
-            collective.rebuild()
+            collective.look_again(rank)
         self.mailbox.on_closed()

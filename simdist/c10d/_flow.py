@@ -5,8 +5,9 @@ its program (see `_programs`) from its arrival on; the k-th send between two ran
 rendezvous at every size, as Gloo's: the data leaves when the receiver's word that it has posted has reached the sender.
 
 What a rank sends goes out one after the other, in the order in which it becomes known that it can; different ranks do
-not compete for a link. Adding arrivals is incremental. A failure that strikes in the middle changes what would have
-happened later, so whoever learns of one builds a new flow with all the facts and asks again.
+not compete for a link. Adding arrivals is incremental, and so is the end of a connection whose transfers are all over:
+it only strikes those that are stuck on it. An end that cuts a transfer off changes what would have happened later, so
+whoever learns of one builds a new flow with all the facts and asks again; `quiet` tells the two apart.
 """
 
 from __future__ import annotations
@@ -121,8 +122,10 @@ class Flow:
     """One collective in flight.
 
     `program(rank)` gives a group rank's steps; `slot(rank)` a name under which its messages are matched, the same for
-    all by default. Limits and closed pairs must be told before the ranks arrive. A `movement`, if there is one, is told
-    which send met which receive, and when a rank has waited for what it received.
+    all by default. `closed(rank, peer)` tells since when a rank can no longer talk to a peer, and in which words; it is
+    asked when a rank posts, and again for those stuck on a peer whom `look_again` names. Limits must be told before the
+    ranks arrive. A `movement`, if there is one, is told which send met which receive, and when a rank has waited for
+    what it received.
 
     Example:
         >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
@@ -138,19 +141,25 @@ class Flow:
         *,
         slot: Callable[[int], str] | None = None,
         movement: Movement | None = None,
+        closed: Callable[[int, int], tuple[int, str] | None] | None = None,
     ) -> None:
         self._program = program
         self._costs = costs
         self._slot = slot
         self._movement = movement
+        self._ask_closed = closed
         self._ranks: dict[int, _Rank] = {}
         self._channels: dict[tuple[int, int, str], _Channel] = {}
         self._aborts: dict[int, int] = {}  # ranks that were sent more than they expected, and when it reached them
         self._limits: dict[int, tuple[int, str]] = {}
         self._closed: dict[tuple[int, int], tuple[int, str]] = {}
         self._free_ns: dict[int, int] = {}  # what a rank sends goes out one after the other
+        self._busy_ns: dict[int, int] = {}  # when the last transfer ends in which a rank has a part
+        self._stuck: dict[int, dict[int, None]] = {}  # by peer: the ranks that are blocked on it
         self._ready: list[int] = []
         self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
+        self.blocked: list[int] = []  # ranks that got stuck since someone last looked
+        self._unseen: list[int] = []  # likewise, since `conclude`
 
     def limit(self, rank: int, time_ns: int, text: str) -> None:
         """The rank stops at `time_ns`, failing with `text`: it died, or it ran out of time."""
@@ -172,25 +181,57 @@ class Flow:
             self._advance(self._ready.pop())
 
     def conclude(self) -> None:
-        """All arrivals up to now are in: those who are stuck on a closed pair, or have a limit, fail.
+        """All arrivals up to now are in: those who got stuck on a closed pair, or have a limit, fail.
 
         Nobody who fails here could have helped anybody else, so the order does not matter.
         """
         for rank, time_ns in self._aborts.items():
             if not isinstance(self._ranks[rank].outcome, Failed):
                 self._settle(rank, Failed(time_ns, ABORTED))
-        for rank, state in self._ranks.items():
-            blocked = state.outcome
-            if not isinstance(blocked, Blocked):
-                continue
-            ends = []
-            closed = self._closed.get((rank, blocked.peer))
-            if closed is not None:
-                ends.append((max(closed[0], blocked.since_ns), closed[1]))
-            if rank in self._limits:
-                ends.append(self._limits[rank])
-            if ends:
-                self._settle(rank, Failed(*min(ends)))
+        unseen, self._unseen = self._unseen, []
+        for rank in sorted(set(unseen)):
+            self._conclude(rank)
+
+    def look_again(self, peer: int) -> None:
+        """Something became known about the connections of `peer`: those who are stuck on it may fail."""
+        for rank in sorted(self._stuck.get(peer, ())):
+            self._conclude(rank)
+
+    def stuck_on(self, peer: int) -> list[int]:
+        """The ranks that are blocked on `peer`."""
+        return sorted(self._stuck.get(peer, ()))
+
+    def fail(self, rank: int, failed: Failed) -> None:
+        """A rank gave up, which changes nothing for anybody else: it is quiet. Does nothing to one that is done."""
+        self.limit(rank, failed.time_ns, failed.text)
+        if isinstance(self.outcome(rank), Blocked):
+            self._ranks[rank].outcome = failed
+            for stuck in self._stuck.values():
+                stuck.pop(rank, None)
+
+    def quiet(self, rank: int, now_ns: int) -> bool:
+        """True if every transfer in which the rank has a part ended by `now_ns`, as far as is known."""
+        return self._busy_ns.get(rank, 0) <= now_ns
+
+    def _conclude(self, rank: int) -> None:
+        blocked = self._ranks[rank].outcome
+        if not isinstance(blocked, Blocked):
+            return
+        ends = []
+        closed = self._closed_pair(rank, blocked.peer)
+        if closed is not None:
+            ends.append((max(closed[0], blocked.since_ns), closed[1]))
+        if rank in self._limits:
+            ends.append(self._limits[rank])
+        if ends:
+            self._settle(rank, Failed(*min(ends)))
+
+    def _closed_pair(self, rank: int, peer: int) -> tuple[int, str] | None:
+        known = self._closed.get((rank, peer))
+        asked = None if self._ask_closed is None else self._ask_closed(rank, peer)
+        if known is None or asked is None:
+            return asked if known is None else known
+        return min(known, asked)
 
     def outcome(self, rank: int) -> Done | Blocked | Failed | None:
         """Where the rank stands at the end of all that is known; None if it has not arrived."""
@@ -221,12 +262,19 @@ class Flow:
         self._settle(rank, Done(state.clock_ns))
 
     def _settle(self, rank: int, outcome: Done | Blocked | Failed) -> None:
-        self._ranks[rank].outcome = outcome
-        if not isinstance(outcome, Blocked):
+        state = self._ranks[rank]
+        before, state.outcome = state.outcome, outcome
+        if isinstance(before, Blocked):
+            self._stuck[before.peer].pop(rank, None)
+        if isinstance(outcome, Blocked):
+            self._stuck.setdefault(outcome.peer, {})[rank] = None
+            self._unseen.append(rank)
+            self.blocked.append(rank)
+        else:
             self.changed.append(rank)
 
     def _post(self, rank: int, state: _Rank, kind: str, peer: int, size: int) -> Failed | None:
-        closed = self._closed.get((rank, peer))
+        closed = self._closed_pair(rank, peer)
         if closed is not None and closed[0] <= state.clock_ns:
             return Failed(state.clock_ns, closed[1])
         key = (rank, peer, state.slot) if kind == "send" else (peer, rank, state.slot)
@@ -273,11 +321,12 @@ class Flow:
             start = max(opened, self._free_ns.get(source, 0))
             sent = self._free_ns[source] = start + wire_ns
         received = sent + costs.latency_ns(source, target, start)
-        closed = [
-            c[0] for c in (self._closed.get((source, target)), self._closed.get((target, source))) if c is not None
-        ]
+        ways = self._closed_pair(source, target), self._closed_pair(target, source)
+        closed = [each[0] for each in ways if each is not None]
         if closed and min(closed) < sent:
             return None, None
+        for rank in (source, target):
+            self._busy_ns[rank] = max(received, self._busy_ns.get(rank, 0))
         return sent, received  # what has left arrives, even if the sender is gone by then
 
     def _wait(self, rank: int, state: _Rank, kind: str, index: int) -> Blocked | None:

@@ -132,7 +132,7 @@ class P2PWork(SimWork):
         communicator = self.member.communicator
         self.error = RuntimeError(communicator.personality.timed_out(self.kind, limit_ns))
         communicator.timed_out(self.member.rank)
-        communicator.reconsider()
+        communicator.look_again(self.member.rank)
         raise self.error
 
 
@@ -274,7 +274,7 @@ class Mailbox:
         self._fail(work, communicator.personality.timed_out(work.kind, limit_ns))
         work.expired = True
         communicator.timed_out(work.member.rank)
-        communicator.reconsider()
+        communicator.look_again(work.member.rank)
 
     def leave(self, member: Member) -> None:
         """A member is gone: what it has not sent yet will not come."""
