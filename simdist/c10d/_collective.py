@@ -14,6 +14,7 @@ from simdist.c10d._flow import ABORTED, Blocked, Done, Failed, Flow, Slowed
 from simdist.c10d._movement import LARGEST, SMALL, Movement
 from simdist.c10d._numerics import checksum
 from simdist.c10d._operation import Operation
+from simdist.c10d._ring import RingFlow, ring_of
 from simdist.c10d._work import SimWork
 from simdist.errors import MismatchError
 from simdist.kernel import Timer
@@ -28,6 +29,8 @@ UNDER_WAY = 16 << 20  # bytes; of an operation as large as this a part has left 
 _CHECKSUM_BYTES = 1 << 12
 _ROOTED = ("broadcast", "gather", "scatter")
 _FOLLOWED = ("all_reduce", "reduce", "broadcast", "all_to_all")
+_RINGS = ("all_reduce", "reduce_scatter", "all_gather")
+RING_FROM = 16  # ranks from which a ring is followed in arrays
 _SPECIAL = ("broadcast", "gather", "scatter", "reduce")
 
 
@@ -52,6 +55,7 @@ class Collective:
     """
 
     __slots__ = (
+        "_coming",
         "_flow",
         "_followed",
         "_movement",
@@ -84,12 +88,13 @@ class Collective:
         self.begin_ns = 0
         self.mismatched = False  # ranks do not agree on what this is
         self._followed = False  # its bytes are followed: see `_movement`
-        self._movement: Movement | None = None
+        self._movement: Movement | RingFlow | None = None
         self.in_flight = False  # everyone is inside, data is under way
         self.executed: Any = None  # the data plane's state
         self.deadline_ns: int | None = None
-        self._flow: Flow | None = None
+        self._flow: Flow | RingFlow | None = None
         self._outdated = False  # what the flow takes for certain no longer holds
+        self._coming: list[int] = []  # ranks that arrived at this instant, and that a ring has not been told of
         self._timeouts: list[tuple[int, int, int]] = []  # heap of (when it runs out of time, rank, stuck since)
         self._timers: dict[int, Timer] = {}
         self._strikes: dict[int, tuple[str, Callable[[], None]]] = {}
@@ -135,6 +140,7 @@ class Collective:
                     self._mismatch()
                     return
                 self.mismatched = self._one_by_one = True
+                self._outdated = self._outdated or isinstance(self._flow, RingFlow)  # which takes equals only
         complete = len(arrivals) == communicator.size
         if (
             complete
@@ -150,6 +156,9 @@ class Collective:
             if self._flow is None or self._outdated or (self.mismatched and self._movement is None):
                 self.rebuild()
             else:
+                if isinstance(self._flow, RingFlow):
+                    self._come_together(member.rank)
+                    return
                 self._flow.arrive(member.rank, now)
                 self._follow()
         elif complete:
@@ -210,19 +219,13 @@ class Collective:
 
         The bytes are followed too if anything is wrong, or if the caller knows that something is about to be.
         """
-        communicator = self.communicator
         if not self.arrivals:
             return
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         self._followed = self._followed or self._to_follow(following)
-        self._movement = Movement() if self._followed else None
-        slowdowns = communicator.slowdowns(self.operation)
-        costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
-        flow = Flow(
-            self._program, costs, slot=self._slot, movement=self._movement, closed=communicator.closed_pair
-        )
+        flow = self._new_flow()
         for rank, arrival in self.arrivals.items():
             if rank in self._voided:
                 flow.limit(rank, arrival.time_ns, "the process is gone")
@@ -231,9 +234,68 @@ class Collective:
         self._flow = flow
         self._outdated = False
         self._timeouts = []
-        for rank, arrival in self.arrivals.items():
-            flow.arrive(rank, arrival.time_ns)
+        self._coming = []
+        if isinstance(flow, RingFlow):
+            for rank in self.arrivals:
+                self._enter_ring(flow, rank)
+            flow.arrive_all({rank: arrival.time_ns for rank, arrival in self.arrivals.items()})
+        else:
+            for rank, arrival in self.arrivals.items():
+                flow.arrive(rank, arrival.time_ns)
         self._follow()
+
+    def _new_flow(self) -> Flow | RingFlow:
+        communicator = self.communicator
+        operation = self.operation
+        slowdowns = communicator.slowdowns(operation)
+        costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
+        ring = None
+        large = communicator.size >= RING_FROM and not (self.mismatched or communicator.network.disturbed)
+        if large and (operation.name in _RINGS and not operation.is_list_of_reductions):
+            ring = ring_of(operation.name, communicator.size, operation.size, operation.element)
+        if ring is None:
+            self._movement = Movement() if self._followed else None
+            return Flow(self._program, costs, slot=self._slot, movement=self._movement, closed=communicator.closed_pair)
+        small = operation.size * communicator.size <= LARGEST
+        follows = self._followed and ring.moves and operation.name in _FOLLOWED and small
+        moved = (operation.reduction, self._any_arrival().inputs.dtype) if follows else None
+        flow = RingFlow(
+            ring,
+            communicator.size,
+            costs,
+            movement=moved,
+            closed=communicator.closed_pair,
+            broken=lambda: [*communicator.gone, *communicator.shut],
+        )
+        self._movement = flow if self._followed else None
+        return flow
+
+    def _come_together(self, rank: int) -> None:
+        """Tell a ring of this arrival together with all others of this instant: it takes them in one go."""
+        if not self._coming:
+            simulation = self.communicator.simulation
+            simulation.call_at(simulation.now_ns, self._take_arrivals)
+        self._coming.append(rank)
+
+    def _take_arrivals(self) -> None:
+        coming, self._coming = self._coming, []
+        flow = self._flow
+        if not coming or not isinstance(flow, RingFlow):
+            return  # everything was worked out anew meanwhile
+        for rank in coming:
+            self._enter_ring(flow, rank)
+        flow.arrive_all({rank: self.arrivals[rank].time_ns for rank in coming})
+        self._follow()
+
+    def _any_arrival(self) -> _Arrival:
+        return next(iter(self.arrivals.values()))
+
+    def _enter_ring(self, flow: RingFlow, rank: int) -> None:
+        if flow.moves:
+            arrival = self.arrivals[rank]
+            if arrival.held is None:
+                arrival.held = arrival.inputs.clone()
+            flow.enter(rank, arrival.held)
 
     def _to_follow(self, following: bool) -> bool:
         """True if the bytes are to be followed, if they can be.
@@ -313,7 +375,7 @@ class Collective:
         operation = arrival.operation
         program = operation.program(rank, self.communicator.size, self._sizes)
         if (
-            self._movement is not None
+            isinstance(self._movement, Movement)
             and operation.name in _FOLLOWED
             and operation.size * self.communicator.size <= LARGEST
         ):
@@ -504,7 +566,7 @@ class Collective:
         self._voided.update(dict.fromkeys(struck))
         return bool(struck)
 
-    def _strike_voided(self, flow: Flow) -> None:
+    def _strike_voided(self, flow: Flow | RingFlow) -> None:
         """Strike when everyone else is stuck or done."""
         simulation = self.communicator.simulation
         due = [rank for rank in self._voided if rank in self._strikes]

@@ -357,7 +357,7 @@ class Communicator:
             waiting.update(dict.fromkeys(collective.waiting_for(rank)))
         if self.mailbox.busy:
             waiting.update(dict.fromkeys(range(self.size)))
-        told = {}
+        told: dict[int, None] = {}
         for peer in waiting:
             other = self.members[peer]
             if other is not None and other.pending and (closed := self.closed_pair(peer, rank)) is not None:
