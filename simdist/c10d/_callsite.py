@@ -11,10 +11,11 @@ import torch
 import simdist
 from simdist.kernel import Task
 
-__all__ = ["call_site", "is_ours", "user_line"]
+__all__ = ["call_site", "is_ours", "issued_by_torch", "user_line"]
 
 _OURS = str(PurePath(str(simdist.__file__)).parent)
 _TORCHS = str(PurePath(str(torch.__file__)).parent)
+_FRONT = tuple(str(PurePath(_TORCHS, "distributed", name)) for name in ("distributed_c10d.py", "c10d_logger.py"))
 
 
 def call_site(task: Task | None) -> str:
@@ -30,6 +31,19 @@ def user_line(frame: FrameType | None) -> str:
             return f" at {PurePath(name).name}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
+
+
+def issued_by_torch(frame: FrameType | None) -> bool:
+    """True if the operation that is being issued is torch's own doing: DDP's, FSDP's, `join`'s.
+
+    What a program calls itself passes through the front of torch.distributed, and nothing else of torch.
+    """
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OURS, *_FRONT)) and "<frozen" not in name:
+            return name.startswith(_TORCHS)
+        frame = frame.f_back
+    return False
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -35,7 +35,7 @@ _SPECIAL = ("broadcast", "gather", "scatter", "reduce")
 
 
 class _Arrival:
-    __slots__ = ("held", "inputs", "operation", "settled", "time_ns", "timeout_ns", "work")
+    __slots__ = ("held", "inputs", "operation", "settled", "site", "time_ns", "timeout_ns", "work")
 
     def __init__(self, work: SimWork, operation: Operation, inputs: Any, time_ns: int, timeout_ns: int) -> None:
         self.work = work
@@ -44,6 +44,7 @@ class _Arrival:
         self.time_ns = time_ns
         self.timeout_ns = timeout_ns
         self.settled: Failed | Done | None = None  # how it ended, once it did
+        self.site = work.site  # " at FILE:LINE in FUNCTION" of the call; found when it is asked for
         self.held: Any = None  # a copy of the tensor as it came, where its bytes are followed
 
 
@@ -56,6 +57,7 @@ class Collective:
 
     __slots__ = (
         "_coming",
+        "_disagreement",
         "_flow",
         "_followed",
         "_movement",
@@ -85,8 +87,9 @@ class Collective:
         self.arrivals: dict[int, _Arrival] = {}
         self.expected: dict[int, Operation] = {}
         self.unsettled = communicator.size  # members that still have to end it
-        self.begin_ns = 0
+        self.begin_ns = -1  # when the last of all members came; -1 before
         self.mismatched = False  # ranks do not agree on what this is
+        self._disagreement = False  # likewise in a strict group, whose members are told so
         self._followed = False  # its bytes are followed: see `_movement`
         self._movement: Movement | RingFlow | None = None
         self.in_flight = False  # everyone is inside, data is under way
@@ -132,12 +135,15 @@ class Collective:
         arrivals = self.arrivals
         arrivals[member.rank] = _Arrival(work, operation, inputs, now, timeout_ns)
         work.blockers = self
+        if self._disagreement:
+            self._tell_mismatch()
+            return
         if operation is not self.operation:
             if len(arrivals) == 1:  # the ranks before this one have been refused, and do not count
                 self._be(operation)
             elif not operation.fits(self.operation, strict=communicator.strict):
                 if communicator.strict:
-                    self._mismatch()
+                    self._tell_mismatch()
                     return
                 self.mismatched = self._one_by_one = True
                 self._outdated = self._outdated or isinstance(self._flow, RingFlow)  # which takes equals only
@@ -149,7 +155,7 @@ class Collective:
             and not _data.exchange_fits(self._inputs())
         ):
             if communicator.strict:
-                self._mismatch()
+                self._tell_mismatch()
                 return
             self.mismatched = self._one_by_one = True  # Gloo finds out message by message
         if communicator.troubled or self._one_by_one or self._flow is not None:
@@ -404,7 +410,7 @@ class Collective:
         simulation = self.communicator.simulation
         now = simulation.now_ns
         self.in_flight = len(self.arrivals) == self.communicator.size
-        if self.in_flight and not self.begin_ns:
+        if self.in_flight and self.begin_ns < 0:
             self.begin_ns = now
             if self._strikes and self._void():
                 self.rebuild(following=True)
@@ -480,7 +486,7 @@ class Collective:
                     self.operation.name,
                     communicator.name,
                     self.sequence,
-                    self.begin_ns or arrival.time_ns,
+                    self.begin_ns if self.begin_ns >= 0 else arrival.time_ns,
                     crc,
                 )
             )
@@ -538,13 +544,19 @@ class Collective:
     def _maybe_drop(self) -> None:
         if self.unsettled == 0:
             self._move_deadline(None)
+            for timer in self._timers.values():
+                timer.cancel()
+            self._timers.clear()
             self.communicator.collectives.pop(self.sequence, None)
 
-    def _mismatch(self) -> None:
+    def _tell_mismatch(self) -> None:
+        """Fail everyone who has come with an error that names all calls; who comes later is told at once."""
+        self._disagreement = True
         lines = [f"ranks do not agree on collective #{self.sequence} in group {self.communicator.name!r}:"]
         for _, arrival in sorted(self.arrivals.items()):
-            site = call_site(arrival.work.process.task)
-            lines.append(f"  rank {arrival.work.process.rank} called {arrival.operation.describe()}{site}")
+            if not arrival.site:  # the rank still stands in its call
+                arrival.site = call_site(arrival.work.process.task)
+            lines.append(f"  rank {arrival.work.process.rank} called {arrival.operation.describe()}{arrival.site}")
         text = "\n".join(lines)
         for arrival in list(self.arrivals.values()):
             if arrival.settled is None:

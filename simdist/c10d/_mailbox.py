@@ -49,7 +49,6 @@ class P2PWork(SimWork):
     peer: int | None = None  # group rank; None: receive from any
     tag: Any = 0
     posted_checksum: int | None = None  # strict: of a send's buffer when it was issued
-    site = ""  # strict: where
     expired = False  # it ran out of time
     inner = False  # a message of an operation that is itself told about
     waited = False  # a wait has ended, well or not
@@ -188,7 +187,6 @@ class Mailbox:
         work.blockers = self
         if communicator.strict:
             remember(work)
-            work.site = user_line(sys._getframe(1))
             if kind == "send":
                 work.posted_checksum = _whole_checksum(tensor)
         if strike is not None:

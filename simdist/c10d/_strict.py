@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from simdist.c10d._callsite import user_line
+from simdist.c10d._callsite import issued_by_torch, user_line
 from simdist.errors import StrictError
 from simdist.process import SimProcess
 
@@ -54,8 +54,11 @@ def check_unchanged(work: Any, checksum: int) -> StrictError | None:
 
 
 def remember(work: SimWork) -> None:
-    """An asynchronous operation was issued: someone must wait for it."""
-    work.process.torch_state.unwaited[work] = user_line(sys._getframe(1))
+    """An asynchronous operation was issued: someone must wait for it, unless torch itself issued it."""
+    caller = sys._getframe(1)
+    work.site = user_line(caller)
+    if not issued_by_torch(caller):
+        work.process.torch_state.unwaited[work] = work.site
 
 
 def problems_at_end(process: SimProcess) -> list[str]:

@@ -63,6 +63,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     opaque = False  # Gloo's work of this kind has neither a future nor a result
     blockers: Blockers | None = None  # who knows which ranks could end it; for reports
     parts: list[SimWork] | None = None  # of a coalesced operation
+    site = ""  # strict: " at FILE:LINE in FUNCTION" of the call, of what is waited for later
     recorded = False  # what its tensors hold has been noted
 
     @classmethod

@@ -162,3 +162,41 @@ def test_a_coalesced_operation_whose_parts_fail_at_once_fails() -> None:
     error = simdist.run(main, world_size=2).ranks[0].exception
 
     assert "Connection closed by peer" in str(error)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("backend", ["gloo", "sim"])
+def test_every_rank_that_disagrees_asynchronously_is_told_who_called_what(backend: str, ranks: int) -> None:
+    def program() -> None:
+        rank = start()
+        tensor = torch.ones(4)
+        odd = rank == 1
+        work = dist.broadcast(tensor, 0, async_op=True) if odd else dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        work.wait()
+
+    result = simdist.run(program, world_size=ranks, backend=backend, strict=True)
+
+    for rank in result.ranks:
+        assert isinstance(rank.exception, MismatchError)
+        lines = str(rank.exception).splitlines()
+        assert lines[0] == "ranks do not agree on collective #0 in group '0':"
+        # Those that came before it or with it; the line is that of the call, not that of the wait.
+        assert len(lines) == 1 + max(2, rank.rank + 1)
+        assert lines[2].startswith("  rank 1 called broadcast(float32[4], root=0) at test_strict.py:")
+        assert "0x" not in str(rank.exception)
+
+
+def test_work_that_torch_leaves_unwaited_is_not_laid_at_the_program_s_door() -> None:
+    def program() -> None:
+        rank = start()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        with model.join():
+            for _ in range(3 + rank):
+                model(torch.ones(2, 4)).sum().backward()
+        del model
+        dist.destroy_process_group()
+
+    result = simdist.run(program, world_size=2, strict=True)
+
+    result.raise_for_failure()
