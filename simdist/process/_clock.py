@@ -27,8 +27,10 @@ def install(patches: Patches) -> None:
     if hasattr(time, "clock_gettime"):
         patches.wrap(time, "clock_gettime", _by_number)
         patches.wrap(time, "clock_gettime_ns", _by_number_ns)
-    patches.wrap(datetime, "datetime", _datetime)
-    patches.wrap(datetime, "date", _date)
+    # The class stays what it is, so that its instances pickle, and whoever imported it early has virtual time too. Its
+    # other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
+    patches.wrap_in_type(datetime.datetime, "now", _now)
+    patches.wrap_in_type(datetime.datetime, "utcnow", _utcnow)
     patches.wrap(time, "sleep", _sleep)
 
 
@@ -114,43 +116,23 @@ def _by_number_ns(original: Callable[[int], int]) -> Callable[[int], int]:
     return clock_gettime_ns
 
 
-class _SameInstances(type):
-    """Instances of the real class are instances of the stand-in: nobody ever makes one of the stand-in itself."""
-
-    _real: type
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls._real)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls._real)
-
-
-def _datetime(original: Any) -> Any:
-    def now(tz: datetime.tzinfo | None = None) -> Any:
-        process = current_process()
-        return original.now(tz) if process is None else original.fromtimestamp(process.simulation.now_ns / 1e9, tz)
-
-    def utcnow() -> Any:
+def _now(original: Any) -> Any:
+    def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
         process = current_process()
         if process is None:
-            return original.utcnow()
-        return original.fromtimestamp(process.simulation.now_ns / 1e9, datetime.UTC).replace(tzinfo=None)
+            moment: datetime.datetime = original.__get__(None, cls)(tz)
+            return moment
+        return cls.fromtimestamp(process.simulation.now_ns / 1e9, tz)
 
-    return _stand_in(original, now=now, utcnow=utcnow, today=lambda: now())
+    return classmethod(functools.wraps(original)(now))
 
 
-def _date(original: Any) -> Any:
-    def today() -> Any:
+def _utcnow(original: Any) -> Any:
+    def utcnow(cls: type[datetime.datetime]) -> datetime.datetime:
         process = current_process()
-        return original.today() if process is None else original.fromtimestamp(process.simulation.now_ns / 1e9)
+        if process is None:
+            moment: datetime.datetime = original.__get__(None, cls)()
+            return moment
+        return cls.fromtimestamp(process.simulation.now_ns / 1e9, datetime.UTC).replace(tzinfo=None)
 
-    return _stand_in(original, today=today)
-
-
-def _stand_in(original: type, **methods: Callable[..., Any]) -> type:
-    """A subclass that reads another clock and constructs objects of the original."""
-    body: dict[str, Any] = {name: staticmethod(method) for name, method in methods.items()}
-    body["__new__"] = lambda cls, *args, **kwargs: original(*args, **kwargs)
-    body["_real"] = original
-    return _SameInstances(original.__name__, (original,), body)
+    return classmethod(functools.wraps(original)(utcnow))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import ctypes
+import gc
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simdist.errors import SimdistError
@@ -15,6 +18,19 @@ __all__ = ["Patches", "Runtime", "current_process", "current_runtime"]
 _MISSING = object()
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
+
+
+@dataclass(frozen=True, slots=True)
+class _InType:
+    """What stood in the dictionary of a type that refuses `setattr`."""
+
+    attribute: Any
+
+
+def _set_in_type(owner: type, name: str, attribute: Any) -> None:
+    (namespace,) = gc.get_referents(vars(owner))
+    namespace[name] = attribute
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 class Patches:
@@ -42,6 +58,19 @@ class Patches:
             made = self._made[id(owner), name] = (owner, original, make(original))
         self.replace(owner, name, made[2])
 
+    def wrap_in_type(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace the method `name` of a type that Python code can't change, by `make` of what stood there.
+
+        Through the dictionary behind the type's read-only view; the interpreter is told, as C code that changes a type
+        has to.
+        """
+        original = vars(owner)[name]
+        made = self._made.get((id(owner), name))
+        if made is None or made[0] is not owner or made[1] is not original:
+            made = self._made[id(owner), name] = (owner, original, make(original))
+        self._done.append((owner, name, _InType(original)))
+        _set_in_type(owner, name, made[2])
+
     def follow_into(self, namespace: dict[str, Any]) -> None:
         """Replace what a module took with `from time import sleep` before the world began."""
         for name, value in list(namespace.items()):
@@ -56,6 +85,8 @@ class Patches:
             owner, name, original = self._done.pop()
             if isinstance(owner, dict):
                 owner[name] = original
+            elif isinstance(original, _InType):
+                _set_in_type(owner, name, original.attribute)
             elif original is _MISSING:
                 delattr(owner, name)
             else:

@@ -1,0 +1,109 @@
+"""What a rank pickles loads anywhere, without simdist; and dates are what they are outside."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import pickle
+import subprocess
+import sys
+from datetime import date as early_date
+from datetime import datetime as early_datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import simdist
+from tests.c10d.worlds import sleep_s, values
+
+HOUR = datetime.datetime(1970, 1, 1, 1)
+
+
+class Stamp(datetime.datetime):
+    """As pandas and others derive their own."""
+
+
+def moments() -> list[Any]:
+    """Every way to ask for the date."""
+    sleep_s(3600)
+    return [
+        datetime.datetime.now(),
+        early_datetime.now(),
+        datetime.datetime.now(datetime.UTC),
+        early_datetime.now(tz=datetime.timezone(datetime.timedelta(hours=2))),
+        datetime.datetime.utcnow(),
+        datetime.datetime.today(),
+        datetime.date.today(),
+        early_date.today(),
+    ]
+
+
+def test_dates_are_of_the_type_that_they_are_outside() -> None:
+    def body() -> list[type]:
+        return [type(moment) for moment in (*moments(), Stamp.now(), Stamp.today())]
+
+    (types,) = simdist.run(body, world_size=1).values
+
+    assert types == [datetime.datetime] * 6 + [datetime.date] * 2 + [Stamp] * 2
+
+
+def test_names_imported_early_tell_virtual_time() -> None:
+    (found,) = simdist.run(moments, world_size=1).values
+
+    local = datetime.datetime.fromtimestamp(3600)
+    utc = HOUR.replace(tzinfo=datetime.UTC)
+    assert found == [local, local, utc, utc, HOUR, local, local.date(), local.date()]
+    assert abs(datetime.datetime.now().year - 2100) < 100  # the host's own again
+
+
+def test_what_holds_dates_goes_through_pickle_torch_and_object_collectives() -> None:
+    def body() -> tuple[bytes, bytes, Any]:
+        dist.init_process_group("gloo")
+        held = {"at": moments(), "span": datetime.timedelta(1), "zone": datetime.UTC}
+        buffer = io.BytesIO()
+        torch.save(held, buffer)
+        received: list[Any] = [held if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(received, 0)
+        return pickle.dumps(held), buffer.getvalue(), received[0]
+
+    result = simdist.run(body, world_size=2)
+
+    pickled, saved, held = result.values[0]
+    assert result.values[1][2] == held
+    assert pickle.loads(pickled) == held
+    assert torch.load(io.BytesIO(saved), weights_only=False) == held
+
+
+def test_a_process_without_simdist_loads_what_a_rank_pickled() -> None:
+    def body() -> bytes:
+        import pathlib
+        import random
+        import time
+        import uuid
+
+        import numpy as np
+
+        clocks = [time.time, time.monotonic, datetime.datetime, datetime.datetime.now]
+        states = [random.getstate(), random.Random(3), np.random.default_rng(3), time.localtime()]
+        return pickle.dumps([*moments(), *clocks, *states, uuid.uuid4(), pathlib.Path("x"), OSError("gone")])
+
+    (pickled,) = values(body, 1)
+    loading = (
+        "import sys, pickle, time, datetime; sys.modules['simdist'] = None; "
+        "found = pickle.loads(sys.stdin.buffer.read()); "
+        "assert found[8] is time.time and found[10] is datetime.datetime; print(found[0], len(found))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", loading], input=pickled, capture_output=True, check=False)
+
+    local = datetime.datetime.fromtimestamp(3600)
+    assert (done.stdout.decode().strip(), done.stderr.decode()) == (f"{local} 19", "")
+
+
+def test_a_world_leaves_the_types_as_they_were() -> None:
+    before = dict(vars(datetime.datetime))
+
+    simdist.run(moments, world_size=2)
+
+    assert dict(vars(datetime.datetime)) == before
