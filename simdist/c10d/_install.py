@@ -21,9 +21,10 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
 from simdist._content import with_zero_padding
-from simdist.c10d import _flight_record, _profiling, _replacements
+from simdist.c10d import _flight_record, _meshes, _profiling, _replacements
 from simdist.c10d._backend import Device, GroupOptions
 from simdist.c10d._checked import CheckedProcessGroup
+from simdist.c10d._compiled import CompiledCode
 from simdist.c10d._flight_record import FlightRecord
 from simdist.c10d._gloo import GLOO, SIM, Personality
 from simdist.c10d._group import SimProcessGroup
@@ -194,6 +195,7 @@ class TorchState:
         self._backends: dict[str, Any] | None = None  # those of the rank that runs, where it has its own
         self._shared_backends: dict[str, Any] = {}
         self._variables = vars(c10d)
+        self._compiled = CompiledCode()
         self.random = RandomStates(seed)
         self.servers: dict[Any, StoreServer] = {}  # by address, path or identity
 
@@ -264,6 +266,8 @@ class TorchState:
         _profiling.install(self._patches)
         _flight_record.install(self._patches)
         _replacements.install(self._patches)
+        _meshes.install(self._patches)
+        self._compiled.install(self._patches)
 
     def uninstall(self) -> None:
         """Put everything back."""
@@ -271,6 +275,7 @@ class TorchState:
         assert host is not None
         self._load_backends(None)
         self._patches.undo()
+        self._compiled.uninstall()
         backend = c10d.Backend
         if hasattr(backend, "SIM"):
             del backend.SIM

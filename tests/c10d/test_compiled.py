@@ -1,0 +1,142 @@
+"""Compiled code is each rank's own: what dynamo takes for constant on one rank is not another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._dynamo import eval_frame
+from torch.nn.parallel import DistributedDataParallel
+
+import simdist
+from tests.c10d.worlds import values
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's about itself
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """No test compiles less because another one ran before."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def whose(x: torch.Tensor) -> torch.Tensor:
+    """Adds the rank, or a hundred where there is no group."""
+    return x + (dist.get_rank() if dist.is_initialized() else 100)
+
+
+def in_group(function: Any, *tensors: torch.Tensor) -> Callable[[], list[float]]:
+    def body() -> list[float]:
+        dist.init_process_group("gloo")
+        found = [function(tensor.clone()).sum().item() for tensor in tensors]
+        dist.barrier()
+        return found + [function(tensor.clone()).sum().item() for tensor in tensors]
+
+    return body
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_rank_is_the_rank_s_own(backend: str) -> None:
+    compiled = torch.compile(whose, backend=backend)
+
+    found = values(in_group(compiled, torch.zeros(1)), 3)
+
+    assert found == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
+def test_neither_the_host_nor_an_earlier_world_lends_its_code() -> None:
+    compiled = torch.compile(whose, backend="eager")
+
+    before = compiled(torch.zeros(1)).item()
+    first = values(in_group(compiled, torch.zeros(1)), 2)
+    second = values(in_group(compiled, torch.zeros(1)), 12)
+    after = compiled(torch.zeros(1)).item()
+
+    assert (before, after) == (100, 100)
+    assert first == [[0.0, 0.0], [1.0, 1.0]]
+    assert second == [[float(rank)] * 2 for rank in range(12)]  # more than dynamo allows one process to compile
+
+
+def test_each_rank_compiles_as_often_as_a_process_does() -> None:
+    compiles = 0
+
+    def count(graph: Any, inputs: Any) -> Any:
+        nonlocal compiles
+        compiles += 1
+        return graph.forward
+
+    compiled = torch.compile(whose, backend=count, dynamic=False)
+    shapes = [torch.zeros(size) for size in (2, 3, 4)]
+
+    values(in_group(compiled, *shapes), 4)
+
+    assert compiles == 4 * len(shapes)
+
+
+def test_ddp_compiles_and_trains_as_it_does_uncompiled() -> None:
+    def train(compile_it: bool) -> list[torch.Tensor]:
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(
+            torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1), torch.nn.BatchNorm1d(1)
+        )
+        model = DistributedDataParallel(layers)
+        called: Any = torch.compile(model, backend="eager") if compile_it else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            data = torch.randn(5, 4, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            called(data).square().sum().backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    compiled, plain = (simdist.run(train, world_size=2, args=(flag,)) for flag in (True, False))
+    compiled.raise_for_failure()
+
+    for rank in range(2):
+        for mine, theirs in zip(compiled.values[rank], plain.values[rank], strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_collectives_in_compiled_code_reach_the_group() -> None:
+    def body() -> list[float]:
+        dist.init_process_group("gloo")
+
+        @torch.compile(backend="eager")
+        def step(x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x)
+            everyone = torch.empty(2 * len(x))
+            dist.all_gather_into_tensor(everyone, x + dist.get_rank())
+            return everyone
+
+        result: list[float] = step(torch.ones(2)).tolist()
+        return result
+
+    assert values(body, 2) == [[2.0, 2.0, 3.0, 3.0]] * 2
+
+
+def test_nothing_of_it_is_left() -> None:
+    from torch._dynamo import convert_frame, trace_rules
+    from torch._dynamo import eval_frame as python_side
+
+    compiled = torch.compile(whose, backend="eager")
+    watched = [
+        (eval_frame, "set_eval_frame_isolate_recompiles_id"),
+        (python_side, "set_eval_frame_isolate_recompiles_id"),
+        (convert_frame, "compile_lock"),
+        (convert_frame, "_get_total_cache_entry_count"),
+        (trace_rules, "SKIP_DIRS"),
+        (trace_rules, "SKIP_DIRS_RE"),
+    ]
+    before = [getattr(owner, name) for owner, name in watched]
+
+    values(in_group(compiled, torch.zeros(1)), 2)
+
+    assert [getattr(owner, name) for owner, name in watched] == before
+    assert eval_frame.get_eval_frame_isolate_recompiles_id() == -1
+    assert eval_frame._get_total_cache_entry_count(whose.__code__) == 0
