@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["bytes_of", "content_checksum", "with_zero_padding"]
 
@@ -44,7 +45,8 @@ class _Padded(torch.Tensor):
     def resize_(self, *sizes: Any, **options: Any) -> Any:
         before = self.numel()
         super().resize_(*sizes, **options)
-        self.view(-1)[before:].zero_()
+        with _disable_current_modes():  # nobody asked for it
+            self.view(-1)[before:].zero_()
         return self
 
 

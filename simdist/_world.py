@@ -17,7 +17,7 @@ import torch
 
 from simdist._agent import Agent
 from simdist._observer import observers
-from simdist.c10d import TorchState, host_server, problems_at_end
+from simdist.c10d import TorchState, host_server, problems_at_end, unseen
 from simdist.c10d._callsite import user_line
 from simdist.c10d._store import StoreServer
 from simdist.cluster import Cluster, Network, build
@@ -107,6 +107,7 @@ class World:
             stall_s=spec.stall_s,
             progress=spec.progress,
         )
+        self._simulation.wrap_steps(unseen)
         self._runtime = Runtime(self._simulation, seed=spec.seed, echo=spec.echo)
         self._observers = observers()
         for observer in self._observers:

@@ -13,6 +13,7 @@ Open `_communicator.py` first, then `_collective.py`.
 
 from simdist.c10d._announcement import OperationIssued, StepReached, StoreRequested
 from simdist.c10d._install import RankState, TorchState
+from simdist.c10d._modes import unseen
 from simdist.c10d._strict import problems_at_end
 from simdist.c10d._tcp_store import host_server
 
@@ -24,4 +25,5 @@ __all__ = [
     "TorchState",
     "host_server",
     "problems_at_end",
+    "unseen",
 ]

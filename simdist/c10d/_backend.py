@@ -82,6 +82,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         self._store = store
         self._size = size
         self._timeout_ns = round(timeout.total_seconds() * 1e9)
+        self._calls_under_way: list[Any] = []  # through torch's dispatcher: see `_modes`
         self._name = ""
         self._description = ""
         self.options = GroupOptions(timeout, self._communicator.personality.name)

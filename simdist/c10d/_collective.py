@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simdist.c10d import _data
 from simdist.c10d._callsite import call_site
 from simdist.c10d._flow import ABORTED, Blocked, Done, Failed, Flow, Slowed
+from simdist.c10d._modes import unseen
 from simdist.c10d._movement import LARGEST, SMALL, Movement
 from simdist.c10d._numerics import checksum
 from simdist.c10d._operation import Operation
@@ -161,12 +162,10 @@ class Collective:
         if communicator.troubled or self._one_by_one or self._flow is not None:
             if self._flow is None or self._outdated or (self.mismatched and self._movement is None):
                 self.rebuild()
+            elif isinstance(self._flow, RingFlow):
+                self._come_together(member.rank)
             else:
-                if isinstance(self._flow, RingFlow):
-                    self._come_together(member.rank)
-                    return
-                self._flow.arrive(member.rank, now)
-                self._follow()
+                self._follow(member.rank)
         elif complete:
             self._start()
         elif communicator.personality.has_timeouts:
@@ -220,6 +219,7 @@ class Collective:
 
     # -- everything that is not the good case --------------------------------------------------------------------
 
+    @unseen
     def rebuild(self, *, following: bool = False) -> None:
         """Work out everything anew: something is known now that changes the future.
 
@@ -324,6 +324,7 @@ class Collective:
         if self._flow is not None and not self._flow.quiet(rank, self.communicator.simulation.now_ns):
             self._outdated = True
 
+    @unseen
     def look_again(self, rank: int) -> None:
         """Connections of `rank` closed; who waits for it may be told now."""
         if not self.arrivals:
@@ -334,6 +335,7 @@ class Collective:
             self._flow.look_again(rank)
             self._follow()
 
+    @unseen
     def leave(self, rank: int) -> None:
         """A member is gone for good, and will not be waited for."""
         arrival = self.arrivals.get(rank)
@@ -402,10 +404,13 @@ class Collective:
     def _sizes(self, rank: int) -> tuple[list[int], list[int]]:
         return _data.exchange_sizes(self.arrivals[rank].inputs)
 
-    def _follow(self) -> None:
-        """Act on what the flow has found out."""
+    @unseen
+    def _follow(self, arriving: int | None = None) -> None:
+        """Act on what the flow has found out, after it was told of a rank that arrives."""
         flow = self._flow
         assert flow is not None
+        if arriving is not None:
+            flow.arrive(arriving, self.arrivals[arriving].time_ns)
         flow.conclude()
         simulation = self.communicator.simulation
         now = simulation.now_ns

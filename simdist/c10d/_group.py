@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import torch
 
 from simdist.c10d import _checks
-from simdist.c10d._compat import group_class_aliases
 from simdist.c10d._copies import Copies
 from simdist.c10d._coverage import METHODS, Coverage
 from simdist.c10d._mailbox import P2PWork
+from simdist.c10d._modes import visible
 from simdist.c10d._monitored import monitored_barrier
 from simdist.c10d._reductions import Reductions
 from simdist.errors import UnsupportedError
@@ -57,8 +57,7 @@ class SimProcessGroup(Reductions, Copies):
         monitored_barrier(self._member, limit_ns, self._timeout_ns, wait_all_ranks=wait_all_ranks, prefix=prefix)
 
 
-for _old, _new in group_class_aliases.items():
-    setattr(SimProcessGroup, _old, getattr(SimProcessGroup, _new))
+visible(SimProcessGroup)
 
 
 def _refusing(coverage: Coverage) -> Callable[..., NoReturn]:

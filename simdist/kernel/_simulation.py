@@ -133,6 +133,7 @@ class Simulation:
         idle_turns: int = _IDLE_TURNS,
     ) -> None:
         self._environment = simpy.Environment()
+        self._step: Callable[[], None] = self._environment.step
         self.now_ns = (
             0  # virtual nanoseconds since the start of the world; only to be read. Hot: simpy's own clock, copied
         )
@@ -307,6 +308,10 @@ class Simulation:
         """True if the calling thread is the task that holds the baton."""
         return _thread.get_ident() == self.current_ident
 
+    def wrap_steps(self, wrapper: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
+        """From now on make each step of the event queue by `wrapper` of it: timers' actions run inside."""
+        self._step = wrapper(self._step)
+
     def also_on_switch(self, hook: Callable[[Any, Any], None]) -> None:
         """From now on call `hook(leaving, entering)` as well whenever another context gets the baton."""
         first = self._on_switch
@@ -422,7 +427,7 @@ class Simulation:
                 self._turns += 1
                 if self._turns > self._turns_to_look_at:
                     self._require_progress()
-                self._environment.step()
+                self._step()
                 if self._stop is not None and self._stop.reached:
                     return None
         except BaseException as error:  # in a timer's action: a bug, and no task's fault

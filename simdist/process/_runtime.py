@@ -79,11 +79,17 @@ class Patches:
                 self._done.append((namespace, name, value))
                 namespace[name] = found[1]
 
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Call `action` when everything is put back, in its turn."""
+        self._done.append((action, "", None))
+
     def undo(self) -> None:
         """Put everything back."""
         while self._done:
             owner, name, original = self._done.pop()
-            if isinstance(owner, dict):
+            if not name:
+                owner()
+            elif isinstance(owner, dict):
                 owner[name] = original
             elif isinstance(original, _InType):
                 _set_in_type(owner, name, original.attribute)
