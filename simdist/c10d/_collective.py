@@ -16,7 +16,7 @@ from simdist.c10d._movement import LARGEST, SMALL, Movement
 from simdist.c10d._numerics import checksum
 from simdist.c10d._operation import Operation
 from simdist.c10d._ring import RingFlow, ring_of
-from simdist.c10d._work import SimWork
+from simdist.c10d._work import IN_PLACE, SimWork
 from simdist.errors import MismatchError
 from simdist.kernel import Timer
 from simdist.process import SimProcess
@@ -483,6 +483,8 @@ class Collective:
         self.unsettled -= 1
         if isinstance(outcome, Done):
             crc = self._execute_for(rank)
+            if self.mismatched and arrival.operation.name not in IN_PLACE:
+                work.partial, crc = True, 0
             simulation.events.add(
                 (
                     simulation.now_ns,

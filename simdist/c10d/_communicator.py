@@ -153,7 +153,7 @@ class Communicator:
         member.record((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
         strike = None
         if self.strict and refusal is None:
-            check_call(name, operation.reduction, outputs)
+            check_call(name, operation.reduction, inputs[1] if name == "reduce_scatter" else outputs, outputs)
         if simulation.bus.active:
             try:
                 strike = self.announce(member, name, sequence)

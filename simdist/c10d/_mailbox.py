@@ -19,6 +19,7 @@ from simdist.c10d import _numerics
 from simdist.c10d._callsite import call_site, user_line
 from simdist.c10d._flow import ABORTED
 from simdist.c10d._matching import Matching
+from simdist.c10d._modes import unseen
 from simdist.c10d._profiling import profiled
 from simdist.c10d._strict import check_unchanged, remember
 from simdist.c10d._work import SimWork
@@ -113,7 +114,7 @@ class P2PWork(SimWork):
                 self.process.drain()
         self.waited = True
         if self.process.torch_state.results and not self.inner:
-            self.record()
+            unseen(self.record)()
         if self.error is not None:
             error = self.error
             if self.expired:  # whoever waits again meets the closed pair
@@ -415,7 +416,12 @@ class Mailbox:
             return
         simulation = self._communicator.simulation
         if not work.inner:
-            crc = _numerics.checksum([_numerics.flat(work.tensor)], _CHECKSUM_BYTES)
+            data = _numerics.flat(work.tensor)
+            sent = _size(work.tensor) if work.sender is None else _size(work.sender.tensor)
+            if sent < _size(work.tensor):
+                data = _numerics.as_bytes(work.tensor)[:sent]  # it came short: the rest is as it was
+                work.partial = True
+            crc = _numerics.checksum([data], _CHECKSUM_BYTES)
             simulation.events.add(
                 (
                     simulation.now_ns,

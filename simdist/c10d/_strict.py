@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["check_call", "check_unchanged", "problems_at_end", "remember"]
 
 
-def check_call(name: str, reduction: str, tensors: Sequence[Any]) -> None:
-    """Refuse a call whose arguments Gloo would misread.
+def check_call(name: str, reduction: str, operands: Any, tensors: Sequence[Any]) -> None:
+    """Refuse a call whose arguments Gloo would misread: the `operands` of a reduction, or the `tensors` to be filled.
 
     Raises:
         StrictError: a tensor has gaps in memory, or holds a NaN that the reduction may drop.
@@ -37,7 +37,8 @@ def check_call(name: str, reduction: str, tensors: Sequence[Any]) -> None:
                 f"has gaps in memory; "
                 f"Gloo would work on the first {tensor.numel()} elements of its storage{site}; use .contiguous()"
             )
-        if reduction in ("max", "min") and tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+    for tensor in _flattened(operands) if reduction in ("max", "min") else ():
+        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
             raise StrictError(
                 f"{name}({reduction}): the tensor holds a NaN, which Gloo keeps or drops depending on the rank{site}"
             )

@@ -21,6 +21,7 @@ import torch
 
 from simdist._content import content_checksum
 from simdist.c10d._compat import Future, Work
+from simdist.c10d._modes import unseen
 from simdist.c10d._polling import Polling
 from simdist.errors import SimdistError
 from simdist.kernel import Task
@@ -29,7 +30,11 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d._communicator import Member
 
-__all__ = ["Blockers", "SimFuture", "SimWork", "wait_for_futures"]
+__all__ = ["IN_PLACE", "Blockers", "SimFuture", "SimWork", "wait_for_futures"]
+
+# Operations whose tensors hold something definite even after a failure: what the program put there, and sums of it. The
+# others fill tensors that may have held anything.
+IN_PLACE = ("all_reduce", "reduce", "sparse_all_reduce", "send")
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -63,6 +68,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     opaque = False  # Gloo's work of this kind has neither a future nor a result
     blockers: Blockers | None = None  # who knows which ranks could end it; for reports
     parts: list[SimWork] | None = None  # of a coalesced operation
+    partial = False  # it may have left a part of its tensors as it was, although it did not fail
     site = ""  # strict: " at FILE:LINE in FUNCTION" of the call, of what is waited for later
     recorded = False  # what its tensors hold has been noted
 
@@ -139,18 +145,23 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         if process.inbox:
             process.drain()
         if process.torch_state.results:
-            self.record()
+            unseen(self.record)()
         if self.error is not None:
             raise self.error
         return True
 
     def record(self) -> None:
-        """Note a checksum over what its tensors hold, once; for comparing with another run."""
+        """Note a checksum over what its tensors hold, once; for comparing with another run.
+
+        What it may not have written is no result of it: memory that nobody has written differs from run to run.
+        """
         for part in self.parts or ():
             part.record()
         if self.recorded or self.parts:
             return
         self.recorded = True
+        if (self.partial or self.error is not None) and self.name not in IN_PLACE:
+            return
         process = self.process
         name = self.member.communicator.name
         simulation = process.simulation
@@ -224,7 +235,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         future = self.future
         assert future is not None
         if self.process.torch_state.results:
-            self.record()
+            unseen(self.record)()
         if self.error is not None:
             future.set_exception(self.error)
         else:
