@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from simdist.scenario._units import parse_bandwidth, parse_duration
+from simdist.values import parse_bandwidth, parse_duration
 
 __all__ = ["CalibrationError", "calibrated"]
 

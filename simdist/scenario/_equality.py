@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from simdist.scenario._text import shortened
+from simdist.values import shortened
 
 __all__ = ["difference"]
 

@@ -15,9 +15,9 @@ from simdist.faults import Fault, kind_of, rank_of
 from simdist.result import RankResult, RunResult
 from simdist.scenario._equality import difference
 from simdist.scenario._plan import ExpectedException, Plan, Verdict
-from simdist.scenario._text import rank_text, shortened, without_source
-from simdist.scenario._units import format_duration
+from simdist.scenario._text import rank_text, without_source
 from simdist.scenario._workload import fill
+from simdist.values import format_duration, shortened
 
 __all__ = ["Seen", "judge", "judge_real"]
 

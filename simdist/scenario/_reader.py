@@ -10,7 +10,7 @@ from typing import Any
 
 from simdist.scenario._schema import Path as KeyPath
 from simdist.scenario._schema import Problem
-from simdist.scenario._text import found, guess
+from simdist.values import found, guess
 
 __all__ = ["apply_overrides", "parse_override", "read"]
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from simdist.scenario._plan import Workload
-from simdist.scenario._text import guess, shortened
+from simdist.values import guess, shortened
 
 __all__ = ["WorkloadError", "fill", "import_workload", "importable"]
 
