@@ -22,6 +22,7 @@ from simdist.scenario import (
     rank_text,
     without_source,
 )
+from simdist.values import text_of
 
 if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport
@@ -126,7 +127,7 @@ def print_failures(out: Console, ranks: Sequence[RankResult], plan: Plan) -> Non
 
 def _story(rank: RankResult, plan: Plan) -> str:
     if rank.status == "raised" and rank.exception is not None:
-        lines = (without_source(str(rank.exception)).splitlines() or [""])[:_MESSAGE_LINES]
+        lines = (without_source(text_of(rank.exception)).splitlines() or [""])[:_MESSAGE_LINES]
         text = "\n".join([f"raised {type(rank.exception).__name__}: {lines[0]}", *lines[1:]])
         place = _place(rank.exception, plan.workload.folder)
         return f"{text}\n  at {place}" if place else text

@@ -229,8 +229,9 @@ class _Loader:
         if pattern is not None:
             try:
                 re.compile(pattern)
-            except re.error as error:
-                self._problem(("expect", "exception", name, "pattern"), f"{pattern!r} is no regex: {error}")
+            except (re.error, RecursionError, OverflowError) as error:  # the last two: too deep, too large a count
+                reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
+                self._problem(("expect", "exception", name, "pattern"), f"{brief(pattern)} is no regex: {reason}")
 
     def _by_rank(self, key: str, entries: Mapping[str, Any]) -> dict[int, Any]:
         """`entries` by rank; "" stands for every rank, "0", "1-3" and "0, 2-3" for those."""

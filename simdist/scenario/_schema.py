@@ -38,7 +38,7 @@ from simdist.values import (
 )
 
 __all__ = ["CLUSTER_KEYS", "ENV", "FAULTS", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target"]
-__all__ += ["built_fault", "check", "check_spec", "cluster_section", "fault_section"]
+__all__ += ["built_fault", "check", "check_spec", "cluster_section", "fault_section", "section"]
 
 Path = tuple[str | int, ...]
 SECTIONS = ("workload", "cluster", "env", "faults", "expect")
@@ -97,7 +97,7 @@ class _Section(BaseModel):
     beside: ClassVar[tuple[str, ...]] = ()
 
 
-def _section(name: str, keys: Mapping[str, tuple[Spec, Any]], beside: tuple[str, ...] = ()) -> type[_Section]:
+def section(name: str, keys: Mapping[str, tuple[Spec, Any]], beside: tuple[str, ...] = ()) -> type[_Section]:
     """A section whose keys have specs, each with its default; `...` for none."""
     fields: dict[str, Any] = {
         key: (Annotated[Any, PlainValidator(functools.partial(spec.check, dialect=FILE))], default)
@@ -109,7 +109,7 @@ def _section(name: str, keys: Mapping[str, tuple[Spec, Any]], beside: tuple[str,
 
 
 # The keys before the first section.
-HEADER = _section(
+HEADER = section(
     "Header",
     {
         "title": (Text(title=True), ""),
@@ -151,7 +151,7 @@ def cluster_section() -> type[_Section]:
 
     keys: dict[str, tuple[Spec, Any]] = {key: (BUILD[name], None) for key, name in CLUSTER_KEYS.items()}
     # A file that `simdist calibrate` has written.
-    return _section("Cluster", keys | {"calibration": (Maybe(Text()), None)})
+    return section("Cluster", keys | {"calibration": (Maybe(Text()), None)})
 
 
 # [env]
@@ -171,7 +171,7 @@ def fault_section(kind: str) -> type[_Section]:
         field.name: ... if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(described)
     }
-    return _section(kind, {faults.file_key(name): (spec, defaults[name]) for name, spec in specs.items()})
+    return section(kind, {faults.file_key(name): (spec, defaults[name]) for name, spec in specs.items()})
 
 
 def built_fault(kind: str, section: BaseModel) -> faults.Fault:

@@ -9,9 +9,10 @@ Open `_specs.py` first. `_units.py` reads durations and bandwidths, `_words.py` 
 `_plain.py` makes any text safe to print. Nothing here imports anything but the standard library.
 """
 
-from simdist.values._plain import awkward_character, escaped, plain, text_of
+from simdist.values._plain import awkward_character, escaped, plain, repr_of, text_of
 from simdist.values._specs import (
     FILE,
+    JSON,
     PYTHON,
     WORLD_SIZE,
     Bandwidth,
@@ -39,6 +40,7 @@ from simdist.values._words import brief, found, guess, guess_or_list, place, sho
 
 __all__ = [
     "FILE",
+    "JSON",
     "LONGEST_NS",
     "PYTHON",
     "WORLD_SIZE",
@@ -71,6 +73,7 @@ __all__ = [
     "parse_duration",
     "place",
     "plain",
+    "repr_of",
     "shortened",
     "shown",
     "specs_of",

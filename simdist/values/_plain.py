@@ -6,30 +6,27 @@ a lone surrogate can't be written as UTF-8. They are shown as Python writes them
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections.abc import Iterable
 
-__all__ = ["awkward_character", "escaped", "plain", "text_of"]
+__all__ = ["awkward_character", "escaped", "plain", "repr_of", "text_of"]
 
-# Beside control characters and surrogates: line ends of their own, and what turns the direction of the text after it.
-_ODD = frozenset("\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufffe\uffff")
+# Control characters, surrogates, line ends of their own, what turns the direction of the text after it, and no
+# characters at all.
+_AWKWARD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 
 
 def awkward_character(text: str, allowed: str = "") -> tuple[int, str] | None:
     """Where `text` has the first character that is not plain, counted from 1, and how Python writes it; else None."""
-    if text.isascii() and text.isprintable():
-        return None
-    for position, character in enumerate(text, start=1):
-        if character not in allowed and _is_awkward(character):
-            return position, escaped(character)
+    for match in _AWKWARD.finditer(text):
+        if match[0] not in allowed:
+            return match.start() + 1, escaped(match[0])
     return None
 
 
 def plain(text: str, allowed: str = "\n\t") -> str:
     """`text` with every character that is not plain written as an escape, but for those in `allowed`."""
-    if awkward_character(text, allowed) is None:
-        return text
-    return "".join(escaped(each) if each not in allowed and _is_awkward(each) else each for each in text)
+    return _AWKWARD.sub(lambda match: match[0] if match[0] in allowed else escaped(match[0]), text)
 
 
 def escaped(characters: Iterable[str]) -> str:
@@ -37,7 +34,7 @@ def escaped(characters: Iterable[str]) -> str:
     return "".join(each.encode("unicode_escape", "surrogatepass").decode("ascii") for each in characters)
 
 
-def text_of(error: BaseException) -> str:
+def text_of(error: BaseException | None) -> str:
     """What the exception says; or that it can't say it, where its own `__str__` raises."""
     try:
         return str(error)
@@ -47,5 +44,11 @@ def text_of(error: BaseException) -> str:
         return f"<no text: its __str__ raised {type(other).__name__}>"
 
 
-def _is_awkward(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs") or character in _ODD
+def repr_of(value: object) -> str:
+    """`repr(value)`; or that there is none, where its own `__repr__` raises."""
+    try:
+        return repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as other:  # user code; and Python itself, for endless nesting and numbers without end
+        return f"<{type(value).__name__}: its __repr__ raised {type(other).__name__}>"

@@ -18,6 +18,7 @@ from simdist.values._words import brief, found, guess, shown
 
 __all__ = [
     "FILE",
+    "JSON",
     "PYTHON",
     "WORLD_SIZE",
     "Bandwidth",
@@ -57,6 +58,7 @@ class Dialect:
 
 
 FILE = Dialect(found, "a text in quotes", "true or false", "a list", "a table", units=True)
+JSON = Dialect(found, "a text", "true or false", "a list", "a table", units=False)
 PYTHON = Dialect(shown, "a text", "True or False", "a sequence", "a mapping", units=False)
 
 

@@ -28,7 +28,9 @@ def guess_or_list(word: str, known: Iterable[str]) -> str:
 
 
 def found(value: object) -> str:
-    """What `value`, as TOML gave it, is in plain words."""
+    """What `value`, as TOML or JSON gave it, is in plain words."""
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -14,6 +14,7 @@ import pytest
 from simdist.errors import RunFailedError
 from simdist.faults import Fault, fault_call, kind_of, rank_of
 from simdist.result import RankResult, RunResult
+from simdist.values import text_of
 
 __all__ = ["failure_of", "how_it_ended", "is_skip", "primary_of"]
 
@@ -77,7 +78,7 @@ def how_it_ended(rank: RankResult) -> str:
 def _first_line(error: BaseException) -> str:
     from simdist.scenario import without_source
 
-    text = without_source(str(error).strip())
+    text = without_source(text_of(error).strip())
     name = type(error).__name__
     return f"{name}: {text.splitlines()[0]}" if text else name
 
