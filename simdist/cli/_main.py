@@ -48,14 +48,13 @@ def main() -> None:
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
 )
-@click.option("--json", "json_path", type=click.Path(), metavar="OUT", help="Write the result as JSON.")
-@click.option("--trace", "trace_path", type=click.Path(), metavar="OUT", help="Write a Chrome trace, for Perfetto.")
-@click.option("--events", "events_path", type=click.Path(), hidden=True, help="Write each event as a line of JSON.")
-@click.option("--timeline", "timeline_path", type=click.Path(), metavar="OUT", help="Draw the run, as SVG or PNG.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the result as JSON.")
+@click.option("--trace", "trace_path", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
+@click.option("--events", "events_path", hidden=True, help="Write each event as a line of JSON.")
+@click.option("--timeline", "timeline_path", metavar="OUT", help="Draw the run, as SVG or PNG.")
 @click.option(
     "--flight-recorder",
     "flight_recorder",
-    type=click.Path(),
     metavar="DIR",
     help="Write Flight Recorder dumps, for torchfrtrace.",
 )
@@ -125,8 +124,8 @@ def run(
 @click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the files.")
 @click.option("--repeat", type=Count(least=1), default=1, show_default=True, help="Real runs of each scenario.")
 @click.option("--timing-tolerance", type=float, help="Also judge timings: 0.1 allows 10 % of the longer one.")
-@click.option("--json", "json_path", type=click.Path(), metavar="OUT", help="Write the report as JSON.")
-@click.option("--html", "html_path", type=click.Path(), metavar="OUT", help="Write the report as a page.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.option("--html", "html_path", metavar="OUT", help="Write the report as a page.")
 @node_options
 @click.pass_context
 def parity(
@@ -161,7 +160,7 @@ def parity(
 
 @main.command()
 @click.option("--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="What to measure.")
-@click.option("-o", "--output", required=True, type=click.Path(), metavar="FILE", help="The cluster description.")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The cluster description.")
 @click.option(
     "--ranks", type=Count(least=2, most=1024), multiple=True, help="World sizes, may repeat; default: 2, 3, 4."
 )
@@ -180,7 +179,7 @@ def calibrate(context: click.Context, real: str, output: str, ranks: tuple[int, 
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only operations of this group; may repeat.")
 @click.option("--from", "from_time", metavar="TIME", help="From this virtual time on: 3ms, 1.5s, 30min.")
 @click.option("--to", "to_time", metavar="TIME", help="Up to this virtual time.")
-@click.option("--timeline", "timeline_path", type=click.Path(), metavar="OUT", help="Draw it, as SVG or PNG.")
+@click.option("--timeline", "timeline_path", metavar="OUT", help="Draw it, as SVG or PNG.")
 @click.option("--lines", type=Count(), default=100, show_default=True, help="At most so many; 0: all.")
 @click.pass_context
 def show(

@@ -70,6 +70,7 @@ class Settings:
         Raises:
             ArgumentError: the function of the seed returned something else.
         """
+        __tracebackhide__ = True
         if not callable(self.faults):
             return tuple(self.faults)
         found, lines = misfits({"faults": self.faults(seed)})
@@ -83,6 +84,7 @@ class Settings:
         Raises:
             ArgumentError: the function of the size returned something else.
         """
+        __tracebackhide__ = True
         if not callable(self.cluster):
             return self.cluster
         found, lines = misfits({"cluster": self.cluster(world_size)})
