@@ -26,6 +26,7 @@ from simdist.values import (
     Unfit,
     Whole,
     guess_or_list,
+    items_of,
     place,
 )
 
@@ -73,11 +74,11 @@ class _Faults(Spec):
     """Some faults; what is wrong with each is for `problems_of` to say."""
 
     def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise Unfit(
-                [Finding((), f"expected a sequence of faults from simdist.faults, found {dialect.found(value)}")]
-            )
-        return tuple(value)
+        items = items_of(value)
+        if items is None:
+            text = f"expected a sequence of faults from simdist.faults, found {dialect.found(value)}"
+            raise Unfit([Finding((), text)])
+        return items
 
 
 ANYTHING = _Anything()

@@ -83,6 +83,9 @@ def import_workload(workload: Workload) -> Callable[..., Any]:
         raise WorkloadError("target", f"{what} {brief(module_name)} has no function {brief(function_name)}{hint}")
     if not callable(function):
         raise WorkloadError("target", f"{brief(workload.target)} is no function but a {type(function).__name__}")
+    kind = _what_does_not_run(function)
+    if kind:
+        raise WorkloadError("target", f"{brief(workload.target)} is {kind}; a rank calls a plain function")
     _check_arguments(function, workload)
     return function  # type: ignore[no-any-return]  # getattr's; callable was checked
 
@@ -133,6 +136,16 @@ def _near(name: str, folder: Path) -> str:
     except OSError:  # a name that is too long for a file
         names = []
     return guess(name, [f"{prefix}.{stem}" if prefix else stem for stem in names])
+
+
+def _what_does_not_run(function: Callable[..., Any]) -> str:
+    """What a function is whose call runs nothing of it; empty for all others."""
+    try:
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return "async"
+        return "a generator" if inspect.isgeneratorfunction(function) else ""
+    except Exception:  # an object of a program's own, which raises when it is asked
+        return ""
 
 
 def _check_arguments(function: Callable[..., Any], workload: Workload) -> None:

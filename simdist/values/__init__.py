@@ -33,6 +33,7 @@ from simdist.values._specs import (
     Unfit,
     Whole,
     findings_of,
+    items_of,
     specs_of,
 )
 from simdist.values._units import LONGEST_NS, format_duration, parse_bandwidth, parse_duration
@@ -69,6 +70,7 @@ __all__ = [
     "found",
     "guess",
     "guess_or_list",
+    "items_of",
     "parse_bandwidth",
     "parse_duration",
     "place",

@@ -39,6 +39,7 @@ __all__ = [
     "Unfit",
     "Whole",
     "findings_of",
+    "items_of",
     "specs_of",
 ]
 
@@ -265,11 +266,12 @@ class ListOf(Spec):
     of: str = ""  # what they are, in the plural
 
     def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        items = items_of(value)
+        if items is None:
             of = f" of {self.of}" if self.of else ""
             raise _unfit(f"expected {dialect.list}{of}, found {dialect.found(value)}")
         checked, findings = [], []
-        for index, item in enumerate(value):
+        for index, item in enumerate(items):
             try:
                 checked.append(self.each.check(item, dialect))
             except Unfit as unfit:
@@ -277,6 +279,16 @@ class ListOf(Spec):
         if findings:
             raise Unfit(findings)
         return tuple(checked)
+
+
+def items_of(value: object) -> tuple[Any, ...] | None:
+    """What is in a sequence, or comes out of an iterator; None if `value` is neither, or is a text or a mapping."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        return None
+    try:
+        return tuple(value)
+    except Exception:  # such as an array without dimensions
+        return None
 
 
 @dataclass(frozen=True, slots=True)

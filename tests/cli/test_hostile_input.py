@@ -58,6 +58,8 @@ def module(tmp_path: Path) -> Callable[[str], str]:
             "def work(a, b=Loud()): pass\n",
             "missing a required argument: 'a'; the function takes (a, b)",
         ),
+        ("async def work(): pass\n", "'mod:work' is async; a rank calls a plain function"),
+        ("def work():\n    yield 1\n", "'mod:work' is a generator; a rank calls a plain function"),
     ],
 )
 def test_a_workload_that_raises_when_it_is_asked(
