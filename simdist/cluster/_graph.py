@@ -27,8 +27,8 @@ from simdist.values import (
     Whole,
     brief,
     findings_of,
+    given_specs,
     place,
-    specs_of,
 )
 
 __all__ = ["BUILD", "Cluster", "build"]
@@ -89,9 +89,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         problems = []
-        for name, spec in specs_of(type(self)).items():
+        for name, spec, value in given_specs(self):
             try:
-                object.__setattr__(self, name, spec.check(getattr(self, name)))
+                object.__setattr__(self, name, spec.check(value))
             except Unfit as unfit:
                 problems += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
         if problems:  # nodes and links are looked at when there is a graph, and a placement
@@ -180,9 +180,10 @@ def build(
         "reduction_latency_slowdown": reduction_latency_slowdown,
         "reduction_from_bytes": reduction_from_bytes,
     }
+    said = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
     findings = [
         (name, finding)
-        for name, value in {"world_size": world_size, **given}.items()
+        for name, value in {"world_size": world_size, **said}.items()
         for finding in findings_of(BUILD[name], value)
     ]
     if findings:
@@ -201,7 +202,7 @@ def build(
         for index in range(hosts):
             graph.edges[f"host{index}", "switch"]["latency_ns"] = latency // 2
     each = world_size // hosts
-    said = [f"{name}={value!r}" for name, value in given.items() if value != _DEFAULTS[name]]
+    words = [str(world_size), *(f"{name}={value!r}" for name, value in said.items())]
     return Cluster(
         graph,
         tuple(f"host{rank // each}" for rank in range(world_size)),
@@ -210,7 +211,7 @@ def build(
         reduction_slowdown,
         reduction_latency_slowdown,
         reduction_from_bytes,
-        made_by=f"simdist.cluster.build({', '.join([str(world_size), *said])})",
+        made_by=f"simdist.cluster.build({', '.join(words)})",
     )
 
 

@@ -21,6 +21,7 @@ from simdist.values import (
     Unfit,
     Whole,
     findings_of,
+    given_specs,
     specs_of,
 )
 
@@ -65,9 +66,9 @@ class Checked:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, spec in specs_of(type(self)).items():
+        for name, spec, value in given_specs(self):
             with contextlib.suppress(Unfit):
-                object.__setattr__(self, name, spec.check(getattr(self, name)))
+                object.__setattr__(self, name, spec.check(value))
 
     def misfits(self) -> Mapping[str, tuple[Finding, ...]]:
         """What is wrong with each field by itself; fields that are fine are left out."""

@@ -33,6 +33,7 @@ from simdist.values._specs import (
     Unfit,
     Whole,
     findings_of,
+    given_specs,
     items_of,
     specs_of,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "findings_of",
     "format_duration",
     "found",
+    "given_specs",
     "guess",
     "guess_or_list",
     "items_of",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import numbers
 import os
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ __all__ = [
     "Unfit",
     "Whole",
     "findings_of",
+    "given_specs",
     "items_of",
     "specs_of",
 ]
@@ -112,6 +114,21 @@ def specs_of(described: type) -> Mapping[str, Spec]:
     return _specs_of(described)
 
 
+def given_specs(described: Any) -> Iterator[tuple[str, Spec, Any]]:
+    """Name, spec and value of each field of an object that is not just its default."""
+    kind: Any = type(described)
+    for name, spec, default in _with_defaults(kind):
+        value = getattr(described, name)
+        if value is not default:
+            yield name, spec, value
+
+
+@functools.cache
+def _with_defaults(described: Any) -> tuple[tuple[str, Spec, Any], ...]:
+    defaults = {field.name: field.default for field in dataclasses.fields(described)}
+    return tuple((name, spec, defaults[name]) for name, spec in _specs_of(described).items())
+
+
 @functools.cache
 def _specs_of(described: Any) -> Mapping[str, Spec]:
     hints = typing.get_type_hints(described, include_extras=True)
@@ -132,7 +149,8 @@ class Whole(Spec):
     why: str = ""  # there is a most
 
     def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        # Looked at first: what is an int is soon told, what is a number of another kind takes longer.
+        if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
             raise _unfit(f"expected a whole number, found {dialect.found(value)}")
         number = int(value)
         if self.least is not None and number < self.least:
