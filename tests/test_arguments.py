@@ -156,6 +156,18 @@ def test_an_argument_error_is_what_python_raises_for_such_arguments_and_pickles(
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
+class Odd:
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_value_that_cannot_be_compared_is_told_like_any_other() -> None:
+    with pytest.raises(FaultError, match=r"^faults\[0\]\.life: expected a life counted from 0, or None, found the Odd"):
+        simdist.run(nothing, world_size=1, faults=[Crash(rank=0, nth=1, life=Odd())])  # type: ignore[arg-type]
+
+
 def test_numpys_whole_numbers_are_as_good_as_pythons() -> None:
     fault: Fault = Crash(rank=np.int64(1), at_ns=np.int32(5))  # type: ignore[arg-type]
     one = simdist.run(nothing, world_size=np.int64(2), seed=np.uint8(3), faults=[fault])  # type: ignore[arg-type]

@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _show(make(kind, f"{options.seed}/{index}"))
     deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     counts: Counter[str] = Counter()
+    codes: Counter[int] = Counter()
     failed = 0
     started = time.monotonic()
     for index, kind in _order(options.kinds, options.count):
@@ -87,11 +88,14 @@ def main(arguments: list[str] | None = None) -> int:
         fresh = [True] if case.words and options.fresh and index % options.fresh == 0 else []
         for alone in (False, *fresh):
             counts["in fresh processes"] += alone
-            problems = failures_of(run_case(case, fresh=alone))
+            ending = run_case(case, fresh=alone)
+            codes[ending.code] += 1
+            problems = failures_of(ending)
             if problems:
                 failed += 1
                 _tell(case, problems, f"--only {kind}:{index} --seed {options.seed}")
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    print(f"exit codes {dict(sorted(codes.items()))}")
     print(f"{told}; {failed} failed; {time.monotonic() - started:.0f} s")
     return int(failed > 0)
 
@@ -148,7 +152,7 @@ def failures_of(ending: Ending) -> list[str]:
 
 def _without_ranks(text: str) -> str:
     """What a rank's own traceback shows is the program's."""
-    return "\n".join(line for line in text.splitlines() if not re.match(r"\s*\[rank\d+\]: ", line))
+    return "\n".join(line for line in text.splitlines() if not re.match(r"\s*\[rank ?\d+[^\]]*\]:? ", line))
 
 
 def _in_this_process(words: Sequence[str]) -> Ending:

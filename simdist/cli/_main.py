@@ -13,6 +13,7 @@ from simdist.cli._console import say
 from simdist.cli._nodes import Count, given_node_options, node_options, real_options
 from simdist.cli._outputs import shown_path
 from simdist.errors import SimdistError
+from simdist.values import plain
 
 __all__ = ["main"]
 
@@ -20,9 +21,19 @@ __all__ = ["main"]
 class _Commands(click.Group):
     """Turns what simdist raises about its input into one message and an exit code."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.ClickException as error:
+            error.message = plain(error.message)  # type: ignore[misc]  # final in type only
+            raise
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except click.ClickException as error:
+            error.message = plain(error.message)  # type: ignore[misc]  # final in type only
+            raise
         except SimdistError as error:
             from simdist.errors import InternalError, StallError
 

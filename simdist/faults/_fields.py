@@ -35,7 +35,7 @@ class Life(Spec):
 
     def check(self, value: Any, dialect: Dialect = PYTHON) -> int | None:
         every, word = ("every", '"every"') if dialect.units else (None, "None")
-        if value == every:
+        if value is None if every is None else isinstance(value, str) and value == every:
             return None
         try:
             life: int = Whole(least=0).check(value, dialect)

@@ -49,13 +49,10 @@ class _Microseconds(Spec):
     """A time as Chrome has it; nanoseconds come out."""
 
     def check(self, value: Any, dialect: Dialect = JSON) -> int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            time_ns = value * 1000
-        else:
-            time_ns = round(Number().check(value, dialect) * 1000)
-        if not 0 <= time_ns < LONGEST_NS:
+        time_us = value if isinstance(value, int) and not isinstance(value, bool) else Number().check(value, dialect)
+        if not 0 <= time_us < LONGEST_NS // 1000:
             raise Unfit([Finding((), f"{brief(value)} µs is no virtual time: it is negative, or beyond 292 years")])
-        return time_ns
+        return round(time_us * 1000)
 
 
 _MICROSECONDS = _Microseconds()

@@ -271,7 +271,7 @@ class Maybe(Spec):
     none: str = ""
 
     def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
-        if value is None or (dialect.units and self.none and value == self.none):
+        if value is None or (dialect.units and self.none and isinstance(value, str) and value == self.none):
             return None
         return self.spec.check(value, dialect)
 

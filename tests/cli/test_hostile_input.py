@@ -245,6 +245,30 @@ def test_a_trace_of_wrong_types_is_told_by_its_place(simdist: Simdist, tmp_path:
     assert line.startswith(start + problem.removesuffix("; traceEvents[0]"))
 
 
+@pytest.mark.parametrize("time_us", ["1e308", "-1", "1" + "0" * 30])
+def test_a_chrome_trace_with_times_out_of_this_world(simdist: Simdist, tmp_path: Path, time_us: str) -> None:
+    file = tmp_path / "trace.json"
+    mark = f'{{"ph":"i","name":"x","cat":"c","pid":0,"tid":0,"ts":{time_us},"args":{{}}}}'
+    file.write_text(f'{{"traceEvents": [{mark}], "otherData": {{"virtual_time_ns": 1, "seed": 0}}}}')
+
+    (line,) = problems(simdist("show", file))
+
+    assert "µs is no virtual time: it is negative, or beyond 292 years" in line
+
+
+def test_what_click_says_of_a_word_is_plain(simdist: Simdist) -> None:
+    for words in (["list", "a", "b\x1b[31m"], ["run", "x", "--b\x1b[31m"], ["b\x1b[31m"], ["--b\x1b[31m"]):
+        assert "\x1b" not in "\n".join(refused(simdist(*words)))
+
+
+def test_a_message_without_end_does_not_fill_the_screen(module: Callable[[str], str], simdist: Simdist) -> None:
+    result = simdist("run", module("def work():\n    raise OSError('x' * 100_000)\n"))
+
+    assert result.exit_code == 1
+    assert "x... (100000 letters)" in result.stdout
+    assert len(result.stdout) < 20_000
+
+
 def test_a_trace_may_end_just_before_292_years(simdist: Simdist, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file, picture = tmp_path / "trace.jsonl", tmp_path / "picture.svg"
