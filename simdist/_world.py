@@ -17,12 +17,13 @@ import torch
 
 from simdist._agent import Agent
 from simdist._observer import observers
+from simdist._settings import check_settings
 from simdist.c10d import TorchState, host_server, problems_at_end, unseen
 from simdist.c10d._callsite import user_line
 from simdist.c10d._store import StoreServer
 from simdist.cluster import Cluster, Network, build
-from simdist.errors import FaultError, InternalError, SimdistError, StallError, StrictError, TopologyError
-from simdist.faults import Fault, problems_of
+from simdist.errors import InternalError, StallError, StrictError
+from simdist.faults import Fault
 from simdist.faults._injector import Injector
 from simdist.kernel import Simulation, TaskKilled, make_policy, one_core
 from simdist.kernel._task import TaskState
@@ -31,9 +32,8 @@ from simdist.process._environ import encoded
 from simdist.result import RankResult, RunResult
 from simdist.trace._stream import EventStream
 
-__all__ = ["BACKENDS", "World", "WorldSpec"]
+__all__ = ["World", "WorldSpec"]
 
-BACKENDS = ("gloo", "sim")
 _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
 _FIRST_PID = 1000
 _DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
@@ -42,7 +42,11 @@ _API_FILE = str(Path(__file__).with_name("api.py"))
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec:
-    """Everything that determines a run, and how to watch it. `call` is called as `call(rank)` on each rank."""
+    """Everything that determines a run, and how to watch it. `call` is called as `call(rank)` on each rank.
+
+    Raises:
+        ArgumentError, FaultError, TopologyError: a setting is not what it has to be, or they do not fit together.
+    """
 
     call: Callable[[int], Any]
     world_size: int
@@ -65,22 +69,26 @@ class WorldSpec:
     namespaces: Sequence[dict[str, Any]] = field(default=())
     # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
+    checked: bool = False  # whoever made this has checked the settings
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise SimdistError(f"world_size is {self.world_size}; a world has at least one rank")
-        if self.backend not in BACKENDS:
-            known = ", ".join(BACKENDS)
-            raise SimdistError(f"backend {self.backend!r} is not simulated; expected one of: {known}")
-        if self.max_restarts < 0:
-            raise SimdistError(f"max_restarts is {self.max_restarts}; expected 0 or more")
-        if self.policy not in ("fifo", "random"):
-            raise SimdistError(f"unknown scheduling policy {self.policy!r}; expected 'fifo' or 'random'")
-        problems = problems_of(self.faults, self.world_size)
-        if problems:
-            raise FaultError(problems)
-        if self.cluster is not None and self.cluster.world_size != self.world_size:
-            raise TopologyError(f"the cluster places {self.cluster.world_size} ranks, the world has {self.world_size}")
+        if self.checked:
+            return
+        names = (
+            "world_size",
+            "backend",
+            "seed",
+            "cluster",
+            "faults",
+            "max_restarts",
+            "env",
+            "argv",
+            "policy",
+            "strict",
+        )
+        checked = check_settings("a world", {name: getattr(self, name) for name in (*names, "stall_s")})
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from simdist._replay import call_text
+from simdist._settings import check_settings
 from simdist._world import World, WorldSpec
 from simdist.c10d import StepReached
 from simdist.process import current_process
@@ -67,36 +69,41 @@ def run(
         stall_s: real seconds after which a rank that does not give the baton back fails the run.
         echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints.
         progress: called with (virtual ns, events so far) about ten times per real second.
-        replay: the call or command that repeats this run, for failure messages; made from the arguments if None.
+        replay: the call or command that repeats this run, for failure messages; made from the arguments if None. It
+            has every argument that determines the run, and says so where one is too long to be shown in full.
 
     Returns:
         What became of every rank. A failing rank does not raise here; see `RunResult.raise_for_failure`.
 
     Raises:
-        SimdistError: the arguments do not fit together, or another world is running.
+        ArgumentError: arguments are not what they have to be; one line for each. FaultError if only faults are wrong,
+            TopologyError if the cluster does not fit the world.
+        SimdistError: another world is running.
         StallError: a rank blocks on something outside the simulation.
     """
-    bound = functools.partial(fn, *args, **(kwargs or {}))
-    spec = WorldSpec(
-        call=lambda rank: bound(),
-        world_size=world_size,
-        backend=backend,
-        seed=seed,
-        cluster=cluster,
-        faults=tuple(faults),
-        max_restarts=max_restarts,
-        env=env,
-        argv=argv,
-        policy=policy,
-        strict=strict,
-        record_results=record_results,
-        stall_s=stall_s,
-        echo=echo,
-        progress=progress,
-        replay=_replay(fn, world_size, backend, seed, faults, max_restarts, policy) if replay is None else replay,
-        namespaces=_namespaces(fn),
-    )
-    return World(spec).run()
+    determining = {
+        "world_size": world_size,
+        "seed": seed,
+        "args": args,
+        "kwargs": kwargs,
+        "backend": backend,
+        "policy": policy,
+        "max_restarts": max_restarts,
+        "cluster": cluster,
+        "env": env,
+        "argv": argv,
+        "strict": strict,
+        "record_results": record_results,
+        "faults": faults,
+    }
+    watching = {"stall_s": stall_s, "echo": echo, "progress": progress}
+    checked = check_settings("simdist.run", {"fn": fn, **determining, **watching, "replay": replay})
+    settings = {name: checked[name] for name in determining}
+    shown = settings | {"faults": list(settings["faults"])}
+    checked["replay"] = call_text("simdist.run", fn, shown, _DEFAULTS) if replay is None else replay
+    bound = functools.partial(fn, *settings["args"], **(settings["kwargs"] or {}))
+    rest = {name: value for name, value in checked.items() if name not in ("fn", "args", "kwargs")}
+    return World(WorldSpec(call=lambda rank: bound(), namespaces=_namespaces(fn), checked=True, **rest)).run()
 
 
 def spawn(
@@ -119,19 +126,24 @@ def spawn(
         None with `join`; otherwise a context whose `join` runs the world.
 
     Raises:
+        ArgumentError, FaultError: as `run`.
         ProcessRaisedException: a process raised; its traceback is in the text.
         ProcessExitedException: a process left with another code than 0, or died by a signal.
     """
     from simdist._spawn import SpawnContext
 
+    given = {"fn": fn, "args": args, "nprocs": nprocs, "join": join, "seed": seed, "faults": faults}
+    checked = check_settings("simdist.spawn", given)
+    arguments = checked["args"]
     spec = WorldSpec(
-        call=lambda rank: fn(rank, *args),
-        world_size=nprocs,
-        seed=seed,
-        faults=tuple(faults),
+        call=lambda rank: fn(rank, *arguments),
+        world_size=checked["nprocs"],
+        seed=checked["seed"],
+        faults=checked["faults"],
         stop_on_failure=True,
         torchrun=False,
         namespaces=_namespaces(fn),
+        checked=True,
     )
     context = SpawnContext(spec)
     if not join:
@@ -166,21 +178,7 @@ def _namespaces(fn: Callable[..., Any]) -> list[dict[str, Any]]:
     return [namespace] if namespace is not None else []
 
 
-def _replay(
-    fn: Callable[..., Any],
-    world_size: int,
-    backend: str,
-    seed: int,
-    faults: Sequence[Fault],
-    max_restarts: int,
-    policy: str,
-) -> str:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    name = getattr(fn, "__qualname__", repr(type(fn).__name__))
-    parts = [name, f"world_size={world_size}", f"seed={seed}"]
-    parts += [f"backend={backend!r}"] if backend != "gloo" else []
-    parts += [f"policy={policy!r}"] if policy != "fifo" else []
-    parts += [f"max_restarts={max_restarts}"] if max_restarts else []
-    parts += [f"faults={list(faults)!r}"] if faults else []
-    return f"simdist.run({', '.join(parts)})"
+_DEFAULTS: Mapping[str, Any] = {
+    name: None if parameter.default is parameter.empty else parameter.default
+    for name, parameter in inspect.signature(run).parameters.items()
+}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "ArgumentError",
     "DeadlockError",
     "FaultError",
     "InternalError",
@@ -41,6 +42,20 @@ class UnsupportedError(SimdistError, NotImplementedError):
     """Something that the real backend can do and the simulation cannot yet; says what and what to use instead."""
 
 
+class ArgumentError(SimdistError, ValueError, TypeError):
+    """Arguments of a call that make no sense. `call` is what was called, `problems` one line for each of them."""
+
+    def __init__(self, call: str, problems: Sequence[str]) -> None:
+        super().__init__(call, tuple(problems))
+        self.call = call
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return f"{self.call}: {self.problems[0]}"
+        return _problem_text(self.call, self.problems)
+
+
 class TopologyError(SimdistError, ValueError):
     """A cluster description that does not hold together, or a rank or host that it does not have."""
 
@@ -53,7 +68,7 @@ class FaultError(SimdistError, ValueError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        return _problem_text("faults", self.problems)
+        return self.problems[0] if len(self.problems) == 1 else _problem_text("faults", self.problems)
 
 
 class ScenarioError(SimdistError, ValueError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from simdist.errors import DeadlockError, RunFailedError
+from simdist.values import repr_of, text_of
 
 __all__ = ["Event", "RankResult", "RunResult", "Status"]
 
@@ -64,7 +65,7 @@ class RankResult:
             "rank": self.rank,
             "status": self.status,
             "value": _jsonable(self.value),
-            "exception": None if error is None else {"type": type(error).__name__, "message": str(error)},
+            "exception": None if error is None else {"type": type(error).__name__, "message": text_of(error)},
             "exit_code": self.exit_code,
             "stdout": self.stdout,
             "stderr": self.stderr,
@@ -151,7 +152,7 @@ class RunResult:
 
 def _failure_line(rank: RankResult) -> str:
     what = {
-        "raised": lambda: f"raised {type(rank.exception).__name__}: {_first_line(str(rank.exception))}",
+        "raised": lambda: f"raised {type(rank.exception).__name__}: {_first_line(text_of(rank.exception))}",
         "exited": lambda: f"exited with code {rank.exit_code}",
         "killed": lambda: f"was killed by signal {-(rank.exit_code or 0)}",
         "hung": lambda: f"hangs in {rank.waiting or 'user code'}",
@@ -167,6 +168,6 @@ def _first_line(text: str) -> str:
 def _jsonable(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return repr(value)
+    except (TypeError, ValueError, RecursionError):
+        return repr_of(value)
     return value

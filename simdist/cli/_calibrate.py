@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from simdist.cli._console import page
+from simdist.cli._outputs import output_problems, write_text
+from simdist.cli._real import number_problems
 from simdist.cli._table import plain_table
 from simdist.errors import SimdistError
 from simdist.scenario import format_duration
@@ -21,19 +22,19 @@ def calibrate_machine(backend: str, ranks: Sequence[int], output: str, limit_s: 
     Raises:
         SimdistError: the file can't be written, or a measurement failed.
     """
-    from simdist.hardware._calibrate import calibrate, rows_of, write
+    from simdist.hardware._calibrate import calibrate, rows_of
     from simdist.hardware._launch import Nodes
     from simdist.hardware._replay import unavailable
 
-    folder = Path(output).resolve().parent
-    if not folder.is_dir() or Path(output).is_dir():
-        raise SimdistError(f"-o {output}: cannot be written: {'is a folder' if folder.is_dir() else 'no such folder'}")
+    problems = output_problems({"-o": output}) + number_problems("--real-timeout", limit_s)
+    if problems:
+        raise SimdistError("\n".join(problems))
     missing = unavailable(backend, max(ranks), Nodes())
     if missing:
         click.echo(f"not measured: {missing}", err=True)
         return 3
     calibration = calibrate(backend, sorted(set(ranks)), limit_s=limit_s)
-    write(calibration, Path(output))
+    write_text(output, lambda stream: stream.write(calibration.to_toml()))
     with page() as out:
         columns = ("operation", "bytes", "ranks", "measured", "predicted", "ratio")
         table = plain_table(*columns, right=("bytes", "ranks", "measured", "predicted", "ratio"))

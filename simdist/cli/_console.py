@@ -5,19 +5,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 
-__all__ = ["WIDTH", "marks", "page"]
+from simdist.values import plain
+
+__all__ = ["WIDTH", "marks", "page", "say"]
 
 WIDTH = 96
+
+
+class _PlainConsole(Console):
+    """A console that shows control characters as escapes, wherever a text comes from."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else plain(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """One message, with control characters as escapes."""
+    click.echo(plain(text), err=err)
 
 
 @contextmanager
 def page() -> Iterator[Console]:
     """A console that takes text as it is, without markup; what it got goes to stdout at the end, in one piece."""
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False, emoji=False)
+    console = _PlainConsole(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False, emoji=False)
     with console.capture() as capture:
         yield console
     # Tables fill their lines with spaces, which are a nuisance in a file.

@@ -9,8 +9,11 @@ from typing import Any
 
 import click
 
-from simdist.cli._nodes import given_node_options, node_options, real_options
+from simdist.cli._console import say
+from simdist.cli._nodes import Count, given_node_options, node_options, real_options
+from simdist.cli._outputs import shown_path
 from simdist.errors import SimdistError
+from simdist.values import plain
 
 __all__ = ["main"]
 
@@ -18,13 +21,23 @@ __all__ = ["main"]
 class _Commands(click.Group):
     """Turns what simdist raises about its input into one message and an exit code."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.ClickException as error:
+            error.message = plain(error.message)  # type: ignore[misc]  # final in type only
+            raise
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except click.ClickException as error:
+            error.message = plain(error.message)  # type: ignore[misc]  # final in type only
+            raise
         except SimdistError as error:
             from simdist.errors import InternalError, StallError
 
-            click.echo(str(error), err=True)
+            say(str(error), err=True)
             context.exit(1 if isinstance(error, InternalError | StallError) else 2)
 
 
@@ -42,18 +55,17 @@ def main() -> None:
 
 @main.command()
 @click.argument("file")
-@click.option("--seed", type=click.IntRange(min=0), help="Instead of the seed in the file.")
+@click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the file.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
 )
-@click.option("--json", "json_path", type=click.Path(), metavar="OUT", help="Write the result as JSON.")
-@click.option("--trace", "trace_path", type=click.Path(), metavar="OUT", help="Write a Chrome trace, for Perfetto.")
-@click.option("--events", "events_path", type=click.Path(), hidden=True, help="Write each event as a line of JSON.")
-@click.option("--timeline", "timeline_path", type=click.Path(), metavar="OUT", help="Draw the run, as SVG or PNG.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the result as JSON.")
+@click.option("--trace", "trace_path", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
+@click.option("--events", "events_path", hidden=True, help="Write each event as a line of JSON.")
+@click.option("--timeline", "timeline_path", metavar="OUT", help="Draw the run, as SVG or PNG.")
 @click.option(
     "--flight-recorder",
     "flight_recorder",
-    type=click.Path(),
     metavar="DIR",
     help="Write Flight Recorder dumps, for torchfrtrace.",
 )
@@ -120,11 +132,11 @@ def run(
 @click.option(
     "--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="The real backend."
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Instead of the seed in the files.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Real runs of each scenario.")
+@click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the files.")
+@click.option("--repeat", type=Count(least=1), default=1, show_default=True, help="Real runs of each scenario.")
 @click.option("--timing-tolerance", type=float, help="Also judge timings: 0.1 allows 10 % of the longer one.")
-@click.option("--json", "json_path", type=click.Path(), metavar="OUT", help="Write the report as JSON.")
-@click.option("--html", "html_path", type=click.Path(), metavar="OUT", help="Write the report as a page.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.option("--html", "html_path", metavar="OUT", help="Write the report as a page.")
 @node_options
 @click.pass_context
 def parity(
@@ -159,8 +171,10 @@ def parity(
 
 @main.command()
 @click.option("--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="What to measure.")
-@click.option("-o", "--output", required=True, type=click.Path(), metavar="FILE", help="The cluster description.")
-@click.option("--ranks", type=click.IntRange(min=2), multiple=True, help="World sizes, may repeat; default: 2, 3, 4.")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The cluster description.")
+@click.option(
+    "--ranks", type=Count(least=2, most=1024), multiple=True, help="World sizes, may repeat; default: 2, 3, 4."
+)
 @click.option("--real-timeout", default=600.0, show_default=True, help="Seconds until a measurement counts as hung.")
 @click.pass_context
 def calibrate(context: click.Context, real: str, output: str, ranks: tuple[int, ...], real_timeout: float) -> None:
@@ -176,8 +190,8 @@ def calibrate(context: click.Context, real: str, output: str, ranks: tuple[int, 
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only operations of this group; may repeat.")
 @click.option("--from", "from_time", metavar="TIME", help="From this virtual time on: 3ms, 1.5s, 30min.")
 @click.option("--to", "to_time", metavar="TIME", help="Up to this virtual time.")
-@click.option("--timeline", "timeline_path", type=click.Path(), metavar="OUT", help="Draw it, as SVG or PNG.")
-@click.option("--lines", type=click.IntRange(min=0), default=100, show_default=True, help="At most so many; 0: all.")
+@click.option("--timeline", "timeline_path", metavar="OUT", help="Draw it, as SVG or PNG.")
+@click.option("--lines", type=Count(), default=100, show_default=True, help="At most so many; 0: all.")
 @click.pass_context
 def show(
     context: click.Context,
@@ -219,7 +233,7 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
             load(file)
         except ScenarioError as error:
             failed = True
-            click.echo(str(error), err=True)
+            say(str(error), err=True)
         else:
-            click.echo(f"{file}: ok")
+            say(f"{shown_path(file)}: ok")
     context.exit(2 if failed else 0)

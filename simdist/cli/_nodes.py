@@ -6,10 +6,44 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from simdist.values import Unfit, Whole, shown
+
 if TYPE_CHECKING:
     from simdist.cli._real import RealOptions
 
-__all__ = ["given_node_options", "node_options", "real_options"]
+__all__ = ["Count", "given_node_options", "node_options", "real_options"]
+
+
+if TYPE_CHECKING:
+    _WholeType = click.ParamType[int]
+else:  # older ones take no parameter
+    _WholeType = click.ParamType
+
+
+class Count(_WholeType):
+    """A whole number in a range."""
+
+    name = "integer"
+
+    def __init__(self, least: int = 0, most: int = 2**31 - 1) -> None:
+        self._spec = Whole(least=least, most=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number.
+
+        Raises:
+            BadParameter: it is none, or outside.
+        """
+        try:
+            if isinstance(value, str):
+                value = int(value) if len(value) <= 40 else value  # of more digits Python makes no number
+            number: int = self._spec.check(value)
+        except Unfit as unfit:
+            self.fail(str(unfit), param, ctx)
+        except ValueError:
+            self.fail(f"expected a whole number, found {shown(value)}", param, ctx)
+        return number
+
 
 _NAMES = (
     "nnodes",
@@ -26,8 +60,20 @@ _NAMES = (
 def node_options(command: Any) -> Any:
     """Decorate a command with them."""
     options = [
-        click.option("--nnodes", default=1, show_default=True, help="Machines that take part; run this on each."),
-        click.option("--node-rank", default=0, show_default=True, help="Which of them this is; 0 writes the report."),
+        click.option(
+            "--nnodes",
+            type=Count(least=-(2**31)),
+            default=1,
+            show_default=True,
+            help="Machines that take part; run this on each.",
+        ),
+        click.option(
+            "--node-rank",
+            type=Count(least=-(2**31)),
+            default=0,
+            show_default=True,
+            help="Which of them this is; 0 writes the report.",
+        ),
         click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where they meet, on node 0."),
         click.option("--rdzv-backend", default="c10d", show_default=True, help="Torchrun's rendezvous backend."),
         click.option("--rdzv-id", default="", help="The job's name, the same on every node."),

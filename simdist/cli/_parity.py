@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simdist.cli._console import page
-from simdist.cli._real import RealOptions, problems_of
+from simdist.cli._outputs import output_problems, shown_path, write_text
+from simdist.cli._real import RealOptions, number_problems, problems_of
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import Plan, format_duration, load
@@ -46,9 +46,8 @@ def compare_files(
     """
     from simdist.hardware._parity import check_parity, exit_code
 
-    problems = _unwritable({"--json": json_path, "--html": html_path})
-    if timing_tolerance is not None and not timing_tolerance > 0:
-        problems.append(f"--timing-tolerance: {timing_tolerance:g} is too small; it must be greater than 0")
+    problems = output_problems({"--json": json_path, "--html": html_path}, inputs=files)
+    problems += number_problems("--timing-tolerance", timing_tolerance)
     plans = load_all(files, lambda plan: problems_of(real, plan.world_size), problems)
     reports: list[ParityReport] = []
     for plan in plans:
@@ -84,13 +83,13 @@ def load_all(files: Sequence[str], also: Callable[[Plan], Sequence[str]], proble
         try:
             plan = load(file)
         except ScenarioError as error:
-            lines += [f"{file}: {problem}" if len(files) > 1 else problem for problem in error.problems]
+            lines += [f"{shown_path(file)}: {problem}" if len(files) > 1 else problem for problem in error.problems]
         else:
             plans.append(plan)
             told += [line for line in also(plan) if line not in told]
     lines += told
     if lines:
-        raise ScenarioError(files[0] if len(files) == 1 else f"{len(files)} files", lines)
+        raise ScenarioError(shown_path(files[0]) if len(files) == 1 else f"{len(files)} files", lines)
     return plans
 
 
@@ -100,9 +99,9 @@ def write_reports(reports: Sequence[ParityReport], json_path: str | None, html_p
 
     if json_path is not None:
         content = {"reports": [report.summary() for report in reports]}
-        Path(json_path).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        write_text(json_path, lambda stream: stream.write(json.dumps(content, indent=2) + "\n"))
     if html_path is not None:
-        Path(html_path).write_text(html_page(reports), "utf-8")
+        write_text(html_path, lambda stream: stream.write(html_page(reports)))
 
 
 def print_reports(out: Console, reports: Sequence[ParityReport]) -> None:
@@ -156,14 +155,3 @@ def _print_details(out: Console, report: ParityReport) -> None:
 
 def _title(point: Point) -> str:
     return f"{point.name} of rank {point.rank}" if point.rank >= 0 else point.name
-
-
-def _unwritable(paths: dict[str, str | None]) -> list[str]:
-    lines = []
-    for option, path in paths.items():
-        folder = None if path is None else Path(path).resolve().parent
-        if folder is not None and not folder.is_dir():
-            lines.append(f"{option} {path}: cannot be written: No such file or directory")
-        elif path is not None and Path(path).is_dir():
-            lines.append(f"{option} {path}: cannot be written: Is a directory")
-    return lines

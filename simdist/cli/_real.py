@@ -14,16 +14,18 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simdist.cli._console import marks, page
-from simdist.cli._run import Outputs, told
+from simdist.cli._outputs import told, write_text
+from simdist.cli._run import Outputs
 from simdist.cli._summary import heading, print_failures, print_ranks, print_timeline
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import format_duration, load
+from simdist.values import Maybe, Number, findings_of
 
 if TYPE_CHECKING:
     from simdist.hardware import Nodes, RealReport
 
-__all__ = ["RealOptions", "problems_of", "run_real_file"]
+__all__ = ["RealOptions", "number_problems", "problems_of", "run_real_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,13 @@ class RealOptions:
 def problems_of(real: RealOptions, world_size: int) -> list[str]:
     """What is wrong with the options of a real run."""
     lines = real.nodes.problems(world_size)
-    if real.time_scale is not None and not real.time_scale > 0:
-        lines.append(f"--time-scale: {real.time_scale:g} is too small; it must be greater than 0")
-    if not real.limit_s > 0:
-        lines.append(f"--real-timeout: {real.limit_s:g} is too small; it must be greater than 0")
-    return lines
+    lines += number_problems("--time-scale", real.time_scale)
+    return lines + number_problems("--real-timeout", real.limit_s)
+
+
+def number_problems(option: str, value: float | None) -> list[str]:
+    """Why an option's number can't be used; any that is finite and greater than 0 can."""
+    return [f"{option}: {finding.text}" for finding in findings_of(Maybe(Number(above=0)), value)]
 
 
 def run_real_file(
@@ -59,7 +63,7 @@ def run_real_file(
     from simdist.hardware._dumps import write_dumps
     from simdist.hardware._replay import unavailable
 
-    problems = outputs.problems()
+    problems = outputs.problems([file])
     try:
         plan = load(file, overrides=overrides)
     except ScenarioError as error:
@@ -85,8 +89,7 @@ def run_real_file(
         click.echo(f"node {real.nodes.rank} is done; node 0 has the report")
         return 0
     if outputs.json is not None:
-        with told(outputs.json):
-            Path(outputs.json).write_text(json.dumps(report.summary(), indent=2) + "\n", "utf-8")
+        write_text(outputs.json, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
     replace(outputs, flight_recorder=None).write_events(report.result, plan)
     missing_dumps: list[str] = []
     if outputs.flight_recorder is not None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
-
-import click
+from typing import TYPE_CHECKING
 
 from simdist._observer import observed_by
 from simdist.cli._console import page
+from simdist.cli._outputs import output_problems, shown_path, told, write_bytes, write_text
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import print_summary
 from simdist.errors import ScenarioError
@@ -34,7 +34,7 @@ from simdist.trace import (
 if TYPE_CHECKING:
     from simdist.determinism import CallStacks, DeterminismReport
 
-__all__ = ["Outputs", "run_file", "timeline_problems", "told", "write_timeline"]
+__all__ = ["Outputs", "run_file", "timeline_problems", "write_timeline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,43 +47,25 @@ class Outputs:
     timeline: str | None = None
     flight_recorder: str | None = None  # a folder
 
-    def problems(self) -> list[str]:
+    def problems(self, inputs: Sequence[str] = ()) -> list[str]:
         """Why one of them can't be written, found by opening it; files that this made are gone again."""
-        files = ("json", "trace", "events", "timeline")
-        named = {f"--{name}": path for name in files if (path := getattr(self, name)) is not None}
-        lines = []
-        if self.timeline is not None:
-            lines += timeline_problems("--timeline", self.timeline)
-        folder = None if self.flight_recorder is None else Path(self.flight_recorder)
-        if folder is not None and folder.exists() and not folder.is_dir():
-            lines.append(f"--flight-recorder {folder}: is a file; expected a folder")
-        for option, path in named.items():
-            existed = Path(path).exists()
-            try:
-                with Path(path).open("a", encoding="utf-8"):
-                    pass
-                if not existed:
-                    Path(path).unlink()
-            except (OSError, ValueError) as error:
-                reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-                lines.append(f"{option} {path}: cannot be written: {reason}")
-        resolved = [Path(path).resolve() for path in named.values() if Path(path).is_file() or not Path(path).exists()]
-        if len(set(resolved)) < len(resolved):
-            lines.append(f"{' and '.join(named)}: two outputs in one file")
-        return lines
+        lines = [] if self.timeline is None else timeline_problems("--timeline", self.timeline)
+        files = {f"--{name}": getattr(self, name) for name in ("json", "trace", "events", "timeline")}
+        folders = {"--flight-recorder": self.flight_recorder}
+        return lines + output_problems(files, folders=folders, inputs=inputs)
 
     def write(self, report: ScenarioReport, determinism: DeterminismReport | None, stacks: CallStacks | None) -> None:
         """Write the files; `stacks` tells Flight Recorder's dumps from where operations were called."""
         if self.json is not None:
-            _write(self.json, lambda stream: stream.write(_json_text(report, determinism)))
+            write_text(self.json, lambda stream: stream.write(_json_text(report, determinism)))
         self.write_events(report.result, report.plan, stacks)
 
     def write_events(self, result: RunResult, plan: Plan, stacks: CallStacks | None = None) -> None:
         """Write the files that hold a run's events."""
         if self.trace is not None:
-            _write(self.trace, lambda stream: write_chrome_trace(result, stream))
+            write_text(self.trace, lambda stream: write_chrome_trace(result, stream))
         if self.events is not None:
-            _write(self.events, lambda stream: write_events(result.events, stream))
+            write_text(self.events, lambda stream: write_events(result.events, stream))
         if self.timeline is not None:
             write_timeline(trace_of(result), self.timeline, f"{plan.name}: {plan.title}" if plan.title else plan.name)
         if self.flight_recorder is not None:
@@ -100,7 +82,7 @@ def run_file(
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
     """
-    problems = outputs.problems()
+    problems = outputs.problems([file])
     try:
         plan = load(file, overrides=overrides)
     except ScenarioError as error:
@@ -156,7 +138,7 @@ def timeline_problems(option: str, path: str) -> list[str]:
     """Why no picture can be written there."""
     lines = []
     if Path(path).suffix.lower() not in (".svg", ".png"):
-        lines.append(f"{option} {path}: expected a file that ends in .svg or .png")
+        lines.append(f"{option} {shown_path(path)}: expected a file that ends in .svg or .png")
     if importlib.util.find_spec("matplotlib") is None:
         lines.append(f"{option}: needs matplotlib, which is not installed: pip install 'simdist[plot]'")
     return lines
@@ -164,21 +146,6 @@ def timeline_problems(option: str, path: str) -> list[str]:
 
 def write_timeline(trace: Trace, path: str, title: str) -> None:
     """Write the picture of a trace, or say why it can't be and leave with exit code 2."""
-    figure = timeline(trace, title=title)
-    with told(path):
-        save(figure, Path(path))
-
-
-def _write(path: str, write: Callable[[TextIO], object]) -> None:
-    with told(path), Path(path).open("w", encoding="utf-8", newline="\n") as stream:
-        write(stream)
-
-
-@contextmanager
-def told(path: str) -> Iterator[None]:
-    """Say that the file could not be written, and leave with exit code 2."""
-    try:
-        yield
-    except OSError as error:  # it could be opened before the run: the disk is full, or the folder is gone
-        click.echo(f"{path}: cannot be written: {error.strerror or error}", err=True)
-        raise click.exceptions.Exit(2) from None
+    stream = io.BytesIO()
+    save(timeline(trace, title=title), stream, Path(path).suffix)
+    write_bytes(path, stream.getvalue())

@@ -11,16 +11,18 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simdist.cli._console import page
+from simdist.cli._outputs import output_problems, shown_path
 from simdist.cli._run import timeline_problems, write_timeline
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.result import Event
 from simdist.scenario import format_duration, parse_duration
 from simdist.trace import Span, Trace, notes_of, rank_list, read_trace
+from simdist.values import plain, shortened
 
 __all__ = ["show_file"]
 
-_RANKS = re.compile(r"(\d+)(?:-(\d+))?")
+_RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _UNTOLD = (
     "group",
     "start",
@@ -56,8 +58,9 @@ def show_file(
         problems.append(f"--from {times[0]} is after --to {times[1]}")
     if picture is not None:
         problems += timeline_problems("--timeline", picture)
+        problems += output_problems({"--timeline": picture}, inputs=[file])
     if problems:
-        raise ScenarioError(file, problems)
+        raise ScenarioError(shown_path(file), problems)
 
     trace = trace.only(ranks=wanted, groups=groups, from_ns=from_ns, to_ns=to_ns)
     if picture is not None:
@@ -73,7 +76,7 @@ def _ranks(words: Sequence[str], trace: Trace, problems: list[str]) -> list[int]
     for word in words:
         match = _RANKS.fullmatch(word)
         if match is None:
-            problems.append(f"--rank {word}: expected a rank such as 3, or a range such as 0-2")
+            problems.append(f"--rank {shortened(plain(word), 60)}: expected a rank such as 3, or a range such as 0-2")
             continue
         chosen = [rank for rank in known if int(match[1]) <= rank <= int(match[2] or match[1])]
         if not chosen:
@@ -86,8 +89,9 @@ def _check_groups(words: Sequence[str], trace: Trace, problems: list[str]) -> No
     descriptions = trace.groups.descriptions
     known = {str(span.issue.data.get("group")) for span in trace.spans if span.is_operation}
     known |= set(descriptions) | set(descriptions.values())
+    has = ", ".join(map(repr, sorted(known))) or "none"
     problems += [
-        f"--group {word}: no such group; the trace has {', '.join(map(repr, sorted(known))) or 'none'}"
+        f"--group {shortened(plain(word), 60)}: no such group; the trace has {has}"
         for word in words
         if word not in known
     ]
@@ -97,7 +101,7 @@ def _time(option: str, text: str | None, problems: list[str]) -> int | None:
     if text is None:
         return None
     try:
-        return parse_duration(int(text) if text.isdecimal() else text)
+        return parse_duration(int(text) if text.isdecimal() and len(text) < 40 else text)
     except ValueError as error:
         problems.append(f"{option}: {error}")
         return None

@@ -22,6 +22,7 @@ from simdist.scenario import (
     rank_text,
     without_source,
 )
+from simdist.values import text_of
 
 if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport
@@ -32,6 +33,7 @@ _FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
 _TIMELINE = 20
 _MESSAGE_LINES = 4
 _STDERR_LINES = 16
+_LONGEST_LINE = 2000  # letters of it
 
 
 def print_summary(out: Console, report: ScenarioReport, determinism: DeterminismReport | None) -> None:
@@ -121,12 +123,19 @@ def print_failures(out: Console, ranks: Sequence[RankResult], plan: Plan) -> Non
     if first.stderr.strip():
         _indented(out, f"last stderr of rank {first.rank}:")
         for line in first.stderr.rstrip().splitlines()[-_STDERR_LINES:]:
-            out.print(Text(f"    {line}"), soft_wrap=True)
+            out.print(Text(f"    {_clipped(line)}"), soft_wrap=True)
+
+
+def _clipped(line: str) -> str:
+    """A line of the program's, without the end of one that would fill the screen."""
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} letters)"
 
 
 def _story(rank: RankResult, plan: Plan) -> str:
     if rank.status == "raised" and rank.exception is not None:
-        lines = (without_source(str(rank.exception)).splitlines() or [""])[:_MESSAGE_LINES]
+        lines = [_clipped(line) for line in without_source(text_of(rank.exception)).splitlines()[:_MESSAGE_LINES]] or [
+            ""
+        ]
         text = "\n".join([f"raised {type(rank.exception).__name__}: {lines[0]}", *lines[1:]])
         place = _place(rank.exception, plan.workload.folder)
         return f"{text}\n  at {place}" if place else text

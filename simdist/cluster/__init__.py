@@ -16,10 +16,11 @@ from simdist.cluster._costs import (
     reduce_segments,
     segments,
 )
-from simdist.cluster._graph import Cluster, build
+from simdist.cluster._graph import BUILD, Cluster, build
 from simdist.cluster._network import Condition, Network, Path
 
 __all__ = [
+    "BUILD",
     "Cluster",
     "Condition",
     "Network",

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import networkx as nx
 
 from simdist.errors import TopologyError
+from simdist.values import (
+    PYTHON,
+    WORLD_SIZE,
+    Bandwidth,
+    Dialect,
+    Duration,
+    Finding,
+    ListOf,
+    Maybe,
+    Number,
+    Spec,
+    Text,
+    Unfit,
+    Whole,
+    brief,
+    findings_of,
+    given_specs,
+    place,
+)
 
-__all__ = ["Cluster", "build"]
+__all__ = ["BUILD", "Cluster", "build"]
 
 # One machine, Gloo over loopback TCP (measured on 2 cores: barrier of 2 ranks 0.23 ms, 64 MiB broadcast 17 ms).
 LOCAL_LATENCY_NS = 50_000
@@ -18,6 +39,24 @@ LOCAL_BANDWIDTH = 4_000_000_000
 # A 25 Gbit/s Ethernet and a kernel network stack on both sides.
 NETWORK_LATENCY_NS = 80_000
 NETWORK_BANDWIDTH = 3_125_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph(Spec):
+    """An undirected graph of networkx, one link between two nodes."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+        if not isinstance(value, nx.Graph) or value.is_directed() or value.is_multigraph():
+            text = f"expected an undirected networkx.Graph without parallel links, found {dialect.found(value)}"
+            raise Unfit([Finding((), text)])
+        return value
+
+
+_GRAPH = _Graph()
+if TYPE_CHECKING:
+    _StrGraph = nx.Graph[str]
+else:  # the class itself takes no parameters
+    _StrGraph = nx.Graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +69,8 @@ class Cluster:
     `reduction_latency_slowdown` times as long: data is not only moved but added up, by a core that has to be free.
 
     Raises:
-        TopologyError: a placement names no node, an edge lacks a cost, or two hosts cannot reach each other.
+        TopologyError: a placement names no node, an edge lacks a cost, two hosts cannot reach each other, or an
+            argument is not what it has to be.
 
     Example:
         >>> cluster = build(8, hosts=2, latency_ns=20_000)
@@ -38,31 +78,38 @@ class Cluster:
         ('host0', 'host0', 'host0', 'host0', 'host1', 'host1', 'host1', 'host1')
     """
 
-    graph: nx.Graph[str] = field(repr=False)
-    placement: tuple[str, ...]
-    local_latency_ns: int = LOCAL_LATENCY_NS
-    local_bandwidth: int = LOCAL_BANDWIDTH
-    reduction_slowdown: float = 1.0
-    reduction_latency_slowdown: float = 1.0
-    reduction_from_bytes: int = 0
+    graph: Annotated[_StrGraph, _GRAPH] = field(repr=False)
+    placement: Annotated[tuple[str, ...], ListOf(Text(), of="hosts")]
+    local_latency_ns: Annotated[int, Duration()] = LOCAL_LATENCY_NS
+    local_bandwidth: Annotated[int, Bandwidth()] = LOCAL_BANDWIDTH
+    reduction_slowdown: Annotated[float, Number(above=0)] = 1.0
+    reduction_latency_slowdown: Annotated[float, Number(above=0)] = 1.0
+    reduction_from_bytes: Annotated[int, Whole(least=0)] = 0
+    made_by: Annotated[str, Text()] = field(default="", repr=False)  # the call of `build`, if that made it
 
     def __post_init__(self) -> None:
+        problems = []
+        for name, spec, value in given_specs(self):
+            try:
+                object.__setattr__(self, name, spec.check(value))
+            except Unfit as unfit:
+                problems += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
+        if problems:  # nodes and links are looked at when there is a graph, and a placement
+            raise TopologyError("; ".join(problems))
         problems = [
-            f"rank {r} is placed on {h!r}, no such host" for r, h in enumerate(self.placement) if h not in self.graph
+            f"rank {r} is placed on {brief(h)}, no such host"
+            for r, h in enumerate(self.placement)
+            if h not in self.graph
         ]
         for a, b, data in self.graph.edges(data=True):
             for name in ("latency_ns", "bandwidth"):
                 value = data.get(name)
                 if not isinstance(value, int) or value < (1 if name == "bandwidth" else 0):
-                    problems.append(f"link {a} - {b}: {name} is {value!r}, expected a positive integer")
+                    problems.append(f"link {a} - {b}: {name} is {brief(value)}, expected a positive integer")
         hosts = [host for host in dict.fromkeys(self.placement) if host in self.graph]
         problems += [
             f"no path from {hosts[0]} to {host}" for host in hosts[1:] if not nx.has_path(self.graph, hosts[0], host)
         ]
-        if self.local_bandwidth < 1 or self.local_latency_ns < 0:
-            problems.append("local latency and bandwidth must be positive")
-        if not min(self.reduction_slowdown, self.reduction_latency_slowdown) > 0 or self.reduction_from_bytes < 0:
-            problems.append("a reduction's slowdowns and least size must be positive")
         if problems:
             raise TopologyError("; ".join(problems))
 
@@ -89,6 +136,20 @@ class Cluster:
         return sum(edge["latency_ns"] for edge in edges), min(edge["bandwidth"] for edge in edges)
 
 
+# What the arguments of `build` have to be, and the keys of [cluster] in a scenario.
+BUILD: Mapping[str, Spec] = {
+    "world_size": WORLD_SIZE,
+    "hosts": Whole(least=1),
+    "latency_ns": Maybe(Duration()),
+    "bandwidth_bytes_per_s": Maybe(Bandwidth()),
+    "local_latency_ns": Maybe(Duration()),
+    "local_bandwidth_bytes_per_s": Maybe(Bandwidth()),
+    "reduction_slowdown": Number(above=0),
+    "reduction_latency_slowdown": Number(above=0),
+    "reduction_from_bytes": Whole(least=0),
+}
+
+
 def build(
     world_size: int,
     *,
@@ -107,9 +168,27 @@ def build(
     `Cluster`; `simdist calibrate` measures all of them but those between hosts.
 
     Raises:
-        TopologyError: the ranks do not fill the hosts evenly, or a number is out of range.
+        TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
     """
-    if world_size < 1 or hosts < 1 or world_size % hosts:
+    given = {
+        "hosts": hosts,
+        "latency_ns": latency_ns,
+        "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+        "local_latency_ns": local_latency_ns,
+        "local_bandwidth_bytes_per_s": local_bandwidth_bytes_per_s,
+        "reduction_slowdown": reduction_slowdown,
+        "reduction_latency_slowdown": reduction_latency_slowdown,
+        "reduction_from_bytes": reduction_from_bytes,
+    }
+    said = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
+    findings = [
+        (name, finding)
+        for name, value in {"world_size": world_size, **said}.items()
+        for finding in findings_of(BUILD[name], value)
+    ]
+    if findings:
+        raise TopologyError("; ".join(f"{name}: {finding.text}" for name, finding in findings))
+    if world_size % hosts:
         raise TopologyError(f"{world_size} ranks do not fill {hosts} hosts evenly")
     latency = NETWORK_LATENCY_NS if latency_ns is None else latency_ns
     bandwidth = NETWORK_BANDWIDTH if bandwidth_bytes_per_s is None else bandwidth_bytes_per_s
@@ -123,6 +202,7 @@ def build(
         for index in range(hosts):
             graph.edges[f"host{index}", "switch"]["latency_ns"] = latency // 2
     each = world_size // hosts
+    words = [str(world_size), *(f"{name}={value!r}" for name, value in said.items())]
     return Cluster(
         graph,
         tuple(f"host{rank // each}" for rank in range(world_size)),
@@ -131,4 +211,8 @@ def build(
         reduction_slowdown,
         reduction_latency_slowdown,
         reduction_from_bytes,
+        made_by=f"simdist.cluster.build({', '.join(words)})",
     )
+
+
+_DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from simdist._settings import SETTINGS, check_settings
 from simdist.api import run
 from simdist.determinism._check import check
 from simdist.determinism._fresh import Job
@@ -20,6 +21,7 @@ from simdist.errors import SimdistError
 __all__ = ["call_function", "check_determinism"]
 
 _WATCHING = ("echo", "progress", "replay")
+_KNOWN = {name: SETTINGS[name] for name in inspect.signature(run).parameters}
 
 
 def check_determinism(fn: Callable[..., Any], *, world_size: int, **arguments: Any) -> DeterminismReport:
@@ -31,9 +33,11 @@ def check_determinism(fn: Callable[..., Any], *, world_size: int, **arguments: A
     promises either.
 
     Raises:
+        ArgumentError, FaultError, TopologyError: as `simdist.run`.
         SimdistError: a fresh process can't import `fn` (it is a lambda, or defined inside a function), its arguments
             can't be pickled, or the second run came to nothing.
     """
+    check_settings("simdist.check_determinism", {"fn": fn, "world_size": world_size, **arguments}, _KNOWN)
     file, name = _home(fn)
     options = {key: value for key, value in arguments.items() if key not in _WATCHING}
     job = Job(__name__, "call_function", (file, name, fn.__module__, {"world_size": world_size, **options}))

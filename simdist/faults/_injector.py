@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal as _signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simdist.c10d import OperationIssued, StepReached, StoreRequested
 from simdist.cluster import Condition, Network
@@ -37,6 +37,10 @@ class _Armed:
     matched: int = 0  # operations seen that match
     in_step: bool = False
     spent: bool = False
+    operations: tuple[str, ...] | None = field(init=False)  # that match
+
+    def __post_init__(self) -> None:
+        self.operations = self.fault.operations
 
 
 @dataclass(slots=True)
@@ -209,7 +213,7 @@ class Injector:
             fault = armed.fault
             if armed.spent or not fault.on_operation or (fault.at_step is not None and not armed.in_step):
                 continue
-            if fault.op is not None and fault.op != event.operation:
+            if armed.operations is not None and event.operation not in armed.operations:
                 continue
             armed.matched += 1
             if armed.matched >= (fault.nth or 1) and (not struck or struck[0].when == fault.when):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 from simdist.faults._kinds import Crash, Fault, Hang, Hold, LinkDelay, Partition, Raise, SlowRank, StoreDelay
 
-__all__ = ["begin_text", "end_text", "kind_of"]
+__all__ = ["begin_text", "end_text", "fault_call", "kind_of"]
 
 
 def kind_of(fault: Fault) -> str:
     """The fault's kind as scenario files and events name it."""
     return re.sub(r"(?<!^)([A-Z])", r"_\1", type(fault).__name__).lower()
+
+
+def fault_call(fault: Fault) -> str:
+    """The call that makes this fault, with what differs from the defaults."""
+    parts = [
+        f"{each.name}={getattr(fault, each.name)!r}"
+        for each in fields(fault)
+        if getattr(fault, each.name) != each.default
+    ]
+    return f"{type(fault).__name__}({', '.join(parts)})"
 
 
 def begin_text(fault: Fault) -> str:

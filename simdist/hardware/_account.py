@@ -9,6 +9,7 @@ from typing import Any
 
 from simdist.result import Event, RankResult, RunResult
 from simdist.scenario import without_source
+from simdist.values import text_of
 
 __all__ = ["Account", "account_of", "in_virtual_time", "template"]
 
@@ -94,7 +95,7 @@ def _outcome(rank: RankResult) -> str:
 
 
 def _exception(rank: RankResult, scale: float) -> str:
-    return f"{type(rank.exception).__name__}: {template(str(rank.exception), scale)}"
+    return f"{type(rank.exception).__name__}: {template(text_of(rank.exception), scale)}"
 
 
 class _Book:

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from simdist.hardware._launch import Nodes, launch
 from simdist.hardware._measured import OPERATIONS, SIZES
 from simdist.hardware._outcome import outcome_of
 
-__all__ = ["Calibration", "Fit", "Model", "calibrate", "fit_model", "measured_on", "predict_s", "rows_of", "write"]
+__all__ = ["Calibration", "Fit", "Model", "calibrate", "fit_model", "measured_on", "predict_s", "rows_of"]
 
 _ELEMENT = 4
 _LIMIT_S = 600.0
@@ -229,8 +228,3 @@ def rows_of(calibration: Calibration) -> list[tuple[str, int, int, float, float]
         for fit in calibration.fits
         for (operation, size), seconds in fit.checked.items()
     ]
-
-
-def write(calibration: Calibration, path: Path) -> None:
-    """Write the cluster description."""
-    path.write_text(calibration.to_toml(), "utf-8")

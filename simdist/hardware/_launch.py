@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -19,9 +21,11 @@ from simdist.hardware._board import Board, BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import read_lives
 from simdist.hardware._wire import wired
+from simdist.values import awkward_character, brief, guess_or_list
 
 __all__ = ["Nodes", "launch"]
 
+_BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 _ELSEWHERE_S = 60.0  # for other nodes to hand in what their ranks left
 _STARTING_S = 60.0  # for the agent itself, beside the ranks' own limit
 
@@ -44,19 +48,63 @@ class Nodes:
         """What does not fit together, one line each."""
         lines = []
         if self.count < 1:
-            lines.append(f"--nnodes: {self.count} is no number of nodes")
+            lines.append(f"--nnodes: {brief(self.count)} is no number of nodes")
         elif not 0 <= self.rank < self.count:
-            lines.append(f"--node-rank: {self.rank} is outside 0-{self.count - 1}")
+            lines.append(f"--node-rank: {brief(self.rank)} is outside 0-{self.count - 1}")
         elif world_size % self.count:
             lines.append(f"--nnodes: {world_size} ranks do not divide among {self.count} nodes")
         host, colon, port = self.endpoint.rpartition(":")
         if self.count > 1 and not self.endpoint:
             lines.append("--rdzv-endpoint: missing; several nodes need host:port to meet at")
-        elif self.endpoint and not (host and colon and port.isdecimal() and 0 < int(port) < 65535):
-            lines.append(f"--rdzv-endpoint: {self.endpoint!r} is no host:port")
+        elif self.endpoint and not (host and colon and _is_port(port) and _is_host(host.strip("[]"))):
+            lines.append(f"--rdzv-endpoint: {brief(self.endpoint)} is no host:port")
         if self.count > 1 and not self.run_id:
             lines.append("--rdzv-id: missing; nodes of one job recognise each other by it")
+        elif awkward_character(self.run_id):
+            lines.append(f"--rdzv-id: {brief(self.run_id)} has control characters")
+        if self.backend not in _BACKENDS:
+            lines.append(f"--rdzv-backend: unknown {brief(self.backend)}{guess_or_list(self.backend, _BACKENDS)}")
+        if self.local_addr and not _is_host(self.local_addr):
+            lines.append(f"--local-addr: {brief(self.local_addr)} is no address, and no name of a machine")
+        elif self.local_addr and self.count == 1 and not _is_here(self.local_addr):  # else others may see another one
+            lines.append(f"--local-addr: {brief(self.local_addr)} is no address of this machine")
         return lines
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 65535
+
+
+def _is_host(text: str) -> bool:
+    """True for what can be a host's name, or an address."""
+    return re.fullmatch(r"[0-9A-Za-z_.:%-]{1,253}", text) is not None and not _is_half_an_address(text)
+
+
+def _is_half_an_address(text: str) -> bool:
+    """True for numbers with dots that are no IPv4 address: old C functions take them for one of their own making."""
+    if re.fullmatch(r"[0-9.]+", text) is None:
+        return False
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return True
+    return False
+
+
+def _is_here(name: str) -> bool:
+    """True if the name, or the address, leads to this machine: a socket can be bound to it."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(name).is_loopback:
+            return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def launch(job: Job, nodes: Nodes) -> Job | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from html import escape
 
 from simdist.hardware._parity import ParityReport
+from simdist.values import plain
 
 __all__ = ["html_page"]
 
@@ -34,20 +35,20 @@ def html_page(reports: Sequence[ParityReport]) -> str:
 def _row(report: ParityReport) -> str:
     agreed = ", ".join(f"{agreed} of {judged}" for agreed, judged in report.agreements) or "&ndash;"
     status = f"<span class='{report.status.split()[0]}'>{report.status}</span>"
-    name = escape(report.plan.name)
+    name = _escape(report.plan.name)
     return (
-        f"<tr><td><a href='#{name}'>{name}</a><br>{escape(report.plan.title)}</td>"
-        f"<td>{escape(report.backend)}</td><td>{report.plan.world_size}</td><td>{agreed}</td><td>{status}</td></tr>"
+        f"<tr><td><a href='#{name}'>{name}</a><br>{_escape(report.plan.title)}</td>"
+        f"<td>{_escape(report.backend)}</td><td>{report.plan.world_size}</td><td>{agreed}</td><td>{status}</td></tr>"
     )
 
 
 def _details(report: ParityReport) -> str:
-    lines = [f"<p class='not'>not comparable: {escape(report.reason)}</p>"] if report.reason else []
-    lines += [f"<p class='not'>not replayed: {escape(str(each))}</p>" for each in report.not_replayed]
-    lines += [f"<p>real runs differ in {escape(line)}</p>" for line in report.sometimes]
+    lines = [f"<p class='not'>not comparable: {_escape(report.reason)}</p>"] if report.reason else []
+    lines += [f"<p class='not'>not replayed: {_escape(str(each))}</p>" for each in report.not_replayed]
+    lines += [f"<p>real runs differ in {_escape(line)}</p>" for line in report.sometimes]
     points = "\n".join(
-        f"<tr><td>{escape(p.name)}</td><td>{p.rank if p.rank >= 0 else 'world'}</td><td>"
-        f"<code>{escape(p.simulated)}</code></td><td><code>{escape(p.real)}</code></td>"
+        f"<tr><td>{_escape(p.name)}</td><td>{p.rank if p.rank >= 0 else 'world'}</td><td>"
+        f"<code>{_escape(p.simulated)}</code></td><td><code>{_escape(p.real)}</code></td>"
         f"<td class='{'parity' if p.ok else 'difference'}'>{'agrees' if p.ok else 'differs'}</td></tr>"
         for p in sorted(report.points, key=lambda point: point.ok)
     )
@@ -57,9 +58,13 @@ def _details(report: ParityReport) -> str:
         for t in report.timings
     )
     opened = " open" if report.status == "difference" else ""
-    name = escape(report.plan.name)
+    name = _escape(report.plan.name)
     return (
         f"<details id='{name}'{opened}><summary>{name}</summary>{''.join(lines)}"
         f"<table><tr><th>point</th><th>rank</th><th>simulated</th><th>real</th><th></th></tr>{points}</table>"
         f"<table><tr><th>rank</th><th>virtual seconds</th><th>real seconds, by run</th></tr>{timings}</table></details>"
     )
+
+
+def _escape(text: str) -> str:
+    return html.escape(plain(text))

@@ -99,7 +99,7 @@ class Strikes:
             fault = armed.fault
             if armed.spent or not fault.on_operation or (fault.at_step is not None and not armed.in_step):
                 continue
-            if fault.op not in (None, op):
+            if fault.operations is not None and op not in fault.operations:
                 continue
             armed.matched += 1
             if armed.matched >= (fault.nth or 1) and (not due or due[0].when == fault.when):

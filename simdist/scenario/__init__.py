@@ -16,8 +16,8 @@ from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdic
 from simdist.scenario._runner import ScenarioReport, run_scenario
 from simdist.scenario._state import state_of
 from simdist.scenario._text import rank_text, without_source
-from simdist.scenario._units import format_duration, parse_bandwidth, parse_duration
 from simdist.scenario._workload import fill
+from simdist.values import format_duration, parse_bandwidth, parse_duration
 
 __all__ = [
     "Expectations",

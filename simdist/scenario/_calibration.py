@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel
 
-from simdist.scenario._units import parse_bandwidth, parse_duration
+from simdist._settings import ANYTHING, SETTINGS
+from simdist.scenario._reader import NotTomlError, read_toml
+from simdist.scenario._schema import Problem, check, section
+from simdist.values import ListOf, Number, Text, plain, shortened
 
 __all__ = ["CalibrationError", "calibrated"]
+
+_SHOWN = 8  # problems
 
 
 class CalibrationError(Exception):
     """The file can't be used; the text says why."""
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+def _entry() -> type[BaseModel]:
+    """The keys of [[world]]."""
+    from simdist.cluster import BUILD  # networkx comes with it
 
-    ranks: Annotated[int, Field(ge=1)]
-    local_latency: Annotated[int, BeforeValidator(parse_duration)]
-    local_bandwidth: Annotated[int, BeforeValidator(parse_bandwidth)]
-    reduction_slowdown: Annotated[float, Field(gt=0, strict=False)] = 1.0
-    reduction_latency_slowdown: Annotated[float, Field(gt=0, strict=False)] = 1.0
-    reduction_from_bytes: Annotated[int, Field(ge=0)] = 0
-    error: float = 0.0
+    keys = {
+        "ranks": (SETTINGS["world_size"], ...),
+        "local_latency": (BUILD["local_latency_ns"], ...),
+        "local_bandwidth": (BUILD["local_bandwidth_bytes_per_s"], ...),
+        "error": (Number(), 0.0),
+    }
+    reductions = {"reduction_slowdown": 1.0, "reduction_latency_slowdown": 1.0, "reduction_from_bytes": 0}
+    return section("Entry", keys | {name: (BUILD[name], default) for name, default in reductions.items()})
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    backend: str
-    world: Annotated[list[_Entry], Field(min_length=1)]
+_FILE = section("File", {"backend": (Text(), ...), "world": (ListOf(ANYTHING), ...)})
 
 
 def calibrated(path: Path, world_size: int) -> dict[str, Any]:
@@ -42,24 +44,32 @@ def calibrated(path: Path, world_size: int) -> dict[str, Any]:
     Raises:
         CalibrationError: there is no such file or entry, or the file is none that `simdist calibrate` has written.
     """
+    name = shortened(plain(path.name), 200)
     try:
-        content = _File.model_validate(tomllib.loads(path.read_text("utf-8")))
-    except OSError as error:
-        raise CalibrationError(f"{path.name}: cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CalibrationError(f"{path.name}: not TOML: {error}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CalibrationError(f"{path.name}: no calibration: {where}: {first['msg']}") from None
-    entry = next((entry for entry in content.world if entry.ranks == world_size), None)
-    if entry is None:
-        known = ", ".join(str(each.ranks) for each in content.world)
-        raise CalibrationError(f"{path.name} has no entry for {world_size} ranks; it has {known}")
+        raw = read_toml(path)
+    except FileNotFoundError:
+        raise CalibrationError(f"{name}: no such file") from None
+    except NotTomlError as error:
+        raise CalibrationError(f"{name}: {error}") from None
+    problems: list[Problem] = []
+    content = check(_FILE, raw, (), problems)
+    listed = raw["world"] if isinstance(raw.get("world"), list) else []
+    if content is not None and not listed:
+        problems.append(Problem(("world",), "is empty; there is an entry for each number of ranks"))
+    entries = [check(_entry(), entry, ("world", index), problems) for index, entry in enumerate(listed)]
+    if problems:
+        told = "; ".join(str(problem) for problem in problems[:_SHOWN])
+        more = f"; and {len(problems) - _SHOWN} more problems" if len(problems) > _SHOWN else ""
+        raise CalibrationError(f"{name}: no calibration: {told}{more}")
+    worlds = {values["ranks"]: values for entry in entries if entry is not None for values in [dict(entry)]}
+    if world_size not in worlds:
+        known = ", ".join(map(str, worlds))
+        raise CalibrationError(f"{name} has no entry for {world_size} ranks; it has {known}")
+    entry = worlds[world_size]
     return {
-        "local_latency_ns": entry.local_latency,
-        "local_bandwidth_bytes_per_s": entry.local_bandwidth,
-        "reduction_slowdown": entry.reduction_slowdown,
-        "reduction_latency_slowdown": entry.reduction_latency_slowdown,
-        "reduction_from_bytes": entry.reduction_from_bytes,
+        "local_latency_ns": entry["local_latency"],
+        "local_bandwidth_bytes_per_s": entry["local_bandwidth"],
+        "reduction_slowdown": entry["reduction_slowdown"],
+        "reduction_latency_slowdown": entry["reduction_latency_slowdown"],
+        "reduction_from_bytes": entry["reduction_from_bytes"],
     }

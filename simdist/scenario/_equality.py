@@ -7,16 +7,23 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from simdist.scenario._text import shortened
+from simdist.values import repr_of, shortened, text_of
 
 __all__ = ["difference"]
 
 
-def difference(left: Any, right: Any, where: str = "") -> str | None:
+def difference(left: Any, right: Any) -> str | None:
     """The first place where the two differ, with both values, or None if they are equal bit for bit.
 
     A NaN equals itself, 0.0 and -0.0 differ, and so do values of different types.
     """
+    try:
+        return _difference(left, right, "")
+    except RecursionError:
+        return "value: nested too deep to be compared"
+
+
+def _difference(left: Any, right: Any, where: str) -> str | None:
     if type(left) is not type(right):
         return f"{where or 'value'}: {_shown(left)} and {_shown(right)} are of different types"
     if isinstance(left, Mapping):
@@ -28,8 +35,12 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
             return f"{where or 'value'}: {len(left)} and {len(right)} entries"
         pairs = ((f"{where}[{index}]", one, other) for index, (one, other) in enumerate(zip(left, right, strict=True)))
     else:
-        return None if _same(left, right) else f"{where or 'value'}: {_shown(left)} and {_shown(right)}"
-    return next((text for place, one, other in pairs if (text := difference(one, other, place)) is not None), None)
+        try:
+            same = _same(left, right)
+        except Exception as error:  # somebody's own `==`
+            return f"{where or 'value'}: {_shown(left)} can't be compared: {type(error).__name__}: {text_of(error)}"
+        return None if same else f"{where or 'value'}: {_shown(left)} and {_shown(right)}"
+    return next((text for place, one, other in pairs if (text := _difference(one, other, place)) is not None), None)
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -50,4 +61,4 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return shortened(repr(value), 40)
+    return shortened(repr_of(value), 40)

@@ -8,49 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from simdist import faults
+from simdist._settings import SETTINGS
 from simdist.errors import ScenarioError, SimdistError
 from simdist.result import Status
 from simdist.scenario._calibration import CalibrationError, calibrated
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
 from simdist.scenario._reader import apply_overrides, read
 from simdist.scenario._schema import (
+    CLUSTER_KEYS,
+    ENV,
     FAULTS,
+    HEADER,
     RANK_RANGES,
     SECTIONS,
-    Cluster,
-    Env,
     Expect,
-    Header,
     Problem,
     Target,
+    built_fault,
     check,
+    check_spec,
+    cluster_section,
+    fault_section,
 )
-from simdist.scenario._text import found, guess_or_list
 from simdist.scenario._workload import WorkloadError, import_workload, importable
+from simdist.values import brief, found, guess_or_list
 
 __all__ = ["load"]
-
-# The names of c10d's operations, to catch a slip in a fault's `op`: a trigger that never fires tells nobody.
-OPERATIONS = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-)
 
 
 def load(source: str, *, overrides: Sequence[str] = (), import_target: bool = True) -> Plan:
@@ -87,35 +70,25 @@ class _Loader:
         self.table = table
         self.problems = problems
         # The world's size as far as it can be told, to check ranks even when other keys are wrong.
-        size = table.get("world_size")
-        self.world_size = size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
-        lives = table.get("max_restarts", 0)
-        self.last_life = lives if isinstance(lives, int) and not isinstance(lives, bool) else None
+        self.world_size: int | None = check_spec(SETTINGS["world_size"], table.get("world_size"), (), [])
+        self.last_life: int | None = check_spec(SETTINGS["max_restarts"], table.get("max_restarts", 0), (), [])
 
     def plan(self, overrides: tuple[str, ...], import_target: bool) -> Plan | None:
         """The plan, or None if there are problems."""
-        header = check(Header, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
+        top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
         workload = self._workload(import_target)
         cluster = self._cluster()
-        env = check(Env, self.table.get("env", {}), ("env",), self.problems)
+        env = check_spec(ENV, self.table.get("env", {}), ("env",), self.problems)
         struck_by = self._faults()
         expect = self._expect()
-        if header is None or workload is None or env is None or expect is None or self.problems:
+        if top is None or workload is None or env is None or expect is None or self.problems:
             return None
         return Plan(
             source=self.source,
-            title=header.title,
-            world_size=header.world_size,
-            backend=header.backend,
-            seed=header.seed,
-            max_restarts=header.max_restarts,
-            policy=header.policy,
-            strict=header.strict,
-            portable=header.portable,
-            time_scale=header.time_scale,
+            **dict(top),
             workload=workload,
             cluster=cluster,
-            env=dict(env.__pydantic_extra__ or {}),
+            env=env,
             faults=struck_by,
             expect=expect,
             overrides=overrides,
@@ -148,26 +121,21 @@ class _Loader:
     def _cluster(self) -> Mapping[str, Any]:
         if "cluster" not in self.table:
             return {}
-        section = check(Cluster, self.table["cluster"], ("cluster",), self.problems)
+        section = check(cluster_section(), self.table["cluster"], ("cluster",), self.problems)
         if section is None:
             return {}
-        names = {
-            "hosts": section.hosts,
-            "latency_ns": section.latency,
-            "bandwidth_bytes_per_s": section.bandwidth,
-            "local_latency_ns": section.local_latency,
-            "local_bandwidth_bytes_per_s": section.local_bandwidth,
-        }
-        arguments: dict[str, Any] = {name: value for name, value in names.items() if value is not None}
-        if section.calibration is not None and self.world_size is not None:
+        said = dict(section)
+        arguments: dict[str, Any] = {name: said[key] for key, name in CLUSTER_KEYS.items() if said[key] is not None}
+        calibration = said["calibration"]
+        if calibration is not None and self.world_size is not None:
             try:
-                path = Path(self.source).resolve().parent / section.calibration
+                path = Path(self.source).resolve().parent / calibration
                 arguments = calibrated(path, self.world_size) | arguments
             except CalibrationError as error:
                 self._problem(("cluster", "calibration"), str(error))
         if self.world_size is not None:
-            if section.hosts > self.world_size:
-                text = f"{section.hosts} hosts for {self.world_size} ranks; a host has at least one"
+            if arguments.get("hosts", 1) > self.world_size:
+                text = f"{arguments['hosts']} hosts for {self.world_size} ranks; a host has at least one"
                 self._problem(("cluster", "hosts"), text)
                 return {}
             self._build_cluster(self.world_size, arguments)
@@ -198,19 +166,19 @@ class _Loader:
             if "kind" not in raw:
                 text = f"missing; the kinds are {', '.join(FAULTS)}"
             elif isinstance(kind, str):
-                text = f"unknown fault {kind!r}{guess_or_list(kind, FAULTS)}"
+                text = f"unknown fault {brief(kind)}{guess_or_list(kind, FAULTS)}"
             else:
                 text = f"expected the name of a fault, found {found(kind)}"
             self._problem((*path, "kind"), text)
             return None
-        section = check(FAULTS[kind], {key: value for key, value in raw.items() if key != "kind"}, path, self.problems)
-        self._never_strikes(path, raw)
+        keys = {key: value for key, value in raw.items() if key != "kind"}
+        section = check(fault_section(kind), keys, path, self.problems)
         if section is None:
             self._ranks_of_a_bad_fault(path, raw)
             return None
-        fault = section.build()
+        fault = built_fault(kind, section)
         # The engine's own check, one fault at a time; without a known world size every rank is inside.
-        for line in faults.problems_of([fault], self.world_size or 2**63):
+        for line in faults.problems_of([fault], self.world_size or 2**63, max_restarts=self.last_life):
             self._problem(*_in_keys(line, path))
         return fault
 
@@ -220,20 +188,6 @@ class _Loader:
             rank, size = raw.get(key), self.world_size
             if isinstance(rank, int) and not isinstance(rank, bool) and size is not None and not 0 <= rank < size:
                 self._problem((*path, key), f"rank {rank} is outside the world of {size} ranks")
-
-    def _never_strikes(self, path: tuple[str, int], raw: Mapping[str, Any]) -> None:
-        op, life = raw.get("op"), raw.get("life")
-        if isinstance(op, str) and op not in OPERATIONS:
-            text = f"unknown operation {op!r}{guess_or_list(op, OPERATIONS)}"
-            self._problem((*path, "op"), text)
-        if (
-            isinstance(life, int)
-            and not isinstance(life, bool)
-            and self.last_life is not None
-            and life > self.last_life
-        ):
-            text = f"{life} never comes: with max_restarts = {self.last_life} the last life is {self.last_life}"
-            self._problem((*path, "life"), text)
 
     def _expect(self) -> Expectations | None:
         section = check(Expect, self.table.get("expect", {}), ("expect",), self.problems)
@@ -275,8 +229,9 @@ class _Loader:
         if pattern is not None:
             try:
                 re.compile(pattern)
-            except re.error as error:
-                self._problem(("expect", "exception", name, "pattern"), f"{pattern!r} is no regex: {error}")
+            except (re.error, RecursionError, OverflowError) as error:  # the last two: too deep, too large a count
+                reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
+                self._problem(("expect", "exception", name, "pattern"), f"{brief(pattern)} is no regex: {reason}")
 
     def _by_rank(self, key: str, entries: Mapping[str, Any]) -> dict[int, Any]:
         """`entries` by rank; "" stands for every rank, "0", "1-3" and "0, 2-3" for those."""
@@ -323,7 +278,7 @@ def _in_keys(line: str, path: tuple[str, int]) -> tuple[tuple[str | int, ...], s
     """A line of `problems_of` for one fault, at `path`, with the API's names turned into the file's keys."""
     where, _, text = line.partition(": ")
     field = where.partition(".")[2]
-    key = {"at_step": "step"}.get(field, field.removesuffix("_ns"))
+    key = faults.file_key(field)
     return ((*path, key) if key else path), text
 
 

@@ -15,9 +15,9 @@ from simdist.faults import Fault, kind_of, rank_of
 from simdist.result import RankResult, RunResult
 from simdist.scenario._equality import difference
 from simdist.scenario._plan import ExpectedException, Plan, Verdict
-from simdist.scenario._text import rank_text, shortened, without_source
-from simdist.scenario._units import format_duration
+from simdist.scenario._text import rank_text, without_source
 from simdist.scenario._workload import fill
+from simdist.values import format_duration, repr_of, shortened, text_of
 
 __all__ = ["Seen", "judge", "judge_real"]
 
@@ -73,14 +73,14 @@ def _exceptions(seen: Seen) -> Iterator[Verdict]:
         if rank.exception is None:
             wrong.setdefault(f"{_ended(rank)}, no exception", []).append(index)
             continue
-        line = f"{type(rank.exception).__name__}: {shortened(without_source(str(rank.exception)), 120)}"
+        line = f"{type(rank.exception).__name__}: {shortened(without_source(text_of(rank.exception)), 120)}"
         side = right if _matches(rank.exception, want, seen.reword) else wrong
         side.setdefault(line, []).append(index)
     yield Verdict("exception", not wrong, _by_ranks(wrong or right))
 
 
 def _matches(exception: BaseException, want: ExpectedException, reword: Callable[[str], str]) -> bool:
-    text = reword(str(exception))
+    text = reword(text_of(exception))
     return (
         (want.type is None or want.type in [base.__name__ for base in type(exception).__mro__])
         and (want.message is None or want.message in text)
@@ -170,7 +170,7 @@ def _bounds(seen: Seen) -> Iterator[Verdict]:
             wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int | float) or not holds(v, bound)]
             sign = ">=" if name == "min_values" else "<="
             if wrong:
-                bad.append(f"{key} is {shortened(repr(wrong[0]), 40)}, expected {sign} {bound:g}")
+                bad.append(f"{key} is {shortened(repr_of(wrong[0]), 40)}, expected {sign} {bound:g}")
             else:
                 worst = min(values) if name == "min_values" else max(values)
                 good.append(f"{key} {worst:.6g} {sign} {bound:g}")
@@ -233,7 +233,9 @@ def _under(rank: RankResult, keys: Sequence[str], whose: str = "") -> Any:
         return rank.value
     for key in keys:
         if not isinstance(rank.value, Mapping) or key not in rank.value:
-            raise _NoValueError(f"{whose}rank {rank.rank} returned {shortened(repr(rank.value), 40)}, without {key!r}")
+            raise _NoValueError(
+                f"{whose}rank {rank.rank} returned {shortened(repr_of(rank.value), 40)}, without {key!r}"
+            )
     return {key: rank.value[key] for key in keys}
 
 

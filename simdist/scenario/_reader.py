@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,39 +11,97 @@ from typing import Any
 
 from simdist.scenario._schema import Path as KeyPath
 from simdist.scenario._schema import Problem
-from simdist.scenario._text import found, guess
+from simdist.values import brief, found, guess, plain, shortened
 
-__all__ = ["apply_overrides", "parse_override", "read"]
+__all__ = ["NotTomlError", "apply_overrides", "parse_override", "parsed", "read", "read_toml"]
+
+_LONGEST = 16 << 20  # bytes of a file
+_DEEPEST = 64  # levels of nesting
 
 
 def read(source: str, problems: list[Problem]) -> dict[str, Any] | None:
     """The table that the file `source` holds; or None, and why it can't be read is appended to `problems`."""
     path = Path(source)
     try:
-        data = path.read_bytes()
+        return read_toml(path)
     except FileNotFoundError:
-        near = [entry.stem for entry in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        problems.append(Problem((), f"no such file{guess(path.stem, near)}"))
-        return None
+        problems.append(Problem((), f"no such file{guess(path.stem, _neighbours(path))}"))
+    except NotTomlError as error:
+        problems.append(Problem((), str(error)))
+    return None
+
+
+class NotTomlError(Exception):
+    """A file can't be read, or holds no TOML; the text says why."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table that a file holds.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NotTomlError: it can't be read, or holds something else.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_LONGEST + 1)
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        problems.append(Problem((), f"cannot be read: {reason or error}"))
-        return None
+        raise NotTomlError(f"cannot be read: {reason or error}") from None
+    if len(data) > _LONGEST:
+        raise NotTomlError(f"not TOML: more than {_LONGEST >> 20} MiB")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return parsed(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        problems.append(Problem((), f"not TOML: byte {error.start} is no UTF-8 text"))
+        raise NotTomlError(f"not TOML: byte {error.start} is no UTF-8 text") from None
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The table that a text says.
+
+    Raises:
+        NotTomlError: it says something else, or holds what Python can't take: numbers without end, endless nesting.
+    """
+    try:
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        problems.append(Problem((), _toml_text(str(error))))
+        raise NotTomlError(_toml_text(str(error))) from None
+    except ValueError:  # Python makes no numbers of so many digits
+        digits = re.search(rf"[0-9_]{{{sys.get_int_max_str_digits()},}}", text)
+        line = f"line {text.count(chr(10), 0, digits.start()) + 1}: " if digits else ""
+        limit = f"{sys.get_int_max_str_digits():,}"
+        raise NotTomlError(f"{line}not TOML: a number of more than {limit} digits") from None
     except RecursionError:
-        problems.append(Problem((), "not TOML: nested too deep"))
-    return None
+        raise NotTomlError("not TOML: nested too deep") from None
+    if _depth(table) > _DEEPEST:
+        raise NotTomlError(f"not TOML: nested too deep; {_DEEPEST} levels are the most")
+    return table
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and tables lie in each other."""
+    deepest, waiting = 0, [(value, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        inside = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        waiting += [(each, depth + 1) for each in inside]
+    return deepest
+
+
+def _neighbours(path: Path) -> list[str]:
+    try:
+        return [entry.stem for entry in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    except OSError:
+        return []
 
 
 def _toml_text(message: str) -> str:
     match = re.fullmatch(r"(.*) \(at (line \d+, column \d+|end of document)\)", message, re.DOTALL)
     reason, place = (match[1], match[2]) if match else (message, "")
-    reason = reason[:1].lower() + reason[1:]
+    reason = shortened(plain(reason[:1].lower() + reason[1:]), 200)
     return f"{place}: not TOML: {reason}" if place else f"not TOML: {reason}"
 
 
@@ -57,12 +116,14 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
         raise ValueError("expected key=value")
     try:
         # TOML's own dotted keys, so that quotes mean the same; an index such as [0] is written as one more key.
-        plain = re.sub(r"\[(\d+)\]", r".\1", key.strip())
-        node: Any = tomllib.loads(f"{plain} = 0")
-    except tomllib.TOMLDecodeError:
-        raise ValueError(f"{key.strip()!r} is no key; write it as in 'workload.kwargs.epochs=1'") from None
+        dotted = re.sub(r"\[(\d+)\]", r".\1", key.strip())
+        node: Any = parsed(f"{dotted} = 0")
+    except NotTomlError:
+        raise ValueError(f"{brief(key.strip())} is no key; write it as in 'workload.kwargs.epochs=1'") from None
     path: list[str] = []
     while isinstance(node, dict):
+        if len(node) != 1:  # the key went on behind an end of line
+            raise ValueError(f"{brief(key.strip())} is no key; write it as in 'workload.kwargs.epochs=1'")
         (name,) = node
         path.append(name)
         node = node[name]
@@ -71,8 +132,8 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
 
 def _value(text: str) -> Any:
     try:
-        table = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        table = parsed(f"value = {text}")
+    except NotTomlError:
         return text
     return table["value"] if len(table) == 1 else text
 
@@ -88,7 +149,7 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[str], problems: l
             path, value = parse_override(text)
             paths.append(_put(table, path, value))
         except ValueError as error:
-            problems.append(Problem((), f"--set {text}: {error}"))
+            problems.append(Problem((), f"--set {shortened(plain(text), 200)}: {error}"))
     return paths
 
 
@@ -98,7 +159,7 @@ def _put(table: dict[str, Any], path: KeyPath, value: Any) -> KeyPath:
     for position, part in enumerate(path):
         last = position == len(path) - 1
         if isinstance(node, list):
-            if not (str(part).isdecimal() and int(part) < len(node)):
+            if not (str(part).isdecimal() and len(str(part)) < 10 and int(part) < len(node)):
                 count = "it has no entry" if not node else f"its entries are 0 to {len(node) - 1}"
                 raise ValueError(f"{Problem(tuple(done), '').where} is a list, {count}")
             part = int(part)

@@ -1,28 +1,48 @@
 """The keys of a scenario file, section by section, as pydantic models; and pydantic's findings in plain words.
 
+What the Python API has too (a world's settings, the cluster, faults) is not said here again: those sections are made
+from the same specs.
+
 Each section is checked on its own, so that a slip in one does not hide the problems of the others. The models hold
 what the file says; `_loader` turns them into the plan.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, create_model
 
 from simdist import faults
+from simdist._settings import SETTINGS
 from simdist.result import Status
-from simdist.scenario._text import found, guess_or_list
-from simdist.scenario._units import parse_bandwidth, parse_duration
+from simdist.values import (
+    FILE,
+    Maybe,
+    Number,
+    Spec,
+    Text,
+    Truth,
+    Unfit,
+    brief,
+    found,
+    guess_or_list,
+    parse_duration,
+    place,
+    specs_of,
+)
 
-__all__ = ["FAULTS", "SECTIONS", "Cluster", "Env", "Expect", "Header", "Path", "Problem", "Target", "check"]
+__all__ = ["CLUSTER_KEYS", "ENV", "FAULTS", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target"]
+__all__ += ["built_fault", "check", "check_spec", "cluster_section", "fault_section", "section"]
 
 Path = tuple[str | int, ...]
 SECTIONS = ("workload", "cluster", "env", "faults", "expect")
-RANK_RANGES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*", re.ASCII)
+RANK_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?(\s*,\s*\d{1,9}(-\d{1,9})?)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +55,7 @@ class Problem:
     @property
     def where(self) -> str:
         """The path as the file's readers write it: `faults[1].rank`."""
-        parts = [f"[{part}]" if isinstance(part, int) else f".{_quoted(part)}" for part in self.path if part != ""]
-        return "".join(parts).removeprefix(".")
+        return place(self.path)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.text}" if self.where else self.text
@@ -48,14 +67,6 @@ def _keys_or_all(value: object) -> object:
     if isinstance(value, list) and value and all(isinstance(key, str) for key in value):
         return value
     raise ValueError(f"expected true, false or a list of keys, found {found(value)}")
-
-
-def _life(value: object) -> object:
-    if value == "every":
-        return None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise ValueError(f'expected a life counted from 0, or "every", found {found(value)}')
 
 
 def _one_for_all(value: object) -> object:
@@ -75,7 +86,6 @@ def _one_or_more(value: object) -> object:
 
 
 Duration = Annotated[int, BeforeValidator(parse_duration)]
-Bandwidth = Annotated[int, BeforeValidator(parse_bandwidth)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Keys = Annotated[list[str] | None, BeforeValidator(_keys_or_all)]
@@ -87,20 +97,33 @@ class _Section(BaseModel):
     beside: ClassVar[tuple[str, ...]] = ()
 
 
-class Header(_Section):
-    """The keys before the first section."""
+def section(name: str, keys: Mapping[str, tuple[Spec, Any]], beside: tuple[str, ...] = ()) -> type[_Section]:
+    """A section whose keys have specs, each with its default; `...` for none."""
+    fields: dict[str, Any] = {
+        key: (Annotated[Any, PlainValidator(functools.partial(spec.check, dialect=FILE))], default)
+        for key, (spec, default) in keys.items()
+    }
+    model: type[_Section] = create_model(name, __base__=_Section, **fields)
+    model.beside = beside
+    return model
 
-    beside = SECTIONS
 
-    title: str = ""
-    world_size: Positive
-    backend: Literal["gloo", "sim"] = "gloo"
-    seed: Count = 0
-    max_restarts: Count = 0
-    policy: Literal["fifo", "random"] = "fifo"
-    strict: bool | None = None
-    portable: bool = False
-    time_scale: Annotated[float, Field(gt=0, strict=False)] = 1.0
+# The keys before the first section.
+HEADER = section(
+    "Header",
+    {
+        "title": (Text(title=True), ""),
+        "world_size": (SETTINGS["world_size"], ...),
+        "backend": (SETTINGS["backend"], "gloo"),
+        "seed": (SETTINGS["seed"], 0),
+        "max_restarts": (SETTINGS["max_restarts"], 0),
+        "policy": (SETTINGS["policy"], "fifo"),
+        "strict": (SETTINGS["strict"], None),
+        "portable": (Truth(), False),
+        "time_scale": (Number(above=0), 1.0),
+    },
+    beside=SECTIONS,
+)
 
 
 class Target(_Section):
@@ -111,144 +134,50 @@ class Target(_Section):
     kwargs: dict[str, Any] = {}
 
 
-class Cluster(_Section):
-    """[cluster]"""
-
-    hosts: Positive = 1
-    latency: Duration | None = None
-    bandwidth: Bandwidth | None = None
-    local_latency: Duration | None = None
-    local_bandwidth: Bandwidth | None = None
-    calibration: str | None = None  # a file that `simdist calibrate` has written
-
-
-class Env(BaseModel):
-    """[env]"""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-    __pydantic_extra__: dict[str, str]
-
-
-class _RankFault(_Section):
-    rank: int
-    at: Duration | None = None
-    step: int | None = None
-    op: str | None = None
-    nth: int | None = None
-    when: Literal["before", "during", "after"] = "before"
-    life: Annotated[int | None, BeforeValidator(_life)] = 0
-
-    def trigger(self) -> dict[str, Any]:
-        """The arguments that every fault that strikes a rank shares."""
-        names = ("rank", "op", "nth", "when", "life")
-        return {name: getattr(self, name) for name in names} | {"at_ns": self.at, "at_step": self.step}
-
-
-class _Crash(_RankFault):
-    signal: str = "SIGKILL"
-    exit_code: int | None = None
-
-    def build(self) -> faults.Fault:
-        return faults.Crash(**self.trigger(), signal=self.signal, exit_code=self.exit_code)
-
-
-class _Hang(_RankFault):
-    duration: Duration | None = None
-
-    def build(self) -> faults.Fault:
-        return faults.Hang(**self.trigger(), duration_ns=self.duration)
-
-
-class _Raise(_RankFault):
-    error: str = "RuntimeError"
-    message: str = "injected by a fault"
-
-    def build(self) -> faults.Fault:
-        return faults.Raise(**self.trigger(), error=self.error, message=self.message)
-
-
-class _SlowRank(_Section):
-    rank: int
-    delay: Duration
-    start: Duration = 0
-    until: Duration | None = None
-
-    def build(self) -> faults.Fault:
-        return faults.SlowRank(rank=self.rank, delay_ns=self.delay, start_ns=self.start, until_ns=self.until)
-
-
-class _LinkDelay(_Section):
-    src: int
-    dst: int
-    delay: Duration
-    start: Duration = 0
-    until: Duration | None = None
-    both_ways: bool = True
-
-    def build(self) -> faults.Fault:
-        return faults.LinkDelay(
-            src=self.src,
-            dst=self.dst,
-            delay_ns=self.delay,
-            start_ns=self.start,
-            until_ns=self.until,
-            both_ways=self.both_ways,
-        )
-
-
-class _Partition(_Section):
-    groups: list[list[int]]
-    start: Duration = 0
-    until: Duration | None = None  # it heals then; without it, never
-
-    def build(self) -> faults.Fault:
-        groups = tuple(tuple(group) for group in self.groups)
-        return faults.Partition(groups=groups, start_ns=self.start, until_ns=self.until)
-
-
-class _Hold(_Section):
-    src: int
-    dst: int
-    start: Duration = 0
-    until: Duration | None = None  # released then; without it, never
-    both_ways: bool = False
-
-    def build(self) -> faults.Fault:
-        return faults.Hold(
-            src=self.src, dst=self.dst, start_ns=self.start, until_ns=self.until, both_ways=self.both_ways
-        )
-
-
-class _StoreDelay(_Section):
-    delay: Duration
-    start: Duration = 0
-    until: Duration | None = None
-    rank: int | None = None  # without it, every rank
-
-    def build(self) -> faults.Fault:
-        return faults.StoreDelay(delay_ns=self.delay, start_ns=self.start, until_ns=self.until, rank=self.rank)
-
-
-class _StoreLost(_Section):
-    at: Duration
-
-    def build(self) -> faults.Fault:
-        return faults.StoreLost(at_ns=self.at)
-
-
-_AnyFault = _Crash | _Hang | _Raise | _SlowRank | _LinkDelay | _Partition | _Hold | _StoreDelay | _StoreLost
-
-FAULTS: Mapping[str, type[_AnyFault]] = {
-    "crash": _Crash,
-    "hang": _Hang,
-    "raise": _Raise,
-    "slow_rank": _SlowRank,
-    "link_delay": _LinkDelay,
-    "partition": _Partition,
-    "hold": _Hold,
-    "store_delay": _StoreDelay,
-    "store_lost": _StoreLost,
+# [cluster]; the arguments of `simdist.cluster.build` without their units.
+CLUSTER_KEYS = {
+    "hosts": "hosts",
+    "latency": "latency_ns",
+    "bandwidth": "bandwidth_bytes_per_s",
+    "local_latency": "local_latency_ns",
+    "local_bandwidth": "local_bandwidth_bytes_per_s",
 }
+
+
+@functools.cache
+def cluster_section() -> type[_Section]:
+    """The keys of [cluster]."""
+    from simdist.cluster import BUILD  # networkx comes with it
+
+    keys: dict[str, tuple[Spec, Any]] = {key: (BUILD[name], None) for key, name in CLUSTER_KEYS.items()}
+    # A file that `simdist calibrate` has written.
+    return section("Cluster", keys | {"calibration": (Maybe(Text()), None)})
+
+
+# [env]
+ENV: Spec = SETTINGS["env"]
+
+FAULTS: Mapping[str, type[faults.Fault]] = {
+    re.sub(r"(?<!^)([A-Z])", r"_\1", kind.__name__).lower(): kind for kind in faults.Fault.__args__
+}
+
+
+@functools.cache
+def fault_section(kind: str) -> type[_Section]:
+    """The keys of a fault, from the fields of its class."""
+    described = FAULTS[kind]
+    specs = specs_of(described)
+    defaults = {
+        field.name: ... if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(described)
+    }
+    return section(kind, {faults.file_key(name): (spec, defaults[name]) for name, spec in specs.items()})
+
+
+def built_fault(kind: str, section: BaseModel) -> faults.Fault:
+    """The fault that a checked section describes."""
+    values = dict(section)
+    return FAULTS[kind](**{name: values[faults.file_key(name)] for name in specs_of(FAULTS[kind])})
 
 
 class _Exception(_Section):
@@ -278,6 +207,15 @@ class Expect(_Section):
 _M = TypeVar("_M", bound=BaseModel)
 
 
+def check_spec(spec: Spec, raw: object, path: Path, problems: list[Problem]) -> Any:
+    """`raw` as `spec` wants it; or None, and what is wrong with it is appended to `problems` as seen from `path`."""
+    try:
+        return spec.check(raw, FILE)
+    except Unfit as unfit:
+        problems += [Problem((*path, *finding.path), finding.text) for finding in unfit.findings]
+        return None
+
+
 def check(model: type[_M], raw: object, path: Path, problems: list[Problem]) -> _M | None:
     """`raw` as a `model`; or None, and what is wrong with it is appended to `problems` as seen from `path`."""
     if not isinstance(raw, dict):
@@ -286,8 +224,13 @@ def check(model: type[_M], raw: object, path: Path, problems: list[Problem]) -> 
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        findings = error.errors(include_url=False)
-        problems += [Problem((*path, *finding["loc"]), _in_words(model, dict(finding))) for finding in findings]
+        for finding in error.errors(include_url=False):
+            reason = finding.get("ctx", {}).get("error")
+            place = (*path, *finding["loc"])
+            if isinstance(reason, Unfit):
+                problems += [Problem((*place, *each.path), each.text) for each in reason.findings]
+            else:
+                problems.append(Problem(place, _in_words(model, dict(finding))))
         return None
 
 
@@ -316,19 +259,15 @@ def _in_words(model: type[BaseModel], finding: dict[str, Any]) -> str:
         return f"unknown key{guess_or_list(str(finding['loc'][-1]), known)}"
     if kind == "literal_error" and isinstance(value, str):
         known = re.findall(r"'([^']*)'", context["expected"])
-        return f"unknown {value!r}{guess_or_list(value, known)}"
+        return f"unknown {brief(value)}{guess_or_list(value, known)}"
     if kind == "literal_error":
         return f"expected {context['expected']}, found {found(value)}"
     if kind == "greater_than":
-        return f"{value} is too small; it must be greater than {context['gt']:g}"
+        return f"{brief(value)} is too small; it must be greater than {context['gt']:g}"
     if kind == "greater_than_equal":
-        return f"{value} is too small; the least is {context['ge']}"
+        return f"{brief(value)} is too small; the least is {context['ge']}"
     if kind == "value_error":
         return str(context["error"])
     if kind in _WANTED:
         return f"expected {_WANTED[kind]}, found {found(value)}"
     return str(finding["msg"])
-
-
-def _quoted(part: str) -> str:
-    return part if re.fullmatch(r"[A-Za-z0-9_]+", part) else f'"{part}"'

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from simdist.scenario._plan import Workload
-from simdist.scenario._text import guess, shortened
+from simdist.values import brief, guess, plain, shortened, text_of
 
 __all__ = ["WorkloadError", "fill", "import_workload", "importable"]
 
@@ -51,7 +51,9 @@ def importable(folder: Path, target: str) -> Iterator[None]:
         sys.path[:] = path
         # By root: a library that lies deeper inside the folder, as in a virtual environment, came by another entry.
         for new in sorted({name.partition(".")[0] for name in sys.modules} - roots):
-            if _home(sys.modules.get(new)) == folder:
+            module = sys.modules.get(new)
+            # What is no module, the program itself has put into its place.
+            if _home(module) == folder or (new == root and not isinstance(module, ModuleType)):
                 for name in _loaded(new):
                     del sys.modules[name]
         sys.modules.update(aside)
@@ -65,15 +67,25 @@ def import_workload(workload: Workload) -> Callable[..., Any]:
     """
     module_name, colon, function_name = workload.target.partition(":")
     if not (colon and re.fullmatch(r"\w+(\.\w+)*", module_name) and function_name.isidentifier()):
-        raise WorkloadError("target", f"{workload.target!r} is no 'module:function'")
+        raise WorkloadError("target", f"{brief(workload.target)} is no 'module:function'")
     module = _import(module_name, workload.folder)
-    function = getattr(module, function_name, None)
+    try:
+        function = getattr(module, function_name, None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module's own __getattr__, which may raise anything
+        text = f"module {brief(module_name)} has no function {brief(function_name)}: its __getattr__ raised "
+        raise WorkloadError("target", f"{text}{type(error).__name__}: {shortened(text_of(error), 300)}") from None
     if function is None:
-        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        what = "module" if isinstance(module, ModuleType) else f"the {type(module).__name__} in place of module"
+        names = [name for name, value in _names(module).items() if inspect.isfunction(value)]
         hint = guess(function_name, names)
-        raise WorkloadError("target", f"module {module_name!r} has no function {function_name!r}{hint}")
+        raise WorkloadError("target", f"{what} {brief(module_name)} has no function {brief(function_name)}{hint}")
     if not callable(function):
-        raise WorkloadError("target", f"{workload.target!r} is no function but a {type(function).__name__}")
+        raise WorkloadError("target", f"{brief(workload.target)} is no function but a {type(function).__name__}")
+    kind = _what_does_not_run(function)
+    if kind:
+        raise WorkloadError("target", f"{brief(workload.target)} is {kind}; a rank calls a plain function")
     _check_arguments(function, workload)
     return function  # type: ignore[no-any-return]  # getattr's; callable was checked
 
@@ -96,7 +108,7 @@ def _import(name: str, folder: Path) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            text = f"no module {error.name!r} in {folder} or on Python's path{_near(name, folder)}"
+            text = f"no module {brief(error.name)} in {folder} or on Python's path{_near(name, folder)}"
             raise WorkloadError("target", text) from None
         raise WorkloadError("target", _failed(name, error)) from error
     except BaseException as error:  # a module may raise anything, SystemExit included
@@ -104,10 +116,11 @@ def _import(name: str, folder: Path) -> ModuleType:
 
 
 def _failed(name: str, error: BaseException) -> str:
-    text = f"importing {name!r} raised {type(error).__name__}: {shortened(str(error), 300)}"
+    text = f"importing {brief(name)} raised {type(error).__name__}: {shortened(text_of(error), 300)}"
     if isinstance(error, SyntaxError):  # its text has the place
         return text
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _machinery(frame.filename)]
+    trace = traceback.extract_tb(error.__traceback__) if not isinstance(error, RecursionError) else []
+    frames = [frame for frame in trace if not _machinery(frame.filename)]
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
 
 
@@ -118,35 +131,70 @@ def _machinery(filename: str) -> bool:
 def _near(name: str, folder: Path) -> str:
     parent = folder.joinpath(*name.split(".")[:-1])
     prefix = name.rpartition(".")[0]
-    names = [entry.stem for entry in parent.glob("*.py") if entry.stem != "__init__"] if parent.is_dir() else []
+    try:
+        names = [entry.stem for entry in parent.glob("*.py") if entry.stem != "__init__"] if parent.is_dir() else []
+    except OSError:  # a name that is too long for a file
+        names = []
     return guess(name, [f"{prefix}.{stem}" if prefix else stem for stem in names])
+
+
+def _what_does_not_run(function: Callable[..., Any]) -> str:
+    """What a function is whose call runs nothing of it; empty for all others."""
+    try:
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return "async"
+        return "a generator" if inspect.isgeneratorfunction(function) else ""
+    except Exception:  # an object of a program's own, which raises when it is asked
+        return ""
 
 
 def _check_arguments(function: Callable[..., Any], workload: Workload) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables written in C show none
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # some callables written in C show none, and others raise what they like
         return
     try:
         signature.bind(*workload.args, **workload.kwargs)
     except TypeError as error:
         named = {p.name for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL}
         unknown = [key for key in workload.kwargs if key not in named]
-        hint = guess(unknown[0], named) if unknown else f"; the function takes {signature}"
-        raise WorkloadError("kwargs" if unknown else "args", f"{error}{hint}") from None
+        hint = guess(unknown[0], named) if unknown else f"; the function takes {_signature_text(signature)}"
+        raise WorkloadError("kwargs" if unknown else "args", f"{shortened(plain(str(error)), 300)}{hint}") from None
+
+
+def _signature_text(signature: inspect.Signature) -> str:
+    try:
+        return shortened(plain(str(signature)), 300)
+    except Exception:  # the __repr__ of a default
+        return f"({', '.join(signature.parameters)})"
+
+
+def _names(module: object) -> Mapping[str, Any]:
+    """What stands in a module, or whatever is in its place, without asking its own `__getattr__`."""
+    found = module.__dict__ if isinstance(module, ModuleType) else {}
+    return dict(found)
 
 
 def _shadows(folder: Path, root: str) -> bool:
     """True if `folder` has a module `root` and another one of that name is loaded."""
-    here = (folder / f"{root}.py").is_file() or (folder / root).is_dir()
+    try:
+        here = (folder / f"{root}.py").is_file() or (folder / root).is_dir()
+    except (OSError, ValueError):  # a name that is too long for a file, or has a NUL character
+        return False
     loaded = sys.modules.get(root)
     return here and loaded is not None and root != "simdist" and _home(loaded) != folder
 
 
 def _home(module: ModuleType | None) -> Path | None:
     """The folder in which a top-level module was found."""
-    places = list(getattr(module, "__path__", ())) or [getattr(module, "__file__", None)]
-    return Path(places[0]).resolve().parent if places[0] else None
+    names = _names(module)
+    try:
+        place = next(iter(names.get("__path__", ())), None) or names.get("__file__")
+        return Path(place).resolve().parent if isinstance(place, str) else None
+    except (OSError, TypeError, ValueError):  # a program that puts something else there
+        return None
 
 
 def _loaded(root: str) -> dict[str, ModuleType]:

@@ -165,7 +165,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to a failure what each rank did."""
+    """Add to a failure what each rank did; of what simdist says about its own use, show the test's lines only."""
+    if call.excinfo is not None and type(call.excinfo.value).__module__ == "simdist.errors" and _is_simulated(item):
+        from simdist.testing._plugin._frames import in_the_test
+
+        call.excinfo = in_the_test(item, call.excinfo)
     report = yield
     if call.when == "call" and _is_simulated(item):
         from simdist.testing._plugin._worlds import add_to_report

@@ -15,7 +15,7 @@ __all__ = ["Break", "Segment", "Tick", "TimeAxis", "short_duration"]
 _MUCH_LONGER = 8  # times all that is not cut
 _BREAKS = 5  # at most
 _TICK_PX = 84
-_STEPS = [factor * 10**power for power in range(15) for factor in (1, 2, 5)]
+_STEPS = [factor * 10**power for power in range(20) for factor in (1, 2, 5)]
 _UNITS = (("h", 3_600_000_000_000), ("min", 60_000_000_000), ("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
 
 

@@ -7,13 +7,15 @@ the font that matplotlib ships, so a picture looks the same in every viewer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from simdist.errors import SimdistError
+from simdist.values import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,24 +44,34 @@ class Style:
     line_px: float = 0.8
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write the picture as SVG or PNG, by the file's ending; equal pictures give equal bytes.
+def save(figure: Figure, out: Path | IO[bytes], suffix: str | None = None) -> None:
+    """Write the picture as SVG or PNG, by the file's ending or by `suffix`; equal pictures give equal bytes.
 
     Raises:
         SimdistError: the ending is another one.
     """
-    kind = path.suffix.lower().removeprefix(".")
+    ending = suffix if suffix is not None or not isinstance(out, Path) else out.suffix
+    kind = (ending or "").lower().removeprefix(".")
     if kind not in ("svg", "png"):
-        raise SimdistError(f"{path}: a timeline is written as .svg or .png")
+        raise SimdistError(f"{out}: a timeline is written as .svg or .png")
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with _settings():
-        figure.savefig(path, format=kind, dpi=_DPI if kind == "svg" else 2 * _DPI, metadata=metadata)
+    with _settings(), _without_letters_that_are_missing():
+        figure.savefig(out, format=kind, dpi=_DPI if kind == "svg" else 2 * _DPI, metadata=metadata)
 
 
 def _settings() -> AbstractContextManager[None]:
     import matplotlib
 
     return matplotlib.rc_context(_SETTINGS)
+
+
+@contextmanager
+def _without_letters_that_are_missing() -> Iterator[None]:
+    """The font lacks letters that a title may have; they are drawn as boxes, and nobody needs to be warned."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support .* natively")
+        yield
 
 
 @functools.lru_cache(maxsize=4096)
@@ -70,7 +82,11 @@ def text_width(text: str, size_px: float, bold: bool = False) -> float:
 
     weight = "bold" if bold else "normal"
     font = FontProperties(family="DejaVu Sans", weight=weight)
-    return float(TextPath((0, 0), text, size=size_px, prop=font).get_extents().width) if text.strip() else 0.0
+    text = plain(text).replace("$", r"\$")  # else it may be taken for a formula
+    if not text.strip():
+        return 0.0
+    with _without_letters_that_are_missing():
+        return float(TextPath((0, 0), text, size=size_px, prop=font).get_extents().width)
 
 
 class Canvas:
@@ -159,7 +175,8 @@ class Canvas:
         halo: bool = False,
         layer: int = 7,
     ) -> None:
-        """A text whose middle is at height `y`; a `halo` hides what lies under it."""
+        """A text whose middle is at height `y`; a `halo` hides what lies under it. Control characters are escaped."""
+        text = plain(text)
         if halo:
             left = x - text_width(text, size, bold) / 2 if align == "center" else x
             half = size * 0.55

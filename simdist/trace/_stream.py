@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from simdist.result import Event
+from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Text, Truth, Whole
 
-__all__ = ["FIELDS", "EventStream", "event_of"]
+__all__ = ["FIELDS", "VALUES", "EventStream", "event_of"]
 
 # Kind -> names of the values behind (time_ns, kind, rank).
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -26,6 +27,42 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "output": ("stream", "size", "crc"),
     "fault": ("fault", "text", "life"),
     "deadlock": ("cycle", "text"),
+}
+
+_NUMBER = Maybe(Whole())
+_TEXT = Maybe(Text())
+
+# What each of these values is, in a file too; a name means the same in every kind.
+VALUES: Mapping[str, Spec] = {
+    "life": _NUMBER,
+    "pid": _NUMBER,
+    "host": _TEXT,
+    "status": _TEXT,
+    "exit_code": _NUMBER,
+    "group": _TEXT,
+    "ranks": ListOf(Whole(least=0), of="ranks"),
+    "desc": _TEXT,
+    "op": _TEXT,
+    "seq": _NUMBER,
+    "nbytes": _NUMBER,
+    "dtype": _TEXT,
+    "shape": ListOf(Whole(least=0), of="sizes"),
+    "peer": _NUMBER,
+    "async_op": Truth(),
+    "tag": _NUMBER,
+    "duration_ns": Duration(),
+    "begin_ns": Maybe(Duration()),
+    "crc": _NUMBER,
+    "error": _TEXT,
+    "message": _TEXT,
+    "step": _NUMBER,
+    "key": _TEXT,
+    "stream": _TEXT,
+    "size": _NUMBER,
+    "fault": _TEXT,
+    "text": _TEXT,
+    "cycle": ListOf(Text(), of="names"),
+    "end": OneOf(("complete", "error", "cut off")),  # in a Chrome trace
 }
 
 

@@ -47,7 +47,7 @@ WORLD = 4
         ),
         (
             Crash(rank=0, op="barrier", when="while"),  # type: ignore[arg-type]
-            "faults[0].when: unknown 'while'; expected 'before', 'during' or 'after'",
+            "faults[0].when: unknown 'while'; known: before, during, after",
         ),
         (Crash(rank=0, at_ns=1, when="after"), "faults[0].when: 'after' needs an operation; give op or nth"),
         (Hang(rank=0, at_step=1, when="during"), "faults[0].when: 'during' needs an operation; give op or nth"),
@@ -106,8 +106,8 @@ def test_all_problems_of_all_faults_are_told_at_once() -> None:
         "faults[0]: no trigger; give a time, a step, or an operation",
         "faults[0].signal: unknown signal 'X'; expected a name such as 'SIGKILL'",
         "faults[0].rank: rank 9 is outside the world of 4 ranks",
-        "faults[2].rank: rank -2 is outside the world of 4 ranks",
         "faults[2].at_ns: -1 ns lies before the start",
+        "faults[2].rank: rank -2 is outside the world of 4 ranks",
     ]
 
 

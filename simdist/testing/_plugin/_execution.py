@@ -68,7 +68,7 @@ def _on_ranks(item: Any, worlds: Worlds) -> Any:
         try:
             live = LiveWorld(worlds, call, [getattr(function, "__globals__", {})], settings, seed=worlds.seed)
         except SimdistError as error:
-            pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
+            raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
         with live:
             live.finish()
         if returned:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from types import FrameType, TracebackType
+from typing import Any
 
 import pytest
 import torch
 
 import simdist
+from simdist.errors import InternalError
 
-__all__ = ["hides", "is_internal", "traceback_of", "without_internals"]
+__all__ = ["hides", "in_the_test", "is_internal", "traceback_of", "without_internals"]
 
 _INTERNAL = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (simdist, torch))  # noqa: PTH118, PTH120
 
@@ -46,6 +48,14 @@ def without_internals(error: BaseException) -> BaseException:
         if isinstance(each, BaseExceptionGroup):
             waiting += each.exceptions
     return error
+
+
+def in_the_test(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> pytest.ExceptionInfo[BaseException]:
+    """What pytest should report of a misuse of simdist: the user's lines that led to it, unless `--full-trace`."""
+    error = excinfo.value
+    if item.config.getoption("fulltrace", False) or isinstance(error, InternalError):
+        return excinfo
+    return pytest.ExceptionInfo.from_exception(without_internals(error))
 
 
 def traceback_of(innermost: FrameType) -> TracebackType | None:

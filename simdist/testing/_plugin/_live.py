@@ -105,11 +105,11 @@ class LiveWorld:
         Returns False if every rank has ended; time then stands still at the last end.
 
         Raises:
-            ValueError: no duration.
+            ArgumentError: no duration.
             StallError: a rank blocks on something outside the simulation; the world has ended.
         """
         __tracebackhide__ = True
-        return self.advance_to(self.now_ns + nanoseconds(duration))
+        return self.advance_to(self.now_ns + nanoseconds(duration, "duration"))
 
     def advance_to(self, time: str | int) -> bool:
         """Let virtual time pass until `time`, counted from the start of the world; else as `advance`.

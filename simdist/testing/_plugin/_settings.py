@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import datetime
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from simdist._settings import SETTINGS, misfits
+from simdist.errors import ArgumentError
+from simdist.faults import problems_of
+from simdist.values import (
+    PYTHON,
+    WORLD_SIZE,
+    Dialect,
+    Duration,
+    Finding,
+    ListOf,
+    Maybe,
+    Spec,
+    Truth,
+    Unfit,
+    Whole,
+    brief,
+    parse_duration,
+)
 
 if TYPE_CHECKING:
     from simdist.cluster import Cluster
     from simdist.faults import Fault
 
 __all__ = [
+    "MARKER",
     "Settings",
     "item_settings",
     "nanoseconds",
@@ -45,32 +65,46 @@ class Settings:
     stall_s: float = 30.0
 
     def faults_for(self, seed: int) -> tuple[Fault, ...]:
-        """The faults of a run with `seed`."""
-        return tuple(self.faults(seed) if callable(self.faults) else self.faults)
+        """The faults of a run with `seed`.
+
+        Raises:
+            ArgumentError: the function of the seed returned something else.
+        """
+        __tracebackhide__ = True
+        if not callable(self.faults):
+            return tuple(self.faults)
+        found, lines = misfits({"faults": self.faults(seed)})
+        if lines:
+            raise ArgumentError("the function for faults", lines)
+        return tuple(found["faults"])
 
     def cluster_for(self, world_size: int) -> Cluster | None:
-        """The cluster of a world of that size."""
-        return self.cluster(world_size) if callable(self.cluster) else self.cluster
+        """The cluster of a world of that size.
+
+        Raises:
+            ArgumentError: the function of the size returned something else.
+        """
+        __tracebackhide__ = True
+        if not callable(self.cluster):
+            return self.cluster
+        found, lines = misfits({"cluster": self.cluster(world_size)})
+        if lines:
+            raise ArgumentError("the function for cluster", lines)
+        cluster: Cluster | None = found["cluster"]
+        return cluster
 
 
-_KEYWORDS = tuple(field.name for field in fields(Settings))
-
-
-def nanoseconds(value: object) -> int:
+def nanoseconds(value: object, name: str = "time") -> int:
     """A duration as people write it ("2s", "30ms"), a count of nanoseconds, or a timedelta.
 
     Raises:
-        ValueError: it is no duration.
+        ArgumentError: it is no duration; `name` says which argument.
     """
-    if isinstance(value, datetime.timedelta):
-        value = value // datetime.timedelta(microseconds=1) * 1000
-    if isinstance(value, str):
-        from simdist.scenario import parse_duration  # pydantic comes with it
-
-        return parse_duration(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no duration; write '30s', '5ms', or a whole number of nanoseconds")
-    return value
+    try:
+        time_ns: int = _TIME.check(value)
+    except Unfit as unfit:
+        raise ArgumentError("sim", [f"{name}: {unfit}"]) from None
+    return time_ns
 
 
 def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, Any] | None = None) -> Settings:
@@ -83,45 +117,41 @@ def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, A
     problems: list[str] = []
     for marker in reversed(list(node.iter_markers("simdist"))):
         if len(marker.args) > 1:
-            problems.append(f"takes one argument without a keyword, world_size; found {list(marker.args)}")
+            problems.append(f"takes one argument without a keyword, world_size; found {brief(list(marker.args))}")
         given |= {"world_size": marker.args[0]} if marker.args else {}
         given |= marker.kwargs
     for name, value in (parameters or {}).items():
-        if name in _KEYWORDS and name != "seeds":
+        if name in MARKER and name != "seeds":
             given[name] = value
     checked = _checked(given, problems)
+    fixed = checked.get("faults", ())
+    if not callable(fixed):
+        defaults = Settings()  # where a keyword is not given; one that is wrong rules nothing out
+        size = checked.get("world_size", WORLD_SIZE.most if "world_size" in given else defaults.world_size)
+        lives = checked.get("max_restarts", None if "max_restarts" in given else defaults.max_restarts)
+        problems += problems_of(fixed, size, max_restarts=lives)
     if problems:
         raise pytest.Collector.CollectError(_told(f"{node.nodeid}: @pytest.mark.simdist", problems))
     return Settings(**checked)
 
 
-def settings_from(defaults: Settings, keywords: Mapping[str, Any]) -> Settings:
-    """`defaults` with some keywords given anew.
+def settings_from(defaults: Settings, keywords: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
+    """`defaults` with some keywords given anew; `wrong` is what is wrong already.
 
     Raises:
-        SimdistError: a keyword is unknown or its value makes no sense.
+        ArgumentError: a keyword is unknown or its value makes no sense; every problem at once.
     """
-    from simdist.errors import SimdistError
-
-    problems = ["seeds: a world has one seed; give seed, or seeds to the marker"] if "seeds" in keywords else []
+    problems = [*wrong]
+    problems += ["seeds: a world has one seed; give seed, or seeds to the marker"] if "seeds" in keywords else []
     checked = _checked({name: value for name, value in keywords.items() if name != "seeds"}, problems)
     if problems:
-        raise SimdistError(_told("a world", problems))
+        raise ArgumentError("a world", problems)
     return replace(defaults, **checked)
 
 
 def _checked(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    checked: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in _KEYWORDS:
-            guess = difflib.get_close_matches(name, _KEYWORDS, 1)
-            hint = f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(_KEYWORDS)}"
-            problems.append(f"{name}: unknown keyword; {hint}")
-            continue
-        try:
-            checked[name] = _CHECKS.get(name, _anything)(value)
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
+    checked, lines = misfits(given, MARKER)
+    problems += [line.replace(": unknown argument;", ": unknown keyword;") for line in lines]
     return checked
 
 
@@ -176,80 +206,76 @@ def _seeds(node: Any) -> tuple[int, ...]:
     return seeds if option.simdist_seed is None else (first,)
 
 
-# -- checks: the value as Settings wants it, or a ValueError ---------------------------------------------------------
+# -- what the keywords have to be: as `simdist.run`'s arguments, and what only the marker has -----------------------
 
 
-def _anything(value: Any) -> Any:
-    return value
+@dataclass(frozen=True, slots=True)
+class _Seeds(Spec):
+    """How many seeds, from 0 on, or the seeds themselves."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[int, ...]:
+        expected = f"expected how many, 1 or more, or the seeds themselves; found {brief(value)}"
+        count = Whole(least=1, most=1_000_000)
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            try:
+                return tuple(range(count.check(value)))
+            except Unfit:
+                raise _unfit(expected) from None
+        try:
+            seeds = ListOf(SETTINGS["seed"]).check(value)
+        except Unfit:
+            raise _unfit(expected) from None
+        if not seeds:
+            raise _unfit(expected)
+        if len(set(seeds)) < len(seeds):
+            raise _unfit(f"a seed stands there twice: {brief(value)}")
+        return seeds
 
 
-def _at_least(least: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"expected a whole number, {least} or more; found {value!r}")
-        return value
+@dataclass(frozen=True, slots=True)
+class _OrFunction(Spec):
+    """What `spec` wants, or a function that returns it."""
 
-    return check
+    spec: Spec
 
-
-def _is_seeds(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return tuple(range(value))
-    seeds = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
-    if not seeds or any(not isinstance(seed, int) or isinstance(seed, bool) or seed < 0 for seed in seeds):
-        raise ValueError(f"expected how many, 1 or more, or the seeds themselves; found {value!r}")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"a seed stands there twice: {value!r}")
-    return tuple(seeds)
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+        return value if callable(value) and not isinstance(value, type) else self.spec.check(value, dialect)
 
 
-def _is_faults(value: Any) -> Any:
-    from simdist.faults import Fault
+@dataclass(frozen=True, slots=True)
+class _Time(Spec):
+    """A duration as people write it, a count of nanoseconds, or a timedelta."""
 
-    if callable(value):
-        return value
-    faults = list(value) if isinstance(value, Iterable) else [None]
-    if not all(isinstance(fault, Fault) for fault in faults):
-        raise ValueError(f"expected faults from simdist.faults, or a function of the seed; found {value!r}")
-    return tuple(faults)
-
-
-def _one_of(*known: Any) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not any(value is each or (isinstance(value, str) and value == each) for each in known):
-            raise ValueError(f"expected one of {', '.join(map(repr, known))}; found {value!r}")
-        return value
-
-    return check
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
+        if isinstance(value, datetime.timedelta):
+            value = value // datetime.timedelta(microseconds=1) * 1000
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            time_ns: int = Duration().check(value)
+            return time_ns
+        if not isinstance(value, str):
+            raise _unfit(f"{brief(value)} is no duration; write '30s', '5ms', or a whole number of nanoseconds")
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            raise _unfit(str(error)) from None
 
 
-def _is_timeout(value: Any) -> int | None:
-    return None if value is None else nanoseconds(value)
+def _unfit(text: str) -> Unfit:
+    return Unfit([Finding((), text)])
 
 
-def _is_env(value: Any) -> Any:
-    if value is not None and not (
-        isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
-    ):
-        raise ValueError(f"expected a mapping from text to text; found {value!r}")
-    return value
-
-
-def _is_stall(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"expected seconds of real time, more than 0; found {value!r}")
-    return float(value)
-
-
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "world_size": _at_least(1),
-    "seeds": _is_seeds,
-    "faults": _is_faults,
-    "strict": _one_of(None, True, False),
-    "policy": _one_of(None, "fifo", "random"),
-    "init": _one_of(None, True, False),
-    "timeout": _is_timeout,
-    "max_restarts": _at_least(0),
-    "env": _is_env,
-    "stall_s": _is_stall,
+_TIME = _Time()
+MARKER: Mapping[str, Spec] = {
+    "world_size": SETTINGS["world_size"],
+    "backend": SETTINGS["backend"],
+    "seeds": _Seeds(),
+    "faults": _OrFunction(SETTINGS["faults"]),
+    "strict": SETTINGS["strict"],
+    "policy": Maybe(SETTINGS["policy"]),
+    "init": Maybe(Truth()),
+    "timeout": Maybe(_TIME),
+    "max_restarts": SETTINGS["max_restarts"],
+    "cluster": _OrFunction(SETTINGS["cluster"]),
+    "env": SETTINGS["env"],
+    "stall_s": SETTINGS["stall_s"],
 }

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from simdist._settings import misfits
 from simdist.errors import FaultError, SimdistError
 from simdist.faults import (
     Crash,
@@ -116,8 +117,11 @@ class Sim:
             SimdistError: the keywords make no sense, or another world is under way.
         """
         __tracebackhide__ = True
-        chosen = settings_from(self._worlds.settings, settings)
-        seed = self.seed if seed is None else seed
+        given = {"fn": fn, "args": args, "kwargs": kwargs, "argv": argv}
+        good, problems = misfits(given | ({} if seed is None else {"seed": seed}))
+        chosen = settings_from(self._worlds.settings, settings, problems)
+        args, kwargs, argv = good["args"], good["kwargs"], good["argv"]
+        seed = self.seed if seed is None else good["seed"]
         faults = (*chosen.faults_for(seed), *self._waiting)
         bound = functools.partial(fn, *args, **(kwargs or {}))
         call = _with_group(bound, chosen) if chosen.init else lambda rank: bound()
@@ -158,7 +162,7 @@ class Sim:
     ) -> FaultHandle:
         """The rank stops as under SIGSTOP, for `duration` or until `resume`; triggers are those of `crash`."""
         trigger = self._trigger(at, step, op, nth, when, life)
-        duration_ns = None if duration is None else nanoseconds(duration)
+        duration_ns = None if duration is None else nanoseconds(duration, "duration")
         return self._give(Hang(rank=rank, duration_ns=duration_ns, **trigger))
 
     def raise_in(
@@ -184,19 +188,20 @@ class Sim:
 
     def slow(self, rank: int, by: Time, *, start: Time = 0, until: Time | None = None) -> FaultHandle:
         """Each operation of the rank starts late."""
-        return self._give(SlowRank(rank=rank, delay_ns=nanoseconds(by), **_span(start, until)))
+        return self._give(SlowRank(rank=rank, delay_ns=nanoseconds(by, "by"), **_span(start, until)))
 
     def delay(
         self, src: int, dst: int, by: Time, *, start: Time = 0, until: Time | None = None, both_ways: bool = True
     ) -> FaultHandle:
         """Messages between two ranks take longer."""
         return self._give(
-            LinkDelay(src=src, dst=dst, delay_ns=nanoseconds(by), both_ways=both_ways, **_span(start, until))
+            LinkDelay(src=src, dst=dst, delay_ns=nanoseconds(by, "by"), both_ways=both_ways, **_span(start, until))
         )
 
     def partition(self, *groups: Sequence[int], start: Time = 0, until: Time | None = None) -> FaultHandle:
         """Nothing passes between different groups of ranks, until `heal`: `sim.partition([0, 1], [2, 3])`."""
-        return self._give(Partition(groups=tuple(tuple(group) for group in groups), **_span(start, until)))
+        # What is no group is told with all else that is wrong with the fault.
+        return self._give(Partition(groups=groups, **_span(start, until)))  # type: ignore[arg-type]
 
     def hold(
         self, src: int, dst: int, *, start: Time = 0, until: Time | None = None, both_ways: bool = False
@@ -208,18 +213,18 @@ class Sim:
         self, by: Time, *, rank: int | None = None, start: Time = 0, until: Time | None = None
     ) -> FaultHandle:
         """Requests to the launcher's store take longer: those of `rank`, or everybody's."""
-        return self._give(StoreDelay(rank=rank, delay_ns=nanoseconds(by), **_span(start, until)))
+        return self._give(StoreDelay(rank=rank, delay_ns=nanoseconds(by, "by"), **_span(start, until)))
 
     def lose_store(self, *, at: Time | None = None) -> FaultHandle:
         """The launcher's store is gone, at a time or now; `lift` helps only before that. A restart brings a new one."""
         live = self._worlds.live
         now_ns = 0 if live is None else live.now_ns
-        return self._give(StoreLost(at_ns=now_ns if at is None else nanoseconds(at)))
+        return self._give(StoreLost(at_ns=now_ns if at is None else nanoseconds(at, "at")))
 
     def _trigger(
         self, at: Time | None, step: int | None, op: str | None, nth: int | None, when: When, life: int | None
     ) -> dict[str, Any]:
-        at_ns = None if at is None else nanoseconds(at)
+        at_ns = None if at is None else nanoseconds(at, "at")
         live = self._worlds.live
         if (at_ns, step, op, nth) == (None, None, None, None) and live is not None:
             at_ns = live.now_ns
@@ -231,7 +236,7 @@ class Sim:
         # A world that is not there yet may have any size.
         problems = problems_of([fault], live.world_size if live is not None else 1 << 30)
         if problems:
-            raise FaultError([problem.removeprefix("faults[0]").removeprefix(".") for problem in problems])
+            raise FaultError([problem.removeprefix("faults[0]").lstrip(".: ") for problem in problems])
         if live is None:
             self._waiting.append(fault)
         else:
@@ -260,7 +265,10 @@ def open_sim(item: Any, seed: int) -> Iterator[Sim]:
 
 
 def _span(start: Time, until: Time | None) -> dict[str, Any]:
-    return {"start_ns": nanoseconds(start), "until_ns": None if until is None else nanoseconds(until)}
+    return {
+        "start_ns": nanoseconds(start, "start"),
+        "until_ns": None if until is None else nanoseconds(until, "until"),
+    }
 
 
 def _with_group(bound: Callable[[], Any], settings: Settings) -> Callable[[int], Any]:

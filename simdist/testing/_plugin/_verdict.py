@@ -6,14 +6,15 @@ import signal
 import unittest
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import TracebackType
 
 import pytest
 
 from simdist.errors import RunFailedError
-from simdist.faults import Fault, kind_of, rank_of
+from simdist.faults import Fault, fault_call, kind_of, rank_of
 from simdist.result import RankResult, RunResult
+from simdist.values import text_of
 
 __all__ = ["failure_of", "how_it_ended", "is_skip", "primary_of"]
 
@@ -77,7 +78,7 @@ def how_it_ended(rank: RankResult) -> str:
 def _first_line(error: BaseException) -> str:
     from simdist.scenario import without_source
 
-    text = without_source(str(error).strip())
+    text = without_source(text_of(error).strip())
     name = type(error).__name__
     return f"{name}: {text.splitlines()[0]}" if text else name
 
@@ -120,15 +121,5 @@ def _never_struck(result: RunResult, faults: Sequence[Fault]) -> BaseException |
     if not missing:
         return None
     return pytest.fail.Exception(
-        f"every rank did well, but {_short(missing[0])} never struck: what it waits for did not happen"
+        f"every rank did well, but {fault_call(missing[0])} never struck: what it waits for did not happen"
     )
-
-
-def _short(fault: Fault) -> str:
-    """The fault with what differs from its defaults."""
-    parts = [
-        f"{each.name}={getattr(fault, each.name)!r}"
-        for each in fields(fault)
-        if getattr(fault, each.name) != each.default
-    ]
-    return f"{type(fault).__name__}({', '.join(parts)})"

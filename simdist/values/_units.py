@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-__all__ = ["format_duration", "parse_bandwidth", "parse_duration"]
+from simdist.values._words import brief
+
+__all__ = ["LONGEST_NS", "format_duration", "parse_bandwidth", "parse_duration"]
 
 _NANOSECONDS = {
     "ns": 1,
@@ -18,7 +20,7 @@ _NANOSECONDS = {
 }
 _PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_LIMIT = 2**63  # TOML's own integers end here; 292 years of nanoseconds
+LONGEST_NS = 2**63  # TOML's own integers end here; 292 years of nanoseconds
 
 _DURATION = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zµ]+)\s*", re.ASCII)
 _BANDWIDTH = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kKMGT]i?|)(bit|B)/s\s*")
@@ -35,14 +37,14 @@ def parse_duration(value: object) -> int:
     else:
         match = _DURATION.fullmatch(value) if isinstance(value, str) else None
         if match is None or match[2] not in _NANOSECONDS:
-            raise ValueError(f"{_shown(value)} is no duration; write '3ms', '1.5s', '250us', '30min', '2h'")
+            raise ValueError(f"{brief(value)} is no duration; write '3ms', '1.5s', '250us', '30min', '2h'")
         amount = Fraction(match[1]) * _NANOSECONDS[match[2]]
     if amount < 0:
-        raise ValueError(f"{_shown(value)} is negative; a duration is not")
+        raise ValueError(f"{brief(value)} is negative; a duration is not")
     if amount.denominator != 1:
-        raise ValueError(f"{_shown(value)} is finer than a nanosecond, the unit of virtual time")
-    if amount >= _LIMIT:
-        raise ValueError(f"{_shown(value)} is longer than virtual time can be (292 years)")
+        raise ValueError(f"{brief(value)} is finer than a nanosecond, the unit of virtual time")
+    if amount >= LONGEST_NS:
+        raise ValueError(f"{brief(value)} is longer than virtual time can be (292 years)")
     return int(amount)
 
 
@@ -57,14 +59,14 @@ def parse_bandwidth(value: object) -> int:
     else:
         match = _BANDWIDTH.fullmatch(value) if isinstance(value, str) else None
         if match is None:
-            raise ValueError(f"{_shown(value)} is no bandwidth; write '25Gbit/s', '1GB/s', '100MiB/s'")
+            raise ValueError(f"{brief(value)} is no bandwidth; write '25Gbit/s', '1GB/s', '100MiB/s'")
         amount = Fraction(match[1]) * _PREFIXES[match[2]] / (8 if match[3] == "bit" else 1)
     if amount <= 0:
-        raise ValueError(f"{_shown(value)} lets nothing through; a bandwidth is at least 1B/s")
+        raise ValueError(f"{brief(value)} lets nothing through; a bandwidth is at least 1B/s")
     if amount.denominator != 1:
-        raise ValueError(f"{_shown(value)} is not a whole number of bytes per second")
-    if amount >= _LIMIT:
-        raise ValueError(f"{_shown(value)} is more than simdist can count")
+        raise ValueError(f"{brief(value)} is not a whole number of bytes per second")
+    if amount >= LONGEST_NS:
+        raise ValueError(f"{brief(value)} is more than simdist can count")
     return int(amount)
 
 
@@ -76,8 +78,3 @@ def format_duration(duration_ns: int) -> str:
     whole, rest = divmod(duration_ns, _NANOSECONDS[unit])
     digits = str(rest).zfill(len(str(_NANOSECONDS[unit])) - 1).rstrip("0") if rest else ""
     return f"{whole}.{digits} {unit}" if digits else f"{whole} {unit}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

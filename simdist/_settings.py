@@ -1,0 +1,158 @@
+"""What the settings of a world have to be, once for `simdist.run`, `spawn`, the marker, the fixture and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simdist.errors import ArgumentError, FaultError, TopologyError
+from simdist.faults import problems_of
+from simdist.values import (
+    PYTHON,
+    WORLD_SIZE,
+    Dialect,
+    Environment,
+    Finding,
+    Function,
+    Instance,
+    ListOf,
+    Maybe,
+    Number,
+    OneOf,
+    Spec,
+    Text,
+    Truth,
+    Unfit,
+    Whole,
+    guess_or_list,
+    items_of,
+    place,
+)
+
+__all__ = ["ANYTHING", "BACKENDS", "SETTINGS", "check_fitting", "check_settings", "misfits"]
+
+BACKENDS = ("gloo", "sim")
+_MOST_SEED = 2**64 - 1  # torch.manual_seed takes no more
+
+
+def _cluster() -> type:
+    from simdist.cluster import Cluster  # networkx comes with it
+
+    return Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class _Anything(Spec):
+    """Whatever the function of a rank takes."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments(Spec):
+    """The positional arguments of a function, kept as they are."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
+        checked: tuple[Any, ...] = ListOf(ANYTHING).check(value, dialect)
+        return checked
+
+
+@dataclass(frozen=True, slots=True)
+class _Keywords(Spec):
+    """The keyword arguments of a function."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise Unfit([Finding((), f"expected a mapping with names as keys, found {dialect.found(value)}")])
+        return dict(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Faults(Spec):
+    """Some faults; what is wrong with each is for `problems_of` to say."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
+        items = items_of(value)
+        if items is None:
+            text = f"expected a sequence of faults from simdist.faults, found {dialect.found(value)}"
+            raise Unfit([Finding((), text)])
+        return items
+
+
+ANYTHING = _Anything()
+
+SETTINGS: Mapping[str, Spec] = {
+    "fn": Function(),
+    "args": _Arguments(),
+    "kwargs": Maybe(_Keywords()),
+    "world_size": WORLD_SIZE,
+    "backend": OneOf(BACKENDS),
+    "seed": Whole(least=0, most=_MOST_SEED),
+    "cluster": Maybe(Instance(_cluster, "a Cluster from simdist.cluster")),
+    "faults": _Faults(),
+    "max_restarts": Whole(least=0),
+    "env": Maybe(Environment()),
+    "argv": Maybe(ListOf(Text(), of="texts")),
+    "policy": OneOf(("fifo", "random")),
+    "strict": Maybe(Truth()),
+    "record_results": Truth(),
+    "stall_s": Number(above=0),
+    "echo": Maybe(Function()),
+    "progress": Maybe(Function()),
+    "replay": Maybe(Text()),
+    "nprocs": WORLD_SIZE,
+    "join": Truth(),
+}
+
+
+def misfits(given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> tuple[dict[str, Any], list[str]]:
+    """Those of `given` that are what they have to be, as plain data; and a line for everything that is wrong."""
+    good: dict[str, Any] = {}
+    lines = []
+    for name, value in given.items():
+        if name not in known:
+            lines.append(f"{name}: unknown argument{guess_or_list(name, known)}")
+            continue
+        try:
+            good[name] = known[name].check(value)
+        except Unfit as unfit:
+            lines += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
+    return good, lines
+
+
+def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> dict[str, Any]:
+    """The arguments of `call` as plain data, each by itself and all together.
+
+    Raises:
+        FaultError: only faults are wrong.
+        TopologyError: only the cluster does not fit the world.
+        ArgumentError: anything else is; it tells of faults and cluster too.
+    """
+    good, lines = misfits(given, known)
+    check_fitting(call, good, lines)
+    return good
+
+
+def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ()) -> None:
+    """Check that settings, good by themselves, fit together; `lines` tells what is wrong already.
+
+    Raises:
+        FaultError, TopologyError, ArgumentError: as `check_settings`.
+    """
+    lines = list(lines)
+    size = good.get("world_size", good.get("nprocs"))
+    faulty = problems_of(
+        good.get("faults", ()), WORLD_SIZE.most if size is None else size, max_restarts=good.get("max_restarts")
+    )
+    cluster = good.get("cluster")
+    misplaced = []
+    if cluster is not None and size is not None and cluster.world_size != size:
+        misplaced.append(f"the cluster places {cluster.world_size} ranks, the world has {size}")
+    if not (lines or misplaced) and faulty:
+        raise FaultError(faulty)
+    if not (lines or faulty) and misplaced:
+        raise TopologyError(misplaced[0])
+    if lines or faulty or misplaced:
+        raise ArgumentError(call, [*lines, *faulty, *(f"cluster: {line}" for line in misplaced)])

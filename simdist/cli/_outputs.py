@@ -1,0 +1,149 @@
+"""The files that commands write: what is wrong with them is told before anything runs, and none is left half done."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from simdist.cli._console import say
+from simdist.values import brief, plain, shortened
+
+__all__ = ["output_problems", "shown_path", "told", "write_bytes", "write_text"]
+
+_LONGEST = 200  # letters of a path in a message
+
+
+def shown_path(path: str) -> str:
+    """A path for a message: plain, and not endless."""
+    return shortened(plain(path, ""), _LONGEST)
+
+
+def output_problems(
+    files: Mapping[str, str | None], *, folders: Mapping[str, str | None] | None = None, inputs: Sequence[str] = ()
+) -> list[str]:
+    """Why an output can't be written, found by opening it; files that this made are gone again.
+
+    `files` and `folders` are paths by option. Two outputs in one place are a problem too, and so is one in the place of
+    an input.
+    """
+    wanted = {option: path for option, path in files.items() if path is not None}
+    wanted_folders = {option: path for option, path in (folders or {}).items() if path is not None}
+    lines = []
+    for option, path in wanted_folders.items():
+        try:
+            if os.path.lexists(path) and not Path(path).is_dir():
+                lines.append(f"{option} {shown_path(path)}: is a file; expected a folder")
+            elif "\0" in path:
+                lines.append(f"{option} {shown_path(path)}: cannot be written: the path has a NUL character")
+            else:
+                Path(path).is_dir()
+        except (OSError, ValueError) as error:
+            lines.append(f"{option} {shown_path(path)}: cannot be written: {_reason(error)}")
+    for option, path in wanted.items():
+        try:
+            _try_to_open(path)
+        except (OSError, ValueError) as error:
+            lines.append(f"{option} {shown_path(path)}: cannot be written: {_reason(error)}")
+    places: dict[object, list[str]] = {}
+    for option, path in {**wanted, **wanted_folders}.items():
+        place = _place_of(path)
+        if place is not None:
+            places.setdefault(place, []).append(option)
+    lines += [f"{' and '.join(options)}: two outputs in one file" for options in places.values() if len(options) > 1]
+    return lines + [
+        f"{option}: {shown_path(path)} is what is read; expected another file"
+        for path in inputs
+        for option in places.get(_place_of(path), ())
+    ]
+
+
+def write_text(path: str, write: Callable[[TextIO], object]) -> None:
+    """Write a file from what `write` puts into a stream; the old file stays if anything goes wrong."""
+    stream = io.StringIO(newline="\n")
+    write(stream)
+    write_bytes(path, stream.getvalue().encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: str, content: bytes) -> None:
+    """Write a file, or leave with exit code 2 and the old file as it was."""
+    with told(path):
+        target = Path(path).resolve()  # a link stays a link
+        mode = _mode_of(target)
+        if mode is not None and not stat.S_ISREG(mode):  # /dev/stdout, a pipe
+            target.write_bytes(content)
+            return
+        try:
+            handle, name = tempfile.mkstemp(prefix=".simdist-", dir=target.parent)
+        except PermissionError:  # the file may be written, but its folder not
+            target.write_bytes(content)
+            return
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+            Path(name).chmod(stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+            Path(name).replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+
+
+@contextmanager
+def told(path: str) -> Iterator[None]:
+    """Say that the file could not be written, and leave with exit code 2."""
+    try:
+        yield
+    except OSError as error:  # it could be opened before the run: the disk is full, or the folder is gone
+        say(f"{shown_path(path)}: cannot be written: {_reason(error)}", err=True)
+        raise click.exceptions.Exit(2) from None
+
+
+def _try_to_open(path: str) -> None:
+    mode = _mode_of(Path(path))
+    if mode is not None and stat.S_ISFIFO(mode):  # opening waits for a reader
+        return
+    with Path(path).open("ab"):
+        pass
+    if mode is None and not Path(path).is_symlink():
+        Path(path).unlink()
+
+
+def _place_of(path: str) -> object:
+    """What names the file that a path leads to; None for one that any number of outputs may share, as /dev/null."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        try:
+            return str(Path(path).resolve())
+        except (OSError, ValueError, RuntimeError):
+            return None
+    if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _reason(error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or brief(str(error)).strip("'\"")

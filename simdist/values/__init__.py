@@ -1,0 +1,85 @@
+"""What a value has to be, said once for scenario files, Python arguments, markers and options; and how to tell of it.
+
+A `Spec` takes a value and gives it back as plain data, or raises `Unfit` with a finding for each thing that is wrong.
+The same spec speaks two dialects: in a file a duration is a text such as "3ms" and a truth is `true`, in Python they
+are nanoseconds and `True`. The specs of a fault stand at the fields of its class, those of a world in
+`simdist._settings`, those of a cluster beside `build`.
+
+Open `_specs.py` first. `_units.py` reads durations and bandwidths, `_words.py` has the wordings that messages share,
+`_plain.py` makes any text safe to print. Nothing here imports anything but the standard library.
+"""
+
+from simdist.values._plain import awkward_character, escaped, plain, repr_of, text_of
+from simdist.values._specs import (
+    FILE,
+    JSON,
+    PYTHON,
+    WORLD_SIZE,
+    Bandwidth,
+    Dialect,
+    Duration,
+    Environment,
+    Finding,
+    Function,
+    Instance,
+    ListOf,
+    Maybe,
+    Number,
+    OneOf,
+    Spec,
+    TableOf,
+    Text,
+    Truth,
+    Unfit,
+    Whole,
+    findings_of,
+    given_specs,
+    items_of,
+    specs_of,
+)
+from simdist.values._units import LONGEST_NS, format_duration, parse_bandwidth, parse_duration
+from simdist.values._words import brief, found, guess, guess_or_list, place, shortened, shown
+
+__all__ = [
+    "FILE",
+    "JSON",
+    "LONGEST_NS",
+    "PYTHON",
+    "WORLD_SIZE",
+    "Bandwidth",
+    "Dialect",
+    "Duration",
+    "Environment",
+    "Finding",
+    "Function",
+    "Instance",
+    "ListOf",
+    "Maybe",
+    "Number",
+    "OneOf",
+    "Spec",
+    "TableOf",
+    "Text",
+    "Truth",
+    "Unfit",
+    "Whole",
+    "awkward_character",
+    "brief",
+    "escaped",
+    "findings_of",
+    "format_duration",
+    "found",
+    "given_specs",
+    "guess",
+    "guess_or_list",
+    "items_of",
+    "parse_bandwidth",
+    "parse_duration",
+    "place",
+    "plain",
+    "repr_of",
+    "shortened",
+    "shown",
+    "specs_of",
+    "text_of",
+]
