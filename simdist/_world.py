@@ -152,6 +152,7 @@ class World:
         with contextlib.ExitStack() as stack:
             stack.callback(self._cut_cycles)
             stack.enter_context(one_core())
+            self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.namespaces)
             stack.callback(self._runtime.deactivate)
             stack.callback(self._torch.uninstall)
@@ -189,6 +190,7 @@ class World:
         self._torch.random.adopt()
         try:
             self._simulation.run()
+            self._require_no_escape()
             result = self._result()
         except StallError as error:
             self._tell_time(error)
@@ -235,12 +237,26 @@ class World:
         assert self._injector is not None
         return self._injector
 
+    def _require_no_escape(self) -> None:
+        """What escapes from `_main` is no rank's failure: it would look as if the rank hung."""
+        for task in self._simulation.tasks:
+            if task.error is not None:
+                raise InternalError(f"{task.name} ended with {task.error!r}") from task.error
+
     def _lose_store(self) -> None:
         if self._store is not None:
             self._store.close()
 
     def _end_threads(self) -> None:
         self._leaked = self._simulation.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a process that was forked from this one: put everything back, so that it may run worlds of its own."""
+        self._simulation.forget(
+            SimdistError("this process was forked while a simulated world ran; the world goes on in its parent only")
+        )
+        self._undo.close()
+        self._leaked = []
 
     def _tell_time(self, error: StallError) -> None:
         error.task = f"{error.task} (virtual time {self._simulation.now_ns / 1e9:.9f} s)"

@@ -65,8 +65,9 @@ def run(
             comparing runs.
         policy: who goes first among ranks that are runnable at the same instant: "fifo" or "random".
         stall_s: real seconds after which a rank that does not give the baton back fails the run.
-        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints.
-        progress: called with (virtual ns, events so far) about ten times per real second.
+        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. What it
+            raises ends the world, and comes out of this call.
+        progress: called with (virtual ns, events so far) about ten times per real second; likewise.
         replay: the call or command that repeats this run, for failure messages; made from the arguments if None.
 
     Returns:

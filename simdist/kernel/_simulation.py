@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import simpy
 from simpy.core import EventPriority  # type: ignore[attr-defined]  # simpy lists no exports
@@ -155,6 +155,7 @@ class Simulation:
         self._closing = False
         self._stop: _Stop | None = None  # where the host wants to look, while it runs the world to there
         self._broken: BaseException | None = None  # what failed inside the kernel itself
+        self._aborted: BaseException | None = None  # what ended the world from outside: see `abort`
         self._previous: Any = None  # context of the task that ran last
         self.tasks: list[Task] = []
         self.current: Task | None = None
@@ -291,6 +292,13 @@ class Simulation:
         """Undo one `keep_open`."""
         self._alive -= 1
 
+    def abort(self, error: BaseException) -> NoReturn:
+        """End the world: `run` raises `error` as it is. Called by a task on behalf of whoever watches the world."""
+        self._aborted = error
+        self._closing = True
+        self._running().doomed = True
+        raise TaskKilled
+
     def check(self) -> Task:
         """The running task.
 
@@ -328,11 +336,14 @@ class Simulation:
             StallError: a task kept the baton for longer than the watchdog allows.
             LivelockError: tasks only sleep and ask, time and again, and nothing else has happened for very long.
             InternalError: the kernel broke.
+            BaseException: what `abort` was given, or what `progress` raised.
         """
         first = self._choose()
         if first is not None:
             self._hand_over(first)
             self._watch()
+        if self._aborted is not None:
+            raise self._aborted
         if isinstance(self._broken, LivelockError):
             raise self._broken
         if self._broken is not None:
@@ -390,6 +401,16 @@ class Simulation:
         for task in self.tasks:
             task.context = task.waiting = None  # these and the task refer to each other
         return leaked
+
+    def forget(self, error: BaseException) -> None:
+        """In a forked child, which has none of the threads: there are no tasks, and a `run` that goes on ends."""
+        self._aborted = error
+        self._closing = True
+        self.tasks.clear()
+        self.current = None
+        self.current_ident = 0
+        if self._host.locked():
+            self._host.release()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
