@@ -136,8 +136,10 @@ class World:
         self.start()
         try:
             result = self.finish()
-        except BaseException:
+        except BaseException as error:
             self._undo.close()
+            if isinstance(error, StallError):
+                error.left_behind = tuple(self._leaked)
             raise
         self.close()
         return result
@@ -214,7 +216,7 @@ class World:
                 observer.world_ends(finished)
         if self._leaked:
             leaked, self._leaked = self._leaked, []
-            raise InternalError(f"threads of {', '.join(leaked)} did not end with their world")
+            raise InternalError(f"threads of {', '.join(leaked)} did not end with their world, and are left behind")
 
     @property
     def now_ns(self) -> int:
