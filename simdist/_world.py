@@ -140,6 +140,7 @@ class World:
             self._undo.close()
             if isinstance(error, StallError):
                 error.left_behind = tuple(self._leaked)
+                error.args = (*error.args[:-1], error.left_behind)
             raise
         self.close()
         return result

@@ -40,6 +40,7 @@ _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
 _GRACE_S = 1.0  # of real time, in which a thread should unwind by itself
 # Then it is insisted on that so often, this long after each other; a thread that computes nothing is given up earlier.
 _ATTEMPTS, _FEW_ATTEMPTS, _BETWEEN_S = 500, 20, 0.03
+_COLLECTION_S = 0.1
 
 
 class Timer:
@@ -574,8 +575,11 @@ class Simulation:
         """Wait until a doomed task gives the baton back, or is over; insist if not. False if that is in vain."""
         if self._comes_back(task, grace_s, ended=ended):
             return True
-        used_s = processor_seconds(task)
         with without_collector():
+            # A collection that has begun, and what it calls, come to their end.
+            if self._comes_back(task, _COLLECTION_S, ended=ended):
+                return True
+            used_s = processor_seconds(task)
             for attempt in range(_ATTEMPTS):
                 insist(task)
                 if self._comes_back(task, _BETWEEN_S, ended=ended):
