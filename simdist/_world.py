@@ -22,7 +22,7 @@ from simdist.c10d import TorchState, host_server, problems_at_end, unseen
 from simdist.c10d._callsite import user_line
 from simdist.c10d._store import StoreServer
 from simdist.cluster import Cluster, Network, build
-from simdist.errors import InternalError, StallError, StrictError
+from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults import Fault
 from simdist.faults._injector import Injector
 from simdist.kernel import Simulation, TaskKilled, make_policy, one_core
@@ -145,8 +145,11 @@ class World:
         self.start()
         try:
             result = self.finish()
-        except BaseException:
+        except BaseException as error:
             self._undo.close()
+            if isinstance(error, StallError):
+                error.left_behind = tuple(self._leaked)
+                error.args = (*error.args[:-1], error.left_behind)
             raise
         self.close()
         return result
@@ -161,10 +164,11 @@ class World:
         with contextlib.ExitStack() as stack:
             stack.callback(self._cut_cycles)
             stack.enter_context(one_core())
+            self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.namespaces)
             stack.callback(self._runtime.deactivate)
-            self._torch.install()
             stack.callback(self._torch.uninstall)
+            self._torch.install()
             stack.callback(self._end_threads)
             self._injector = Injector(self._simulation, self._network, self._spec.faults, self._lose_store)
             self._start_life(0)
@@ -198,6 +202,7 @@ class World:
         self._torch.random.adopt()
         try:
             self._simulation.run()
+            self._require_no_escape()
             result = self._result()
         except StallError as error:
             self._tell_time(error)
@@ -221,7 +226,7 @@ class World:
                 observer.world_ends(finished)
         if self._leaked:
             leaked, self._leaked = self._leaked, []
-            raise InternalError(f"threads of {', '.join(leaked)} did not end with their world")
+            raise InternalError(f"threads of {', '.join(leaked)} did not end with their world, and are left behind")
 
     @property
     def now_ns(self) -> int:
@@ -244,12 +249,26 @@ class World:
         assert self._injector is not None
         return self._injector
 
+    def _require_no_escape(self) -> None:
+        """What escapes from `_main` is no rank's failure: it would look as if the rank hung."""
+        for task in self._simulation.tasks:
+            if task.error is not None:
+                raise InternalError(f"{task.name} ended with {task.error!r}") from task.error
+
     def _lose_store(self) -> None:
         if self._store is not None:
             self._store.close()
 
     def _end_threads(self) -> None:
         self._leaked = self._simulation.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a process that was forked from this one: put everything back, so that it may run worlds of its own."""
+        self._simulation.forget(
+            SimdistError("this process was forked while a simulated world ran; the world goes on in its parent only")
+        )
+        self._undo.close()
+        self._leaked = []
 
     def _tell_time(self, error: StallError) -> None:
         error.task = f"{error.task} (virtual time {self._simulation.now_ns / 1e9:.9f} s)"

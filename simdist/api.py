@@ -66,9 +66,14 @@ def run(
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
             comparing runs.
         policy: who goes first among ranks that are runnable at the same instant: "fifo" or "random".
-        stall_s: real seconds after which a rank that does not give the baton back fails the run.
-        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints.
-        progress: called with (virtual ns, events so far) about ten times per real second.
+        stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
+            that the simulation does not know. One that computes may for ten times as long. One that keeps even
+            Python's lock (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,
+            but at least 5 s, the stacks of all threads go to stderr, and three seconds later the process ends (on
+            Linux; the stack of the rank ends with its name).
+        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. What it
+            raises ends the world, and comes out of this call.
+        progress: called with (virtual ns, events so far) about ten times per real second; likewise.
         replay: the call or command that repeats this run, for failure messages; made from the arguments if None. It
             has every argument that determines the run, and says so where one is too long to be shown in full.
 
@@ -79,7 +84,8 @@ def run(
         ArgumentError: arguments are not what they have to be; one line for each. FaultError if only faults are wrong,
             TopologyError if the cluster does not fit the world.
         SimdistError: another world is running.
-        StallError: a rank blocks on something outside the simulation.
+        StallError: a rank blocks on something outside the simulation, or computes for too long.
+        LivelockError: all ranks only sleep or ask whether something is done, time and again, and nothing is due.
     """
     determining = {
         "world_size": world_size,

@@ -113,19 +113,44 @@ class LivelockError(SimdistError):
 
 
 class StallError(SimdistError):
-    """A rank kept the baton for too long in real time: it blocks on something the simulation does not know."""
+    """A rank kept the baton for too long in real time: it blocks on something the simulation does not know.
 
-    def __init__(self, task: str, seconds: float, stack: str) -> None:
-        super().__init__(task, seconds, stack)
+    Or it `computes`, and that for several times as long as `stall_s`. `left_behind` names the ranks whose threads could
+    not be ended: each still blocks, and ends when it comes back.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        seconds: float,
+        stack: str,
+        stall_s: float = 30.0,
+        computes: bool = False,
+        left_behind: Sequence[str] = (),
+    ) -> None:
+        super().__init__(task, seconds, stack, stall_s, computes, tuple(left_behind))
         self.task = task
         self.seconds = seconds
         self.stack = stack
+        self.stall_s = stall_s
+        self.computes = computes
+        self.left_behind = tuple(left_behind)
 
     def __str__(self) -> str:
-        return (
-            f"{self.task} has run for {self.seconds:g} s of real time without giving the baton back; "
-            f"it blocks on something outside the simulation, here:\n{self.stack}"
+        why = (
+            "it computes all the time, or loops for ever"
+            if self.computes
+            else "it blocks on something outside the simulation"
         )
+        lines = [
+            f"{self.task} has run for {self.seconds:g} s of real time without giving the baton back; {why}, here:",
+            self.stack.removesuffix("\n"),
+            f"a rank that needs longer gets it with a larger stall_s, in real seconds; it was {self.stall_s:g}",
+        ]
+        if self.left_behind:
+            names = ", ".join(self.left_behind)
+            lines.append(f"the thread of {names} could not be ended and is left behind; it ends when it comes back")
+        return "\n".join(lines)
 
 
 class MismatchError(SimdistError, RuntimeError):

@@ -11,13 +11,17 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d as _c
 
 from simdist.c10d._communicator import Member
-from simdist.c10d._compat import ProcessGroup
+from simdist.c10d._compat import ProcessGroup, is_duration, said_by, whole_ms
 from simdist.c10d._flight_record import flight_record_of
 from simdist.errors import UnsupportedError
 
-__all__ = ["Device", "GroupBackend", "GroupOptions"]
+__all__ = ["Device", "GroupBackend", "GroupOptions", "create_default_device", "create_device"]
+
+_registry: Any = _c  # has what the stubs leave out
+_RealOptions: Any = _registry.ProcessGroupGloo._Options
 
 
 class GroupOptions:
@@ -37,7 +41,9 @@ class GroupOptions:
 
     @_timeout.setter
     def _timeout(self, timeout: timedelta | float) -> None:
-        self._limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        if not is_duration(timeout):
+            raise said_by(_RealOptions._timeout.fset, _RealOptions(), timeout)
+        self._limit = whole_ms(timeout)
 
 
 class Device:
@@ -50,7 +56,7 @@ class Device:
         RuntimeError: the environment says something else than yes or no.
     """
 
-    def __init__(self, hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> None:
+    def __init__(self, lazy_init: bool | None = None) -> None:
         if lazy_init is None:
             said = os.environ.get(_LAZY, "0").lower()
             if said not in (*_YES, *_NO):
@@ -64,6 +70,26 @@ _YES = ("y", "yes", "1", "t", "true")
 _NO = ("n", "no", "0", "f", "false")
 
 
+def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> Device:
+    """As `ProcessGroupGloo.create_device`; every host name and interface is the simulated network's.
+
+    Raises:
+        ValueError: neither is given.
+    """
+    if not (isinstance(hostname, str) and isinstance(interface, str) and isinstance(lazy_init, bool | None)):
+        raise said_by(_registry.ProcessGroupGloo.create_device, hostname, interface, lazy_init)
+    if not hostname and not interface:
+        raise ValueError("Specify either `hostname` or `interface` argument.")
+    return Device(lazy_init)
+
+
+def create_default_device(lazy_init: bool | None = None) -> Device:
+    """As `ProcessGroupGloo.create_default_device`."""
+    if not isinstance(lazy_init, bool | None):
+        raise said_by(_registry.ProcessGroupGloo.create_default_device, lazy_init)
+    return Device(lazy_init)
+
+
 class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat module
     """One rank's handle on a group."""
 
@@ -72,6 +98,13 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     supports_shrinking = False
     supports_time_estimate = False
     supports_tensor_alloc = False
+
+    # What the class `ProcessGroupGloo` has beside its methods.
+    Device = Device
+    Options = _registry.Backend.Options
+    _Options = GroupOptions
+    create_device = staticmethod(create_device)
+    create_default_device = staticmethod(create_default_device)
 
     def __init__(
         self, member: Member, store: Any, size: int, timeout: timedelta, options: GroupOptions | None = None
@@ -175,9 +208,9 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     def _set_sequence_number_for_group(self) -> None:
         self._member.number = 0
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._timeout_ns = round(timeout.total_seconds() * 1e9)
+    def _set_default_timeout(self, timeout: timedelta | float) -> None:
         self.options._timeout = timeout
+        self._timeout_ns = round(self.options._timeout.total_seconds() * 1e9)
 
     set_timeout = _set_default_timeout
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence, Set
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from simdist.c10d._numerics import as_bytes, flat
@@ -25,6 +26,7 @@ __all__ = [
     "scatter_arguments",
     "scatter_single_arguments",
     "single",
+    "split_sizes",
 ]
 
 Tensor = torch.Tensor
@@ -265,6 +267,24 @@ def exchanged_parts(
 
 
 _GLOO = "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo"
+
+
+def split_sizes(sizes: Any) -> list[int] | None:
+    """The sizes as C++ takes them: any sequence, set or generator of whole numbers; None if it would not."""
+    if isinstance(sizes, str | bytes) or not isinstance(sizes, Sequence | Set | Generator | np.ndarray):
+        return None
+    whole = [_whole(size) for size in sizes]
+    return None if None in whole else [size for size in whole if size is not None]
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, float | str | bytes | bytearray):
+        return None
+    try:
+        whole = int(value)  # also of a tensor that holds a float
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return whole if -(2**63) <= whole < 2**63 else None
 
 
 def _part_bytes(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:

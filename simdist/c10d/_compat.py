@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
+
+from simdist.errors import InternalError
 
 __all__ = [
     "REDUCE_NAMES",
@@ -16,8 +21,11 @@ __all__ = [
     "Store",
     "Work",
     "group_class_aliases",
+    "is_duration",
     "reduce_name",
+    "said_by",
     "timeout_ns",
+    "whole_ms",
 ]
 
 ProcessGroup: Any = dist.ProcessGroup
@@ -61,3 +69,28 @@ def timeout_ns(options: Any, default_ns: int) -> int:
         return default_ns
     timeout = options.timeout
     return default_ns if timeout < _UNSET else round(timeout.total_seconds() * 1e9)
+
+
+def is_duration(value: object) -> bool:
+    """True for what torch's C++ takes as a duration: a timedelta, or seconds as a float; not as an int."""
+    return isinstance(value, timedelta | float)
+
+
+def whole_ms(value: timedelta | float) -> timedelta:
+    """What C++ makes of a duration: whole milliseconds. What is no number, or too large, becomes a negative one."""
+    if isinstance(value, timedelta):
+        return timedelta(milliseconds=int(value / timedelta(milliseconds=1)))
+    return timedelta(milliseconds=int(value * 1e3)) if math.isfinite(value) and abs(value) < _MOST_S else timedelta.min
+
+
+_MOST_S = timedelta.max.total_seconds()
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def said_by(function: Callable[..., Any], *args: Any, **kwargs: Any) -> TypeError:
+    """The error with which a function of torch's C++ refuses arguments that can't be its; without addresses."""
+    try:
+        function(*args, **kwargs)
+    except TypeError as error:
+        return TypeError(_ADDRESS.sub("", str(error)))
+    raise InternalError(f"{function!r} takes {args!r} and {kwargs!r}")

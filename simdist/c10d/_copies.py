@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from simdist.c10d import _checks, _numerics
 from simdist.c10d._calls import Calls, root_of
+from simdist.c10d._compat import ProcessGroup, said_by
 from simdist.c10d._layout import delivered, put, source, targets, then
 from simdist.c10d._operation import Shapes
 from simdist.c10d._work import SimWork
@@ -175,17 +176,23 @@ class Copies(Calls):
         self,
         output: Tensor,
         tensor: Tensor,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
         opts: Any = None,
     ) -> SimWork:
         """`alltoall` with the parts of one tensor along its first dimension; without splits, parts of equal bytes."""
+        given = [
+            list(sizes) if isinstance(sizes, Generator) else sizes for sizes in (output_split_sizes, input_split_sizes)
+        ]
+        outputs, inputs = [[] if sizes is None else _checks.split_sizes(sizes) for sizes in given]
+        if outputs is None or inputs is None:
+            raise said_by(
+                ProcessGroup.all_to_all_single, self, output, tensor, *given, *([] if opts is None else [opts])
+            )
         _checks.require_contiguous_input(tensor)
         shapes = Shapes.of([tensor], [output.shape])
         try:
-            flats, sent = _checks.exchanged_parts(
-                output, tensor, output_split_sizes, input_split_sizes, self.rank(), self._size
-            )
+            flats, sent = _checks.exchanged_parts(output, tensor, outputs, inputs, self.rank(), self._size)
         except RuntimeError as error:
             # Found by Gloo when it begins, so the work fails, and not the call.
             return self._exchange(tensor, [], [], [output], shapes, opts, error)

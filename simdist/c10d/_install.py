@@ -1,8 +1,8 @@
 """Torch's process-wide state, made per rank for the length of a world.
 
 Names that build groups and stores (`ProcessGroupGloo`, `TCPStore`, ...) are replaced where torch looks them up; on a
-rank they make simulated ones, on every other thread the real ones. State that torch reads directly (`_world`, the
-default dtype, the debug level) is swapped when the baton changes hands; the C++ group registry has a per-thread mode.
+rank they make simulated ones, on every other thread the real ones. State that torch reads directly (the default dtype,
+the debug level) is swapped when the baton changes hands; `_world` and the C++ group registry are a thread's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,13 +21,17 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
 from simdist._content import with_zero_padding
-from simdist.c10d import _flight_record, _meshes, _profiling, _replacements
-from simdist.c10d._backend import Device, GroupOptions
+from simdist.c10d import _flight_record, _host_stores, _meshes, _profiling, _replacements
+from simdist.c10d._backend import Device, GroupOptions, create_default_device, create_device
+from simdist.c10d._backend_tables import BackendTables
 from simdist.c10d._checked import CheckedProcessGroup
+from simdist.c10d._compat import is_duration, said_by, whole_ms
 from simdist.c10d._compiled import CompiledCode
 from simdist.c10d._flight_record import FlightRecord
 from simdist.c10d._gloo import GLOO, SIM, Personality
 from simdist.c10d._group import SimProcessGroup
+from simdist.c10d._host_stores import is_hosts, refusal
+from simdist.c10d._rank_world import RankWorld, WorldPerThread
 from simdist.c10d._rendezvous import connect
 from simdist.c10d._store import SimPrefixStore, SimStore, StoreServer
 from simdist.c10d._work import SimFuture
@@ -46,66 +50,8 @@ _rendezvous = importlib.import_module("torch.distributed.rendezvous")
 # Its functions have `group=dist.group.WORLD` as a default: imported on a rank, they would keep that rank's group.
 importlib.import_module("torch.distributed.nn.functional")
 
-_BACKEND_TABLES = (
-    "backend_list",
-    "backend_capability",
-    "backend_type_map",
-    "_plugins",
-    "default_device_backend_map",
-)
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_TIMEOUT = timedelta(seconds=300)
-
-
-class _GroupMap(dict[Any, Any]):
-    """The groups that a rank has; one that is taken out is gone, as a real one is when nothing refers to it."""
-
-    def __delitem__(self, group: Any) -> None:
-        super().__delitem__(group)
-        _leave(group)
-
-    def clear(self) -> None:
-        """Take all of them out."""
-        groups = list(self)
-        super().clear()
-        for group in groups:
-            _leave(group)
-
-
-def _leave(group: Any) -> None:
-    if isinstance(group, SimProcessGroup):
-        group.leave()
-
-
-class _RankWorld:
-    """Stands in for `torch.distributed.distributed_c10d._World`: the groups that one rank knows."""
-
-    def __init__(self) -> None:
-        self.default_pg: Any = None
-        self.pg_map: dict[Any, Any] = _GroupMap()
-        self.pg_names: dict[Any, Any] = {}
-        self.pg_group_ranks: dict[Any, Any] = {}
-        self.pg_backend_config: dict[Any, Any] = {}
-        self.group_count = 0
-        self.tags_to_pg: dict[Any, Any] = {}
-        self.pg_to_tag: dict[Any, Any] = {}
-        self.pg_coalesce_state: dict[Any, Any] = {}
-        self.comms: list[Any] = []
-
-    @property
-    def pg_config_info(self) -> list[dict[str, Any]]:
-        """As torch's own: one entry for each group."""
-        return [
-            {
-                "pg_name": self.pg_names[group],
-                "pg_desc": group.group_desc,
-                "backend_config": self.pg_backend_config[group],
-                "ranks": list(self.pg_group_ranks[group]),
-                "group_size": group.size(),
-                "group_count": self.group_count,
-            }
-            for group in self.pg_map
-        ]
 
 
 class RankState:
@@ -129,7 +75,7 @@ class RankState:
     )
 
     def __init__(self, excepthook: Any, debug_level: Any, results: bool = False) -> None:
-        self.world = _RankWorld()
+        self.world = RankWorld()
         self.init_method: Any = None
         self.excepthook = excepthook
         self.default_dtype = torch.float32
@@ -192,8 +138,7 @@ class TorchState:
         self._host: RankState | None = None
         self._threads = 1
         self._debug_level: Any = None  # the one that C++ has now
-        self._backends: dict[str, Any] | None = None  # those of the rank that runs, where it has its own
-        self._shared_backends: dict[str, Any] = {}
+        self._backends = BackendTables()
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
         self.random = RandomStates(seed)
@@ -204,7 +149,6 @@ class TorchState:
     def install(self) -> None:
         """Make torch's names simulated on ranks."""
         host = self._host = RankState(sys.excepthook, _c.get_debug_level())
-        host.world = c10d._world  # type: ignore[assignment]  # torch's own, for which ours stands in
         host.init_method = c10d._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
         self._argv = sys.argv
@@ -213,6 +157,8 @@ class TorchState:
         self._debug_level = host.debug_level
         torch.set_num_threads(1)
         _registry._set_thread_isolation_mode(True)
+        self._patches.replace(c10d, "_world", WorldPerThread(c10d._world))
+        self._patches.replace(c10d, "_backend", c10d._backend)  # torch writes it, and nobody reads it
         stores: dict[str, Any] = {}
         for name, make in (
             ("TCPStore", self._tcp_store),
@@ -221,6 +167,7 @@ class TorchState:
         ):
             stores[name] = _dispatching(name, getattr(dist, name), SimStore, make)
         stores["PrefixStore"] = _dispatching("PrefixStore", _c.PrefixStore, SimPrefixStore, _prefix_store)
+        _host_stores.install(self._patches)
         for module in (dist, c10d, _rendezvous):
             for name, replacement in stores.items():
                 if hasattr(module, name):
@@ -233,8 +180,9 @@ class TorchState:
             self._gloo_group,
             unlike=staticmethod(_is_wrapper),
             _Options=_dispatching("_Options", real._Options, GroupOptions, GroupOptions),
-            create_device=staticmethod(_device(real.create_device, Device)),
-            create_default_device=staticmethod(_device(real.create_default_device, _default_device)),
+            Device=_dispatching("Device", real.Device, Device, real.Device),
+            create_device=staticmethod(_device(real.create_device, create_device)),
+            create_default_device=staticmethod(_device(real.create_default_device, create_default_device)),
         )
         self._patches.replace(c10d, "ProcessGroupGloo", gloo)
         if hasattr(dist, "ProcessGroupGloo"):
@@ -246,19 +194,7 @@ class TorchState:
             self._patches.replace(module, "_ProcessGroupWrapper", wrapper)
         self._patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
         self._patches.replace(c10d, "_object_to_tensor", with_zero_padding(c10d._object_to_tensor))
-        backend = c10d.Backend
-        for name in _BACKEND_TABLES:
-            self._patches.replace(backend, name, getattr(backend, name).copy())
-        if "sim" not in backend.backend_list:
-            backend.register_backend("sim", self._sim_group, devices=["cpu"])
-        else:
-            raise SimdistError("a backend named 'sim' is registered already; simdist needs that name")
-        if self._backend == "sim":
-            backend.default_device_backend_map["cpu"] = "sim"
-        elif "cpu" not in backend.default_device_backend_map:
-            backend.default_device_backend_map["cpu"] = "gloo"
-        self._shared_backends = {name: getattr(backend, name) for name in _BACKEND_TABLES}
-        self._patches.replace(backend, "register_backend", self._register_backend(backend.register_backend))
+        self._backends.install(self._patches, self._sim_group, default=self._backend)
         from_environment = self._set_debug_level_from_env(_registry.set_debug_level_from_env)
         for module in (dist, _registry):
             self._patches.replace(module, "set_debug_level", self._set_debug_level)
@@ -273,12 +209,10 @@ class TorchState:
         """Put everything back."""
         host = self._host
         assert host is not None
-        self._load_backends(None)
+        self._backends.load(None)
         self._patches.undo()
         self._compiled.uninstall()
-        backend = c10d.Backend
-        if hasattr(backend, "SIM"):
-            del backend.SIM
+        self._backends.uninstall()
         _registry._set_thread_isolation_mode(False)
         torch.set_num_threads(self._threads)
         self._load(host)
@@ -330,7 +264,6 @@ class TorchState:
 
     def _load(self, state: RankState) -> None:
         variables = self._variables
-        variables["_world"] = state.world
         variables["_default_pg_init_method"] = state.init_method
         sys.excepthook = state.excepthook
         if _get_default_dtype() is not state.default_dtype:
@@ -338,33 +271,8 @@ class TorchState:
         if state.debug_level is not self._debug_level:
             self._debug_level = state.debug_level
             _set_debug_level_of_torch(state.debug_level)
-        if state.backends is not self._backends:
-            self._load_backends(state.backends)
-
-    def _load_backends(self, own: dict[str, Any] | None) -> None:
-        backend = c10d.Backend
-        for name in self._backends or ():
-            if name not in self._shared_backends:
-                delattr(backend, name)
-        for name, value in {**self._shared_backends, **(own or {})}.items():
-            setattr(backend, name, value)
-        self._backends = own
-
-    def _register_backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def register(*args: Any, **kwargs: Any) -> None:
-            process = current_process()
-            if process is None or process.torch_state is None:
-                original(*args, **kwargs)
-                return
-            state: RankState = process.torch_state
-            if state.backends is None:
-                state.backends = {name: value.copy() for name, value in self._shared_backends.items()}
-                self._load_backends(state.backends)
-            known = set(vars(c10d.Backend))
-            original(*args, **kwargs)
-            state.backends |= {name: value for name, value in vars(c10d.Backend).items() if name not in known}
-
-        return register
+        if state.backends is not self._backends.loaded:
+            self._backends.load(state.backends)
 
     def _set_debug_level(self, level: Any) -> None:
         process = current_process()
@@ -406,14 +314,9 @@ class TorchState:
         )
         return SimProcessGroup(member, store, size, timeout, options)
 
-    def _gloo_group(
-        self, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta | None = None
-    ) -> SimProcessGroup:
-        if isinstance(options, timedelta):
-            timeout, options = options, None
-        elif options is not None:
-            timeout = options._timeout
-        timeout = _DEFAULT_TIMEOUT if timeout is None else timeout
+    def _gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> SimProcessGroup:
+        timeout, options = _limit_and_options(store, rank, size, args, kwargs)
+        _require_place(rank, size, timeout)
         personality = SIM if self._backend == "sim" else GLOO
         group = self._make_group(store, rank, size, timeout, personality, options)
         process = current_process()
@@ -473,6 +376,35 @@ def _level_named(name: str) -> Any:
     return _registry.DebugLevel.__members__.get(name.upper())
 
 
+def _limit_and_options(
+    store: Any, rank: int, size: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[timedelta, GroupOptions | None]:
+    """What follows the size in a call of `ProcessGroupGloo`: nothing, or options, or a timeout."""
+    given = [*args, *kwargs.values()]
+    if not given:
+        return _DEFAULT_TIMEOUT, None
+    if len(given) == 1:
+        if isinstance(given[0], GroupOptions) and "timeout" not in kwargs:
+            if not given[0]._devices:
+                raise RuntimeError("No device(s) specified")
+            return given[0]._timeout, given[0]
+        if is_duration(given[0]) and "options" not in kwargs:
+            return whole_ms(given[0]), None
+    if any(isinstance(each, _registry.ProcessGroupGloo._Options) for each in given):
+        raise SimdistError("the group's options were made outside the simulation; make them inside the rank's function")
+    raise said_by(_registry.ProcessGroupGloo, store, rank, size, *args, **kwargs)
+
+
+def _require_place(rank: int, size: int, timeout: timedelta) -> None:
+    for line, kept, said in (
+        (22, rank >= 0, f"rank >= 0. {rank} vs 0"),
+        (23, rank < size, f"rank < size. {rank} vs {size}"),
+        (62, timeout >= timedelta(0), "timeout.count() >= 0. Invalid timeout"),
+    ):
+        if not kept:
+            raise RuntimeError(f"[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/context.cc:{line}] {said}")
+
+
 def _is_wrapper(group: Any) -> bool:
     return isinstance(group, CheckedProcessGroup) and not group.passes_for_gloo
 
@@ -494,12 +426,11 @@ def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _prefix_store(prefix: str, store: Any) -> Any:
-    if not isinstance(store, SimStore):
-        raise SimdistError(
-            f"a real {type(store).__name__}, made outside the simulation, was passed to a simulated rank; "
-            "make the store inside the rank's function, or use init_method='env://'"
-        )
-    return SimPrefixStore(prefix, store)
+    if isinstance(store, SimStore):
+        return SimPrefixStore(prefix, store)
+    if is_hosts(store):
+        raise refusal(store)
+    return _c.PrefixStore(prefix, store)  # of a store that is no store at all, such as torch's FakeStore
 
 
 def _device(original: Callable[..., Any], make: Callable[..., Device]) -> Callable[..., Any]:
@@ -507,7 +438,3 @@ def _device(original: Callable[..., Any], make: Callable[..., Device]) -> Callab
         return original(*args, **kwargs) if current_process() is None else make(*args, **kwargs)
 
     return create
-
-
-def _default_device(lazy_init: bool | None = None) -> Device:
-    return Device(lazy_init=lazy_init)

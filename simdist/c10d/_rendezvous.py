@@ -88,7 +88,7 @@ def connect(
         limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
 
     def wait_for_all() -> None:
-        deadline_ns = simulation.now_ns + limit_ns if personality.has_timeouts else None
+        deadline_ns = simulation.now_ns + limit_ns if personality.has_timeouts and size > 1 else None
         with store.server.expect(task, (), set(), lambda: communicator.connected):
             while not communicator.connected:
                 if communicator.joined < size:

@@ -25,6 +25,8 @@ from simdist.process import SimProcess, current_process
 __all__ = ["SimPrefixStore", "SimStore", "StoreServer"]
 
 _POLL_NS = 100_000  # a round trip to the server on one machine
+_MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again and again, others have to get on
+_QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "queue_len")  # change nothing
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
 _CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 _NUMBER = re.compile(rb"\s*[+-]?\d+")
@@ -103,11 +105,12 @@ class StoreServer:
 class _Connection:
     """What a client shares with the views of it that have a prefix."""
 
-    __slots__ = ("asked_ns", "closed", "noticed", "timeout")
+    __slots__ = ("asked_ns", "at_once", "closed", "noticed", "timeout")
 
     def __init__(self) -> None:
         self.timeout = _DEFAULT_TIMEOUT
         self.asked_ns = 0  # when the last request left; its timeout counts from there
+        self.at_once = 0  # requests at that moment
         self.closed = False  # by the server
         self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
 
@@ -217,7 +220,6 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         process = self._enter("check", ",".join(keys))
         present = all(self.server.has(self._name(key)) for key in keys)
         if not present:
-            process.simulation.polls += 1
             process.simulation.sleep(_POLL_NS)
         return present
 
@@ -330,7 +332,12 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         simulation.check()
         self.server.clients[process] = None
         simulation.events.add((simulation.now_ns, "store", process.rank, operation, key))
+        if operation in _QUESTIONS:
+            simulation.polls += 1
         connection = self._connection
+        connection.at_once = connection.at_once + 1 if connection.asked_ns == simulation.now_ns else 0
+        if connection.at_once > _MOST_AT_ONCE:
+            simulation.sleep(_POLL_NS)
         connection.asked_ns = simulation.now_ns
         if simulation.bus.wants(StoreRequested):
             self._suffer(process, operation, key, limit)

@@ -21,8 +21,10 @@ from simdist.determinism._recording import Recording, Seen
 from simdist.determinism._report import DeterminismReport
 from simdist.determinism._slice import origin_of
 from simdist.determinism._usercode import Line
+from simdist.errors import SimdistError
+from simdist.process import current_process
 
-__all__ = ["check", "check_recording", "explained", "other_hash_seed"]
+__all__ = ["check", "check_recording", "explained", "other_hash_seed", "require_host"]
 
 _ATTEMPTS = 2  # what differs now and then may agree for once
 
@@ -36,9 +38,24 @@ def check(call: Callable[[], object], job: Job, *, target: str, fresh: Fresh = i
     """Call `call` here, do `job`, which must be the same, in a fresh process, and compare; explain what differs.
 
     Raises:
-        SimdistError: the fresh process did not get as far as a result.
+        SimdistError: the fresh process did not get as far as a result, or the caller is a simulated rank.
     """
+    require_host()
     return check_recording(record(call), job, call, target=target, fresh=fresh)
+
+
+def require_host() -> None:
+    """Refuse to check from inside a world.
+
+    Raises:
+        SimdistError: the caller is a simulated rank.
+    """
+    process = current_process()
+    if process is not None:
+        raise SimdistError(
+            f"rank {process.rank}: a determinism check runs worlds of its own, and waits for a fresh process in real "
+            "time; call it from the program that runs the world"
+        )
 
 
 def check_recording(
@@ -49,6 +66,7 @@ def check_recording(
     Raises:
         SimdistError: the fresh process did not get as far as a result.
     """
+    require_host()
     seed = other_hash_seed()
     second = fresh(replace(job, shake=True), seed)
     difference = compare(first, second)

@@ -13,7 +13,7 @@ from typing import Any
 
 from simdist._settings import SETTINGS, check_settings
 from simdist.api import run
-from simdist.determinism._check import check
+from simdist.determinism._check import check, require_host
 from simdist.determinism._fresh import Job
 from simdist.determinism._report import DeterminismReport
 from simdist.errors import SimdistError
@@ -35,8 +35,9 @@ def check_determinism(fn: Callable[..., Any], *, world_size: int, **arguments: A
     Raises:
         ArgumentError, FaultError, TopologyError: as `simdist.run`.
         SimdistError: a fresh process can't import `fn` (it is a lambda, or defined inside a function), its arguments
-            can't be pickled, or the second run came to nothing.
+            can't be pickled, the second run came to nothing, or the caller is a simulated rank.
     """
+    require_host()
     check_settings("simdist.check_determinism", {"fn": fn, "world_size": world_size, **arguments}, _KNOWN)
     file, name = _home(fn)
     options = {key: value for key, value in arguments.items() if key not in _WATCHING}

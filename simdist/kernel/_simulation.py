@@ -11,36 +11,36 @@ instant it forms although every rank in it has a timeout.
 from __future__ import annotations
 
 import _thread
-import ctypes
+import functools
 import math
 import sys
 import threading
-import time
-import traceback
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, Protocol
 
 import simpy
 from simpy.core import EventPriority  # type: ignore[attr-defined]  # simpy lists no exports
 
-from simdist.errors import DeadlockError, InternalError, LivelockError, SimdistError, StallError
+from simdist.errors import DeadlockError, InternalError, LivelockError, SimdistError
 from simdist.kernel._bus import Bus
-from simdist.kernel._deadlock import Wait, describe_deadlock, describe_livelock
+from simdist.kernel._deadlock import Wait, describe_deadlock
 from simdist.kernel._events import EventLog
+from simdist.kernel._idle import IDLE_TURNS, Idleness
+from simdist.kernel._lock_watch import named
 from simdist.kernel._policy import FifoPolicy, Policy
 from simdist.kernel._task import Task, TaskKilled, TaskState
+from simdist.kernel._unwinding import calm, insist, without_collector
+from simdist.kernel._watchdog import Watchdog, processor_seconds
 
 __all__ = ["Expiring", "Simulation", "Timer"]
-
-# The watchdog is the one part that must know real time, also inside a world where `time` is virtual.
-_real_seconds = time.monotonic  # noqa: TID251
 
 _READY, _RUNNING, _PARKED = TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
 
-# Hand-overs and queue steps without any event, from which on ranks are taken to poll for ever: so many in all, and so
-# many more for each task. About ten seconds of real time.
-_IDLE_TURNS, _IDLE_TURNS_PER_TASK = 1_000_000, 20_000
+_GRACE_S = 1.0  # of real time, in which a thread should unwind by itself
+# Then it is insisted on that so often, this long after each other; a thread that computes nothing is given up earlier.
+_ATTEMPTS, _FEW_ATTEMPTS, _BETWEEN_S = 500, 20, 0.03
+_COLLECTION_S = 0.1
 
 
 class Timer:
@@ -90,6 +90,17 @@ def _reach(stop: _Stop) -> None:
     stop.reached = True
 
 
+def _run(simulation: Simulation, task: Task) -> None:
+    simulation._thread_main(task)
+
+
+@functools.lru_cache(maxsize=8192)
+def _first_function(name: str) -> Callable[[Simulation, Task], None]:
+    """The function of a task's thread, called as the task is, so that stacks of all threads tell whose is whose."""
+    function: Callable[[Simulation, Task], None] = named(_run, name)
+    return function
+
+
 class Expiring(Protocol):
     """Something with a deadline. Registered with `Simulation.watch_deadline`."""
 
@@ -130,7 +141,7 @@ class Simulation:
         on_switch: Callable[[Any, Any], None] | None = None,
         stall_s: float = 30.0,
         progress: Callable[[int, int], None] | None = None,
-        idle_turns: int = _IDLE_TURNS,
+        idle_turns: int = IDLE_TURNS,
     ) -> None:
         self._environment = simpy.Environment()
         self._step: Callable[[], None] = self._environment.step
@@ -139,23 +150,23 @@ class Simulation:
         )
         self._ready: Policy = FifoPolicy() if policy is None else policy
         self._on_switch = on_switch
-        self._stall_s = stall_s
-        self._progress = progress
         self._host = _thread.allocate_lock()  # held while the world runs; whoever ends the world releases it
         self._host.acquire()
         self._deadlines: dict[Expiring, None] = {}
         self._earliest_deadline: float = math.inf  # never later than the true one
         self._live_timers = 0
         self._alive = 0  # tasks that are neither done nor frozen
-        self._turns = 0  # hand-overs and queue steps: the watchdog's pulse
+        self.turns = 0  # hand-overs and queue steps: the watchdog's pulse
         self.watched = True  # by the watchdog; not while a person debugs a task
-        self._idle_turns = idle_turns
-        self._turns_to_look_at = idle_turns  # when to see whether anything but polling has happened
-        self._events_seen = 0
+        self._watchdog = Watchdog(self, stall_s, progress)
+        self._idleness = Idleness(self, idle_turns)
+        self._turns_to_look_at = idle_turns // 8  # when to see whether anything but polling has happened
         self.polls = 0  # events of the log that only say that someone slept, or asked in vain
+        self.clock_reads = 0  # by tasks
         self._closing = False
         self._stop: _Stop | None = None  # where the host wants to look, while it runs the world to there
         self._broken: BaseException | None = None  # what failed inside the kernel itself
+        self._aborted: BaseException | None = None  # what ended the world from outside: see `abort`
         self._previous: Any = None  # context of the task that ran last
         self.tasks: list[Task] = []
         self.current: Task | None = None
@@ -165,6 +176,11 @@ class Simulation:
         self.deadlock: DeadlockError | None = None  # the first one found
 
     # -- time ----------------------------------------------------------------------------------------------------
+
+    def read_clock(self) -> int:
+        """`now_ns` for a task: whoever asks may have something to do at a certain time."""
+        self.clock_reads += 1
+        return self.now_ns
 
     def call_at(self, time_ns: int, action: Callable[[], None]) -> Timer:
         """Call `action` at virtual time `time_ns` (not before now), outside any task; it must not park."""
@@ -292,6 +308,13 @@ class Simulation:
         """Undo one `keep_open`."""
         self._alive -= 1
 
+    def abort(self, error: BaseException) -> NoReturn:
+        """End the world: `run` raises `error` as it is. Called by a task on behalf of whoever watches the world."""
+        self._aborted = error
+        self._closing = True
+        self._running().doomed = True
+        raise TaskKilled
+
     def check(self) -> Task:
         """The running task.
 
@@ -333,11 +356,14 @@ class Simulation:
             StallError: a task kept the baton for longer than the watchdog allows.
             LivelockError: tasks only sleep and ask, time and again, and nothing else has happened for very long.
             InternalError: the kernel broke.
+            BaseException: what `abort` was given, or what `progress` raised.
         """
         first = self._choose()
         if first is not None:
             self._hand_over(first)
             self._watch()
+        if self._aborted is not None:
+            raise self._aborted
         if isinstance(self._broken, LivelockError):
             raise self._broken
         if self._broken is not None:
@@ -372,10 +398,11 @@ class Simulation:
     def close(self) -> list[str]:
         """Unwind every task that is left, so that no thread outlives the world; return the names of those that did.
 
-        A thread does only if it blocks outside the simulation, or swallows every exception in a loop.
+        A thread does only if it blocks outside the simulation; it ends when it comes back from there.
         """
         self._closing = True
         leaked = []
+        grace_s = _GRACE_S
         for task in self.tasks:
             if task.state is _DONE or not task.started:
                 continue
@@ -383,8 +410,10 @@ class Simulation:
             if task is self.current and task.state is _RUNNING:
                 continue  # it was abandoned by the watchdog, which has done what can be done
             self._hand_over(task)
-            if not self._host.acquire(timeout=self._stall_s):
+            if not self._regain(task, grace_s, ended=True):
                 leaked.append(task.name)
+            if task.insisted:
+                grace_s = _BETWEEN_S  # the others will be like that one
         leaked += [
             task.name for task in self.tasks if task.started and task.state is not _DONE and task.name not in leaked
         ]
@@ -396,7 +425,28 @@ class Simulation:
             task.context = task.waiting = None  # these and the task refer to each other
         return leaked
 
+    def forget(self, error: BaseException) -> None:
+        """In a forked child, which has none of the threads: there are no tasks, and a `run` that goes on ends."""
+        self._aborted = error
+        self._closing = True
+        self.tasks.clear()
+        self.current = None
+        self.current_ident = 0
+        self._watchdog.stop()
+        if self._host.locked():
+            self._host.release()
+
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def timers(self) -> Iterator[tuple[int, Timer]]:
+        """What is certain, with its time: the timers that were not withdrawn."""
+        for time_ns, _, _, timer in self._environment._queue:
+            if isinstance(timer, Timer) and timer.action is not None:
+                yield time_ns, timer  # type: ignore[misc]  # an int: every delay is
+
+    def deadlines(self) -> list[int]:
+        """When deadlines come that were not withdrawn."""
+        return [thing.deadline_ns for thing in self._deadlines if thing.deadline_ns is not None]
 
     def _running(self) -> Task:
         task = self.current
@@ -424,22 +474,15 @@ class Simulation:
                 certain = self._earliest_deadline > upcoming or self._arm_deadline(upcoming)
                 if self._stop is None and not (certain and self._live_timers):
                     return None  # nothing will ever happen again
-                self._turns += 1
-                if self._turns > self._turns_to_look_at:
-                    self._require_progress()
+                self.turns += 1
+                if self.turns > self._turns_to_look_at:
+                    self._turns_to_look_at = self._idleness.look()
                 self._step()
                 if self._stop is not None and self._stop.reached:
                     return None
         except BaseException as error:  # in a timer's action: a bug, and no task's fault
             self._broken = error
             return None
-
-    def _require_progress(self) -> None:
-        events = len(self.events) - self.polls
-        if events == self._events_seen:
-            raise describe_livelock(self)
-        self._events_seen = events
-        self._turns_to_look_at = self._turns + self._idle_turns + _IDLE_TURNS_PER_TASK * len(self.tasks)
 
     def _arm_deadline(self, upcoming: float) -> bool:
         """Turn the earliest deadline into a timer if it is due before `upcoming`; False if there is nothing at all."""
@@ -479,7 +522,7 @@ class Simulation:
             self._previous = context
 
     def _hand_over(self, task: Task | None) -> None:
-        self._turns += 1
+        self.turns += 1
         if task is None:
             if self._host.locked():  # a task that ends long after it was given up finds it open
                 self._host.release()
@@ -492,7 +535,7 @@ class Simulation:
             task.lock.release()
         else:
             task.started = True
-            _thread.start_new_thread(self._thread_main, (task,))
+            _thread.start_new_thread(_first_function(task.name), (self, task))
 
     def _thread_main(self, task: Task) -> None:
         task.ident = self.current_ident = _thread.get_ident()
@@ -505,6 +548,11 @@ class Simulation:
         except BaseException as error:
             task.error = error
         finally:
+            while task.insisted and not task.calm:
+                try:  # noqa: SIM105  # to enter a context manager is a call, and there it would be raised
+                    calm(task)
+                except TaskKilled:
+                    pass
             # A thread not made by `threading` leaves a dummy behind there if anyone asked for the current thread.
             threading._active.pop(task.ident, None)  # type: ignore[attr-defined]
             if task.state is not _FROZEN:
@@ -513,29 +561,11 @@ class Simulation:
             self._hand_over(None if self._closing else self._choose())
 
     def _watch(self) -> None:
-        """Wait on the host's thread until the world is over, and be the net under tasks that really block."""
-        turns, since = self._turns, _real_seconds()
-        tick = 0.1 if self._progress is not None else min(1.0, max(0.05, self._stall_s / 10))
         try:
-            while not self._host.acquire(timeout=tick):
-                if self._progress is not None:
-                    self._progress(self.now_ns, len(self.events))
-                if self._turns != turns:
-                    turns, since = self._turns, _real_seconds()
-                elif not self.watched:
-                    since = _real_seconds()
-                elif _real_seconds() - since > self._stall_s:
-                    raise self._stalled(_real_seconds() - since)
+            self._watchdog.wait()
         except BaseException:
             self._abandon()
             raise
-
-    def _stalled(self, seconds: float) -> StallError:
-        task = self.current
-        assert task is not None
-        frame = sys._current_frames().get(task.ident)
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no Python frame)\n"
-        return StallError(task.name, round(seconds, 1), stack)
 
     def _abandon(self) -> None:
         """Get the baton back from a task that does not give it: after Ctrl-C, or when it stalls."""
@@ -544,7 +574,30 @@ class Simulation:
         if task is None:
             return
         task.doomed = True
-        if self._host.acquire(timeout=0.2):
-            return
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.ident), ctypes.py_object(TaskKilled))
-        self._host.acquire(timeout=1.0)
+        self._regain(task, 0.2)
+
+    def _regain(self, task: Task, grace_s: float, *, ended: bool = False) -> bool:
+        """Wait until a doomed task gives the baton back, or is over; insist if not. False if that is in vain."""
+        if self._comes_back(task, grace_s, ended=ended):
+            return True
+        with without_collector():
+            # A collection that has begun, and what it calls, come to their end.
+            if self._comes_back(task, _COLLECTION_S, ended=ended):
+                return True
+            used_s = processor_seconds(task)
+            for attempt in range(_ATTEMPTS):
+                insist(task)
+                if self._comes_back(task, _BETWEEN_S, ended=ended):
+                    return True
+                if attempt == _FEW_ATTEMPTS and processor_seconds(task) == used_s:
+                    return False  # it is blocked, and will find the exception when it comes back
+        return False
+
+    def _comes_back(self, task: Task, within_s: float, *, ended: bool) -> bool:
+        acquired = self._host.acquire(timeout=within_s)
+        if (
+            task.ident and task.ident not in sys._current_frames()
+        ):  # perhaps the exception struck when it was on its very last steps
+            task.state = _DONE
+        # Somebody who was given up before may have released the lock.
+        return task.state is _DONE or (acquired and not ended)

@@ -35,12 +35,14 @@ class Task:
     """
 
     __slots__ = (
+        "calm",
         "context",
         "deadline_ns",
         "doomed",
         "error",
         "function",
         "ident",
+        "insisted",
         "lock",
         "name",
         "parked_at_ns",
@@ -70,6 +72,8 @@ class Task:
         self.paused = False  # stopped as by SIGSTOP
         self.woken_while_paused = False
         self.doomed = False  # teardown: every effect is refused from now on
+        self.insisted = False  # it did not end by itself: see `_unwinding`
+        self.calm = False  # nothing more is raised in its thread
         self.error: BaseException | None = None  # what escaped from `function`; the layer above catches its own
 
     def expire(self) -> None:

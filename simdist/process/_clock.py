@@ -38,7 +38,7 @@ def _seconds(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
-        return original() if process is None else process.simulation.now_ns / 1e9
+        return original() if process is None else process.simulation.read_clock() / 1e9
 
     return clock
 
@@ -47,7 +47,7 @@ def _nanoseconds(original: Callable[[], int]) -> Callable[[], int]:
     @functools.wraps(original)
     def clock() -> int:
         process = current_process()
-        return original() if process is None else process.simulation.now_ns
+        return original() if process is None else process.simulation.read_clock()
 
     return clock
 
@@ -102,7 +102,7 @@ def _by_number(original: Callable[[int], float]) -> Callable[[int], float]:
     @functools.wraps(original)
     def clock_gettime(number: int) -> float:
         process = current_process()
-        return original(number) if process is None else process.simulation.now_ns / 1e9
+        return original(number) if process is None else process.simulation.read_clock() / 1e9
 
     return clock_gettime
 
@@ -111,7 +111,7 @@ def _by_number_ns(original: Callable[[int], int]) -> Callable[[int], int]:
     @functools.wraps(original)
     def clock_gettime_ns(number: int) -> int:
         process = current_process()
-        return original(number) if process is None else process.simulation.now_ns
+        return original(number) if process is None else process.simulation.read_clock()
 
     return clock_gettime_ns
 

@@ -30,6 +30,7 @@ def install(patches: Patches) -> None:
         (atexit, "register", _atexit_register),
         (atexit, "unregister", _atexit_unregister),
         (os, "fork", _refused("os.fork (and with it DataLoader workers and multiprocessing)")),
+        (os, "forkpty", _refused("os.forkpty")),
         (threading.Thread, "start", _refused("starting a thread", of_method=True)),
     ):
         if hasattr(owner, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import ctypes
 import gc
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -122,6 +123,7 @@ class Runtime:
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
+        self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
     def activate(self, namespaces: Iterable[dict[str, Any]] = ()) -> None:
         """Install every replacement. `namespaces` are module dictionaries to search for names imported early.
@@ -150,6 +152,16 @@ class Runtime:
             _active = None
         self.processes.clear()
         self.extras.clear()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the world goes on in the parent, where its threads are."""
+    if _active is not None:
+        _active.in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def current_runtime() -> Runtime | None:

@@ -86,7 +86,10 @@ class RankStream(io.TextIOBase):
             data = line.encode("utf-8", "replace")
             simulation.events.add((simulation.now_ns, "output", process.rank, self._name, len(data), zlib.crc32(data)))
             if runtime.echo is not None:
-                runtime.echo(process.rank, simulation.now_ns, self._name, line)
+                try:
+                    runtime.echo(process.rank, simulation.now_ns, self._name, line)
+                except BaseException as error:  # of the host program, and nothing that this rank may catch
+                    simulation.abort(error)
         process.partial[self._name] = rest
 
 

@@ -55,8 +55,10 @@ __all__ = [
     "pytest_report_header",
     "pytest_runtest_makereport",
     "pytest_runtest_setup",
+    "pytest_runtestloop",
 ]
 
+last_words = 2  # the file to which C code writes stacks when no Python can run any more; the kernel looks here
 _NAMES = ("simdist", "simdist.testing.plugin")  # of the entry point, and for `-p` and `pytest_plugins`
 
 
@@ -108,6 +110,19 @@ def pytest_configure(config: pytest.Config) -> None:
         from simdist.testing._plugin._files import make_folders
 
         make_folders(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """What no Python can report any more goes where pytest's own faulthandler writes, and not into a capture."""
+    global last_words
+    from _pytest.faulthandler import fault_handler_stderr_fd_key
+
+    before, last_words = last_words, session.config.stash.get(fault_handler_stderr_fd_key, last_words)
+    try:
+        return (yield)
+    finally:
+        last_words = before
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -92,3 +93,43 @@ def test_the_ideal_backend_lets_a_rank_wait_twice() -> None:
         return again
 
     assert values(body, 2, backend="sim") == [True, True]
+
+
+def opened_store() -> Any:
+    stores: Any = dist
+    return stores.FileStore("meeting")
+
+
+@pytest.mark.parametrize(("ask", "pause_s"), [("queue_len", 0), ("get", 0), ("num_keys", 0.001), ("list_keys", 0.001)])
+def test_a_rank_that_asks_a_store_for_ever_is_told_so(ask: str, pause_s: float) -> None:
+    def body() -> None:
+        stores: Any = dist
+        store = stores.HashStore()
+        store.set("key", "0")
+        asked: dict[str, Callable[[], bool]] = {
+            "queue_len": lambda: bool(store.queue_len("no")),
+            "get": lambda: store.get("key") != b"0",
+            "num_keys": lambda: store.num_keys() > 9,
+            "list_keys": lambda: "no" in store.list_keys(),
+        }
+        while not asked[ask]():
+            if pause_s:
+                time.sleep(pause_s)
+
+    with pytest.raises(LivelockError, match="nothing has happened for long but sleeping and asking"):
+        simdist.run(body, world_size=2)
+
+
+def test_a_loop_that_reads_a_key_without_a_pause_sees_what_another_rank_sets() -> None:
+    def body(rank: int) -> bytes:
+        store = opened_store()
+        if rank == 0:
+            store.set("key", "0")
+            time.sleep(0.01)
+            store.set("key", "1")
+        found: bytes = store.get("key")
+        while found != b"1":
+            found = store.get("key")
+        return found
+
+    assert in_group(body, 2) == [b"1", b"1"]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.determinism import Job, Recording, check, compare, record
+from simdist.errors import SimdistError
 from tests.determinism import clean, planted
 
 JOB = Job("nowhere", "nothing")
@@ -207,3 +208,13 @@ def test_a_fresh_process_that_fails_says_why() -> None:
 
     with pytest.raises(simdist.SimdistError, match="No module named 'nowhere'"):
         in_fresh_process(JOB, "1")
+
+
+def test_a_rank_cannot_check() -> None:
+    def body() -> None:
+        with pytest.raises(SimdistError, match="rank 0: a determinism check runs worlds of its own"):
+            simdist.check_determinism(clean.sorted_set, world_size=2)
+        with pytest.raises(SimdistError, match="call it from the program that runs the world"):
+            check(lambda: None, Job("builtins", "print"), target="nothing")
+
+    simdist.run(body, world_size=1).raise_for_failure()

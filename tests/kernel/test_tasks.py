@@ -304,7 +304,7 @@ def test_a_task_that_swallows_exceptions_while_it_is_unwound_cannot_park_again()
     assert script.run() == [(0, "0: TaskKilled"), (0, "1: TaskKilled"), (0, "2: TaskKilled")]
 
 
-def test_tasks_that_do_not_end_are_named_and_may_end_later() -> None:
+def test_tasks_that_block_are_named_and_may_end_later() -> None:
     script = Script(Simulation(stall_s=0.2))
     enough = threading.Event()
 
@@ -313,7 +313,7 @@ def test_tasks_that_do_not_end_are_named_and_may_end_later() -> None:
             try:
                 script.simulation.park(Waiting())
             except TaskKilled:
-                enough.wait(0.01)
+                enough.wait()
 
     script.task("endless 1", endless)
     script.task("good", script.park)

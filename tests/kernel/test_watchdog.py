@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from time import thread_time
 
 import pytest
 
-from simdist.errors import StallError
-from simdist.kernel import Simulation
+from simdist.errors import LivelockError, StallError
+from simdist.kernel import Simulation, _watchdog
 from tests.kernel.fakes import Script, Waiting
 
 
@@ -42,6 +44,9 @@ def test_a_task_that_blocks_on_a_real_lock_fails_the_run_with_its_stack() -> Non
         "it blocks on something outside the simulation, here:\n"
     )
     assert "in waits_for_a_real_lock\n    with lock:" in caught.value.stack
+    assert str(caught.value).endswith(
+        "\na rank that needs longer gets it with a larger stall_s, in real seconds; it was 0.2"
+    )
     assert leaked == ["stuck"]
     assert script.log == []
 
@@ -60,6 +65,8 @@ def test_an_endless_loop_fails_the_run_and_its_task_is_ended() -> None:
     leaked = script.simulation.close()
 
     assert caught.value.task == "spins"
+    assert caught.value.computes
+    assert "without giving the baton back; it computes all the time, or loops for ever, here:\n" in str(caught.value)
     assert "in spins" in caught.value.stack
     assert leaked == []
 
@@ -77,6 +84,124 @@ def test_a_long_computation_that_gives_the_baton_back_is_no_stall() -> None:
     script.task("works", works)
 
     assert script.run() == [(7, "done")]
+
+
+class Clocks:
+    """Real time, and the processor time of the task's thread, as a watchdog reads them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self.used_s = 0.0
+        monkeypatch.setattr(_watchdog, "_real_seconds", lambda: self.now_s)
+        monkeypatch.setattr(_watchdog, "processor_seconds", lambda task: self.used_s)
+
+    def looks_until_the_stall(self, watchdog: _watchdog.Watchdog, share: Callable[[float], float]) -> StallError:
+        """Look every second at a task that uses this share of a processor."""
+        watchdog._restart(0.0)
+        while True:
+            self.now_s += 1
+            self.used_s += share(self.now_s)
+            try:
+                watchdog._require_life()
+            except StallError as error:
+                return error
+
+
+@pytest.mark.parametrize(
+    ("share", "ends_s", "computes"),
+    [
+        (lambda now_s: 0, 31, False),
+        (lambda now_s: 0.001, 31, False),
+        (lambda now_s: 0.05, 301, True),
+        (lambda now_s: 1, 301, True),
+        (lambda now_s: now_s < 100, 130, False),
+        (lambda now_s: now_s % 20 == 0, 301, True),
+    ],
+    ids=["blocks", "hardly", "on a busy machine", "computes", "computes, then blocks", "now and then"],
+)
+def test_who_computes_may_for_ten_times_as_long_as_who_blocks(
+    monkeypatch: pytest.MonkeyPatch, share: Callable[[float], float], ends_s: float, computes: bool
+) -> None:
+    simulation = Simulation(stall_s=30)
+    simulation.current = simulation.spawn(lambda: None, "task")
+    clocks = Clocks(monkeypatch)
+
+    error = clocks.looks_until_the_stall(simulation._watchdog, share)
+
+    assert (error.seconds, error.computes) == (ends_s, computes)
+
+
+def test_a_task_that_only_computes_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_watchdog, "_COMPUTING", 1_000)  # the machine may be busy
+    script = Script(Simulation(stall_s=1))
+
+    def computes() -> None:
+        begin_s = thread_time()
+        while thread_time() - begin_s < 1.1:
+            pass
+        script.note("done")
+
+    script.task("computes", computes)
+
+    assert script.run() == [(0, "done")]
+
+
+def swallow_in_one_loop(effect: Callable[[], None]) -> None:
+    while True:
+        try:  # noqa: SIM105  # as programs do it
+            effect()
+        except BaseException:
+            pass
+
+
+def swallow_in_two_loops(effect: Callable[[], None]) -> None:
+    while True:
+        try:
+            while True:
+                try:
+                    effect()
+                except BaseException:
+                    effect()
+                finally:
+                    pass
+        except BaseException:
+            continue
+
+
+def swallow_in_a_helper(effect: Callable[[], None]) -> None:
+    def once() -> bool:
+        try:
+            effect()
+        except BaseException:
+            return False
+        return True
+
+    while not once() or once():
+        pass
+
+
+SWALLOWING = [swallow_in_one_loop, swallow_in_two_loops, swallow_in_a_helper]
+
+
+@pytest.mark.parametrize("swallow", SWALLOWING)
+def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow: Callable[..., None]) -> None:
+    simulation = Simulation(idle_turns=1_000)
+    for index in range(3):
+        simulation.spawn(partial(swallow, partial(simulation.sleep, 1)), f"task {index}")
+    with pytest.raises(LivelockError):
+        simulation.run()
+
+    assert simulation.close() == []
+    assert [task.error for task in simulation.tasks] == [None] * 3
+
+
+@pytest.mark.parametrize("swallow", SWALLOWING)
+def test_a_task_that_computes_and_swallows_every_exception_is_ended(swallow: Callable[..., None]) -> None:
+    simulation = Simulation(stall_s=0.1)
+    simulation.spawn(lambda: swallow(lambda: None), "spins")
+    with pytest.raises(StallError):
+        simulation.run()
+
+    assert simulation.close() == []
 
 
 def test_progress_tells_time_and_events_while_the_world_runs() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import simdist
 from simdist.faults import Crash
+from tests.host_state import host_state
 
 RANK = "RANK"
 
@@ -173,3 +174,61 @@ def test_another_thread_of_the_host_writes_to_the_hosts_streams(capsys: pytest.C
     result.raise_for_failure()
     assert capsys.readouterr() == ("from the host\n", "trouble\n")
     assert result.ranks[0].stdout == "from the rank\n"
+
+
+class Watching(Exception):
+    """What goes wrong in the program that watches a world."""
+
+
+@pytest.mark.parametrize("failing", ["stdout", "stderr"])
+def test_what_echo_raises_comes_out_of_the_run_and_ends_the_world(failing: str) -> None:
+    reached: list[str] = []
+    before = host_state()
+
+    def body() -> None:
+        rank = os.environ[RANK]
+        time.sleep(1e-6 * int(rank))
+        try:
+            print("said", file=sys.stdout if failing == "stdout" else sys.stderr)
+        except BaseException:
+            time.sleep(1)  # even a rank that catches everything does nothing more
+            reached.append(rank)
+        reached.append(rank)
+
+    def echo(rank: int, now_ns: int, stream: str, line: str) -> None:
+        raise Watching(f"{rank} {now_ns} {stream} {line}")
+
+    with pytest.raises(Watching) as caught:
+        simdist.run(body, world_size=3, echo=echo)
+
+    assert str(caught.value) == f"0 0 {failing} said"
+    assert caught.traceback[-1].name == "echo"
+    assert reached == []
+    assert host_state() == before
+
+
+def test_what_echo_raises_about_a_traceback_comes_out_too() -> None:
+    def body() -> None:
+        raise ValueError("of the rank")
+
+    def echo(*line: object) -> None:
+        raise Watching("of the host")
+
+    with pytest.raises(Watching, match="of the host"):
+        simdist.run(body, world_size=2, echo=echo)
+
+
+def test_what_progress_raises_comes_out_of_the_run() -> None:
+    before = host_state()
+
+    def body() -> None:
+        while True:
+            time.sleep(1)
+
+    def progress(now_ns: int, events: int) -> None:
+        raise Watching("of the host")
+
+    with pytest.raises(Watching, match="of the host"):
+        simdist.run(body, world_size=3, progress=progress)
+
+    assert host_state() == before

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import pickle
 import random
 import sys
 import time
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
 import simdist
-from simdist.errors import SimdistError, StallError
+from simdist.errors import LivelockError, SimdistError, StallError
 from simdist.faults import Crash, Hang
 from tests.host_state import host_state
 
@@ -156,6 +157,35 @@ def test_a_nested_world_is_refused_and_leaves_the_outer_one_alone() -> None:
     result.raise_for_failure()
     assert result.values == [2, 2]
     assert host_state() == before
+
+
+def test_a_stall_tells_whose_thread_is_left_behind(taken_lock: None) -> None:
+    with pytest.raises(StallError) as caught:
+        simdist.run(blocks, world_size=2, stall_s=0.3)
+
+    assert caught.value.left_behind == ("rank 0",)
+    assert str(caught.value).endswith(
+        "the thread of rank 0 could not be ended and is left behind; it ends when it comes back"
+    )
+    assert pickle.loads(pickle.dumps(caught.value)).left_behind == ("rank 0",)
+
+
+def test_ranks_that_swallow_every_exception_end_with_their_world() -> None:
+    def swallows() -> None:
+        while True:
+            try:
+                sleep(0.001)
+            except BaseException:
+                continue
+
+    before, threads = host_state(), _thread._count()
+
+    with pytest.raises(LivelockError, match="nothing has happened for long but sleeping and asking"):
+        simdist.run(swallows, world_size=3)
+
+    assert _thread._count() == threads
+    assert host_state() == before
+    assert simdist.run(lambda: os.environ["RANK"], world_size=2).values == ["0", "1"]
 
 
 def test_a_world_after_a_stall_works(taken_lock: None) -> None:

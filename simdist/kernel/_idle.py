@@ -1,0 +1,111 @@
+"""When tasks that only sleep and ask are taken to do so for ever.
+
+Every queue step and hand-over is a *turn*. A stretch of turns in which nothing comes into the log but that someone
+slept or asked in vain is *idle*, and a long one is a livelock. How long depends on what can be seen, and never on real
+time, so that two runs give up at the same moment:
+
+- Tasks that *repeat themselves* have little time: at every look the local variables of the user's functions hold the
+  same numbers and texts, and nobody has read the clock. So does `while True: time.sleep(0.001)`.
+- If one of them counts or looks at the clock, the loop may have an end of its own, and gets several times as long.
+- While something is *due*, the world is not idle for good: a fault, a message, the end of a sleep that began before the
+  idle stretch, at the present pace of turns a deadline. A task that polls every millisecond may do so until another
+  comes back from a sleep of ten minutes. A sleep that began within the stretch is a poller's and nothing to wait for;
+  nor is what lies so far ahead, at the present pace, that the world would not get there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simdist.kernel._deadlock import describe_livelock
+from simdist.kernel._task import Task, TaskState
+
+if TYPE_CHECKING:
+    from simdist.kernel._simulation import Simulation
+
+__all__ = ["IDLE_TURNS", "Idleness"]
+
+# Turns of tasks that repeat themselves, and a share of it more for each task; one to two seconds of real time.
+IDLE_TURNS = 200_000
+_SHARE_PER_TASK = 500
+_PATIENCE = 5  # for those that do not repeat themselves
+_MOST = 20  # times as long at most, whatever is due
+
+_LOOKS = 8  # within the shorter limit
+_OURS = str(Path(__file__).parents[1])
+_PLAIN = (int, float, str, bytes, type(None))
+
+
+class Idleness:
+    """Watches the stretch of turns since anything but sleeping and asking was logged."""
+
+    def __init__(self, simulation: Simulation, turns: int) -> None:
+        self._simulation = simulation
+        self._turns = turns
+        self._events = -1  # that are neither sleeps nor questions
+        self._began = 0  # the turn at which the stretch began
+        self._began_ns = 0
+        self._clock_reads = 0
+        self._seen: Any = None  # what the tasks' functions held then
+        self._repeating = True
+
+    def look(self) -> int:
+        """Judge the world; the turn at which to look again.
+
+        Raises:
+            LivelockError: it has been idle for too long, and nothing is due.
+        """
+        simulation = self._simulation
+        events = len(simulation.events) - simulation.polls
+        turns = self._turns + self._turns // _SHARE_PER_TASK * len(simulation.tasks)
+        if events != self._events:
+            self._events = events
+            self._began, self._began_ns = simulation.turns, simulation.now_ns
+            self._clock_reads, self._seen, self._repeating = simulation.clock_reads, _held(simulation), True
+        else:
+            idle = simulation.turns - self._began
+            self._repeating = (
+                self._repeating and simulation.clock_reads == self._clock_reads and _held(simulation) == self._seen
+            )
+            limit = turns if self._repeating else _PATIENCE * turns
+            if idle >= limit and not self._is_due(idle, limit, _MOST * _PATIENCE * turns):
+                raise describe_livelock(simulation)
+        return simulation.turns + max(1, turns // _LOOKS)
+
+    def _is_due(self, idle: int, limit: int, most: int) -> bool:
+        """True if something will happen that is no poller's, within `most` turns; a deadline, within `limit`."""
+        simulation = self._simulation
+        now_ns = simulation.now_ns
+        pace = (now_ns - self._began_ns) / idle
+        polling = [task.sleep_timer for task in simulation.tasks if task.parked_at_ns > self._began_ns]
+        timers = [time_ns for time_ns, timer in simulation.timers() if time_ns > now_ns and timer not in polling]
+        if timers and min(timers) - now_ns <= pace * (most - idle):
+            return True
+        deadlines = [time_ns for time_ns in simulation.deadlines() if time_ns > now_ns]
+        return bool(deadlines) and min(deadlines) - now_ns <= pace * (limit if self._repeating else most - idle)
+
+
+def _held(simulation: Simulation) -> list[Any]:
+    """The plain local variables in every task's functions of the user."""
+    frames = sys._current_frames()
+    alive = [task for task in simulation.tasks if task.state not in (TaskState.DONE, TaskState.FROZEN)]
+    return [_held_by(task, frames.get(task.ident)) for task in alive]
+
+
+def _held_by(task: Task, frame: Any) -> list[Any]:
+    held: list[Any] = [task.name]
+    while frame is not None and len(held) < 64:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS) and code.co_flags & inspect.CO_OPTIMIZED:
+            held.append(code)
+            # Sorted by name, of which there is one each: values may not be comparable.
+            held += [pair for pair in sorted(frame.f_locals.items(), key=_name) if isinstance(pair[1], _PLAIN)]
+        frame = frame.f_back
+    return held
+
+
+def _name(pair: tuple[str, Any]) -> str:
+    return pair[0]

@@ -1,0 +1,132 @@
+"""The net under code that keeps Python's lock.
+
+While a task runs C code that does not give the lock back (a regular expression that backtracks for ever, a power of
+huge integers), no thread of the process runs any Python: not the one that waits for the world, no handler of a signal.
+Only the kernel can act then. It keeps a timer, which the waiting thread puts off as long as it comes to run; when that
+expires, `faulthandler` writes the stacks of all threads, in C and without the lock, and a moment later the process ends
+by the same signal: there is nobody left who could do anything else. That report cannot name what only Python knows, so
+what there is to say stands in it as the names of two functions: the one in which the host waits, and each rank's first.
+
+The timer is none of the three that programs use (`setitimer`), and the signal one of those without a name: pytest's
+`faulthandler_timeout`, pytest-timeout and `signal.alarm` go on as they were. A process that was stopped, with Ctrl-Z or
+by a debugger, for longer than the limit only gets the stacks: what came meanwhile is one signal and not two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import signal
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+__all__ = ["LockWatch", "named"]
+
+_LEAST_S = 5.0  # a busy machine must not look like a stall
+_REPEAT_S = 3  # from the stacks to the end
+_MOST_S = 1e8
+_CLOCK_MONOTONIC = 1
+_SA_RESETHAND = 0x8000_0000
+
+_taken = False  # by a world; faulthandler has one registration for each signal
+
+
+def _descriptor() -> int:
+    """Standard error; pytest holds that back, and the plugin knows where its own faulthandler writes."""
+    plugin = sys.modules.get("simdist.testing.plugin")
+    return 2 if plugin is None else int(plugin.last_words)
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 48),
+    )
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (
+        ("again_s", ctypes.c_long),
+        ("again_ns", ctypes.c_long),
+        ("first_s", ctypes.c_long),
+        ("first_ns", ctypes.c_long),
+    )
+
+
+class _Action(ctypes.Structure):
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_char * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+_library: Any = ctypes.PyDLL(None) if sys.platform == "linux" else None  # its calls keep the lock: they are short
+_SIGNAL = signal.SIGRTMAX - 2 if sys.platform == "linux" else 0
+_event = _Event(None, _SIGNAL, 0)
+_action = _Action()
+_never = _Span()
+
+
+class LockWatch:
+    """Ends the process when `postpone` is not called for `limit_s`, but for at least five seconds.
+
+    Does nothing where the system has no such timers, the signal is taken, or another world runs at the same time.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = max(limit_s, _LEAST_S)
+        self.repeat_s = _REPEAT_S
+        self._timer: Any = None
+        self._span: Any = None
+
+    def arm(self) -> None:
+        """Begin."""
+        global _taken
+        if _taken or _library is None or self.limit_s > _MOST_S or signal.getsignal(_SIGNAL) != signal.SIG_DFL:
+            return
+        if "pydevd" in sys.modules:
+            return  # such a debugger stops all threads, also the one that waits
+        timer = ctypes.c_void_p()
+        if _library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(_event), ctypes.byref(timer)):
+            return
+        _taken = True
+        faulthandler.register(_SIGNAL, file=_descriptor(), all_threads=True, chain=False)
+        _library.sigaction(_SIGNAL, None, ctypes.byref(_action))
+        _action.flags |= ctypes.c_int(_SA_RESETHAND).value  # the second time, the signal does what it does by default
+        _library.sigaction(_SIGNAL, ctypes.byref(_action), None)
+        whole_s = int(self.limit_s)
+        self._span = _Span(self.repeat_s, 0, whole_s, int((self.limit_s - whole_s) * 1e9))
+        self._timer = timer
+        _library.timer_settime(timer, 0, ctypes.byref(self._span), None)
+
+    def postpone(self) -> None:
+        """The lock was free: count from now, also if the stacks have been written."""
+        if self._timer is not None:
+            _library.sigaction(_SIGNAL, ctypes.byref(_action), None)
+            _library.timer_settime(self._timer, 0, ctypes.byref(self._span), None)
+
+    def pause(self) -> None:
+        """What follows may take its time; until `postpone`."""
+        if self._timer is not None:
+            _library.timer_settime(self._timer, 0, ctypes.byref(_never), None)
+
+    def disarm(self) -> None:
+        """Leave nothing behind. May be repeated."""
+        global _taken
+        if self._timer is not None:
+            _library.timer_delete(self._timer)
+            self._timer = None
+            faulthandler.unregister(_SIGNAL)
+            _taken = False
+
+
+def named(function: Callable[..., Any], name: str) -> Any:
+    """The same function under another name, for whoever reads stacks; `function` must close over nothing."""
+    code = function.__code__.replace(co_name=name, co_qualname=name)
+    return FunctionType(code, function.__globals__, name)

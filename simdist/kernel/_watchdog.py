@@ -1,0 +1,117 @@
+"""The host's thread while the world runs: it waits, tells progress, and is the net under tasks that really block.
+
+A task that has the baton and gives it to nobody is either *blocked*, in something that the simulation does not know:
+its thread uses no processor time, and `stall_s` of that are enough. Or it *computes*: that is no fault, and it may for
+ten times as long. What keeps even Python's lock is `_lock_watch`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from simdist.errors import StallError
+from simdist.kernel._lock_watch import LockWatch, named
+
+if TYPE_CHECKING:
+    from simdist.kernel._simulation import Simulation
+    from simdist.kernel._task import Task
+
+__all__ = ["Watchdog", "processor_seconds"]
+
+# The watchdog is the one part that must know real time, also inside a world where `time` is virtual.
+_real_seconds = time.monotonic  # noqa: TID251
+_clock_of_thread: Callable[[int], int] | None = getattr(time, "pthread_getcpuclockid", None)
+_read_clock = getattr(time, "clock_gettime", None)
+
+_COMPUTING = 10  # times `stall_s` that a task may compute
+_SHARE = 0.01  # of a processor, from which on a thread computes
+
+
+class Watchdog:
+    """Waits for the end of one world."""
+
+    def __init__(self, simulation: Simulation, stall_s: float, progress: Callable[[int, int], None] | None) -> None:
+        self._simulation = simulation
+        self._stall_s = stall_s
+        self._progress = progress
+        self._lock_watch = LockWatch(stall_s)
+        self._turns = 0
+        self._since = 0.0  # real time of the last turn that was seen
+        self._idle_since = 0.0  # since when its thread uses no processor time
+        self._looked = (0.0, 0.0)  # when it was looked at last, and its processor time then
+
+    def wait(self) -> None:
+        """Return when the world is over.
+
+        Raises:
+            StallError: a task has kept the baton for too long.
+            BaseException: what `progress` raised.
+        """
+        simulation, stall_s = self._simulation, self._stall_s
+        self._lock_watch.arm()
+        try:
+            self._restart(0.0)
+            tick = 0.1 if self._progress is not None else min(1.0, max(0.05, stall_s / 10))
+            acquire = _waiting(self._lock_watch.limit_s, self._lock_watch.repeat_s)
+            while not acquire(simulation._host.acquire, tick):
+                if self._progress is not None:
+                    self._lock_watch.pause()
+                    self._progress(simulation.now_ns, len(simulation.events))
+                self._lock_watch.postpone()
+                if simulation.turns != self._turns or not simulation.watched:
+                    self._restart(0.0 if simulation.current is None else processor_seconds(simulation.current))
+                else:
+                    self._require_life()
+        finally:
+            self._lock_watch.disarm()
+
+    def stop(self) -> None:
+        """In a forked child: there is nothing to wait for."""
+        self._lock_watch.disarm()
+
+    def _restart(self, used_s: float) -> None:
+        self._turns = self._simulation.turns
+        self._since = self._idle_since = _real_seconds()
+        self._looked = (self._since, used_s)
+
+    def _require_life(self) -> None:
+        task = self._simulation.current
+        assert task is not None
+        (before, used_before), (now, used) = self._looked, (_real_seconds(), processor_seconds(task))
+        self._looked = (now, used)
+        if used - used_before >= _SHARE * (now - before):
+            self._idle_since = now
+        blocked = now - self._idle_since > self._stall_s
+        if blocked or now - self._since > _COMPUTING * self._stall_s:
+            frame = sys._current_frames().get(task.ident)
+            stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no Python frame)\n"
+            raise StallError(task.name, round(now - self._since, 1), stack, self._stall_s, not blocked)
+
+
+def processor_seconds(task: Task) -> float:
+    """The processor time of the task's thread; 0 where the system does not tell, or the thread is gone."""
+    if _clock_of_thread is None or _read_clock is None or task.ident not in sys._current_frames():
+        return 0.0
+    try:
+        return float(_read_clock(_clock_of_thread(task.ident)))
+    except OSError:
+        return 0.0
+
+
+def _acquire(acquire: Any, tick: float) -> Any:
+    return acquire(timeout=tick)
+
+
+@functools.lru_cache(maxsize=8)
+def _waiting(limit_s: float, repeat_s: int) -> Any:
+    return named(
+        _acquire,
+        f"simdist: a rank has kept Python's lock for {limit_s:g} s of real time, so that nothing else of this process "
+        f"could run, and the process ends unless it gives the lock back within {repeat_s} s; its line stands in the "
+        "stack that ends with its name; a rank that needs longer gets it with a larger stall_s",
+    )

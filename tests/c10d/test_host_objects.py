@@ -1,0 +1,202 @@
+"""The host program's own objects and threads, beside a world and in the hands of its ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+import simdist
+from simdist.errors import SimdistError
+
+stores: Any = dist  # the stubs leave them out
+
+WAY_OUT = "make the store inside the rank's function, or use init_method='env://'"
+
+
+def host_stores(folder: Path) -> list[Any]:
+    return [stores.HashStore(), stores.FileStore(str(folder / "file"), 2), stores.PrefixStore("x", stores.HashStore())]
+
+
+WAITS: list[Callable[[Any], Any]] = [
+    lambda store: store.get("key"),
+    lambda store: store.wait(["key"]),
+    lambda store: store.multi_get(["key"]),
+]
+
+
+def test_a_rank_is_told_that_a_real_store_would_keep_the_others_waiting(tmp_path: Path) -> None:
+    stores = host_stores(tmp_path)
+
+    def body() -> list[str]:
+        told = []
+        for store in stores:
+            store.set("key", "1")
+            for wait in WAITS:
+                with pytest.raises(SimdistError) as caught:
+                    wait(store)
+                told.append(str(caught.value))
+        return told
+
+    found = simdist.run(body, world_size=1).values[0]
+
+    assert found == [
+        f"rank 0: {name} of a real {kind}, made outside the simulation, would wait in real time, and no other rank "
+        f"could run; {WAY_OUT}"
+        for kind in ("HashStore", "FileStore", "PrefixStore")
+        for name in ("get", "wait", "multi_get")
+    ]
+    assert stores[0].get("key") == b"1"
+
+
+def test_a_group_at_a_real_store_is_refused(tmp_path: Path) -> None:
+    stores = host_stores(tmp_path)
+
+    def body() -> list[str]:
+        told = []
+        for store in stores:
+            with pytest.raises(SimdistError) as caught:
+                dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+            told.append(str(caught.value))
+        return told
+
+    assert simdist.run(body, world_size=1).values[0] == [
+        f"a real {kind}, made outside the simulation, was passed to a simulated rank; {WAY_OUT}"
+        for kind in ("HashStore", "FileStore", "PrefixStore")
+    ]
+
+
+@pytest.mark.parametrize("with_store", [True, False])
+def test_every_rank_may_have_a_fake_group_in_every_world(with_store: bool) -> None:
+    def body() -> tuple[int, int, list[float]]:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        rank = int(os.environ["RANK"])
+        options: dict[str, Any] = {"store": FakeStore()} if with_store else {}
+        dist.init_process_group("fake", rank=rank, world_size=4, **options)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        dist.barrier()
+        group = dist.new_group([0, 1])
+        dist.destroy_process_group(group) if rank < 2 else None
+        found = dist.get_rank(), dist.get_world_size(), tensor.tolist()
+        dist.destroy_process_group()
+        return found
+
+    for _ in range(2):
+        assert simdist.run(body, world_size=2).values == [(0, 4, [1.0, 1.0]), (1, 4, [1.0, 1.0])]
+
+
+def test_what_a_module_registers_is_there_for_all_ranks_and_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registering_module.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.Backend.register_backend('of_a_module', lambda *args: None, devices=['cpu'])\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body() -> tuple[bool, bool]:
+        dist.Backend.register_backend(f"own{os.environ['RANK']}", lambda *args: None, devices=["cpu"])
+        import registering_module  # type: ignore[import-not-found]  # noqa: F401
+
+        return "of_a_module" in dist.Backend.backend_list, hasattr(dist.Backend, f"OWN{os.environ['RANK']}")
+
+    for _ in range(2):
+        result = simdist.run(body, world_size=3)
+        result.raise_for_failure()
+        assert result.values == [(True, True)] * 3
+    assert "of_a_module" in dist.Backend.backend_list
+    assert not any(name.startswith("own") for name in dist.Backend.backend_list)
+    # As far as this process goes, no such module was ever imported.
+    dist.Backend.backend_list.remove("of_a_module")
+    for table in (dist.Backend.backend_capability, dist.Backend.backend_type_map):
+        table.pop("of_a_module", None)
+    dist.Backend._plugins.pop("OF_A_MODULE", None)
+    del dist.Backend.OF_A_MODULE  # type: ignore[attr-defined]
+
+
+def test_another_thread_of_the_host_sees_no_group_of_a_rank() -> None:
+    asked, answered = threading.Event(), threading.Event()
+    seen: list[Any] = []
+    torchs = c10d._world
+
+    def look() -> None:
+        assert asked.wait(30)
+        world = c10d._world
+        seen.extend([dist.is_initialized(), dist.group.WORLD, world.group_count, world.pg_map is torchs.pg_map])
+        answered.set()
+
+    def body() -> bool:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            asked.set()
+            assert answered.wait(30)
+        dist.barrier()
+        return dist.is_initialized()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    values = simdist.run(body, world_size=2).values
+    thread.join()
+
+    assert values == [True, True]
+    assert seen == [False, None, 0, True]
+
+
+def test_another_thread_of_the_host_may_make_and_use_its_own_group_beside_a_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it when a group is made
+    asked, answered = threading.Event(), threading.Event()
+    seen: list[Any] = []
+
+    def meet() -> None:
+        assert asked.wait(30)
+        dist.init_process_group("gloo", store=stores.HashStore(), rank=0, world_size=1)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        seen.extend([dist.get_world_size(), len(c10d._world.pg_config_info), tensor.item()])
+        answered.set()
+
+    def body() -> int:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            asked.set()
+            assert answered.wait(30)
+        dist.barrier()
+        return dist.get_world_size()
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    values = simdist.run(body, world_size=2).values
+    thread.join()
+
+    try:
+        assert values == [2, 2]
+        assert [*seen, dist.is_initialized()] == [1, 1, 1.0, True]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_nothing_of_torchs_module_is_left_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c10d, "_backend", "the host's")
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        dist.new_group([0])
+        dist.barrier()
+
+    before = dict(vars(c10d))
+    simdist.run(body, world_size=2)
+
+    assert {name for name, value in vars(c10d).items() if value is not before.get(name)} == set()

@@ -1,0 +1,123 @@
+"""Processes that the host program forks while a world runs: they have none of its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.errors import SimdistError, UnsupportedError
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+
+
+def small() -> tuple[str, float]:
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return os.environ["RANK"], tensor.item()
+
+
+def state() -> list[Any]:
+    return [os.environ.get("RANK"), dist.is_initialized(), random.random(), len(os.sched_getaffinity(0))]
+
+
+def in_child(call: Callable[[], Any]) -> Any:
+    """What `call` returns in a forked process."""
+    answers, answer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(answer, json.dumps(call()).encode())
+        os._exit(0)
+    os.close(answer)
+    with os.fdopen(answers, encoding="utf-8") as stream:
+        text = stream.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
+
+
+@pytest.fixture
+def world() -> Callable[[Callable[[], Any]], tuple[Any, list[Any]]]:
+    """Runs a world, and a call on another thread while a rank of it has the baton."""
+
+    def run(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
+        begun, ended, found = threading.Event(), threading.Event(), []
+
+        def beside() -> None:
+            assert begun.wait(30)
+            try:
+                found.append(call())
+            finally:
+                ended.set()
+
+        def body() -> tuple[str, float]:
+            random.seed(os.environ["RANK"])
+            if os.environ["RANK"] == "0":
+                begun.set()
+                assert ended.wait(60)
+            return small()
+
+        thread = threading.Thread(target=beside)
+        thread.start()
+        values = simdist.run(body, world_size=2).values
+        thread.join()
+        return found[0], values
+
+    return run
+
+
+def test_a_child_is_as_if_no_world_ran_and_may_run_its_own(world: Any) -> None:
+    random.seed(3)
+    expected = [None, False, random.random(), len(os.sched_getaffinity(0))]
+    random.seed(3)
+
+    found, values = world(lambda: in_child(lambda: [state(), simdist.run(small, world_size=2).values]))
+
+    assert found == [expected, [["0", 2.0], ["1", 2.0]]]
+    assert values == [("0", 2.0), ("1", 2.0)]
+
+
+def test_a_child_that_goes_on_in_the_run_itself_is_told_so() -> None:
+    children: list[int] = []
+    answers, answer = os.pipe()
+
+    def progress(now_ns: int, events: int) -> None:
+        if not children:
+            children.append(os.fork())
+
+    def body() -> None:
+        while not children:
+            threading.Event().wait(0.01)
+            time.sleep(1)
+
+    try:
+        simdist.run(body, world_size=2, progress=progress)
+    except SimdistError as error:
+        os.write(answer, str(error).encode())
+    if children[0] == 0:
+        os._exit(0)
+    os.close(answer)
+    with os.fdopen(answers, encoding="utf-8") as stream:
+        told = stream.read()
+    os.waitpid(children[0], 0)
+
+    assert told == "this process was forked while a simulated world ran; the world goes on in its parent only"
+
+
+def test_a_rank_may_not_fork() -> None:
+    def body() -> None:
+        with pytest.raises(UnsupportedError, match=r"rank 0: os\.forkpty is not supported"):
+            os.forkpty()
+
+    simdist.run(body, world_size=1).raise_for_failure()
