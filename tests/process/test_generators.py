@@ -211,7 +211,7 @@ def spins() -> None:
         (fails, {}),
         (draws_a_lot, {"faults": [Crash(rank=0, at_ns=5), Crash(rank=1, at_ns=5)]}),
         (deadlocks, {"backend": "sim"}),
-        (spins, {"stall_s": 0.2}),
+        pytest.param(spins, {"stall_s": 0.2}, marks=pytest.mark.real),
     ],
     ids=["returns", "raises", "crashes", "deadlocks", "stalls"],
 )

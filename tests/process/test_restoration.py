@@ -100,6 +100,7 @@ def test_a_world_leaves_no_trace_however_it_ends(body: Callable[[], None], argum
     assert (sleep, time_ns) == ours
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("body", [spins, blocks])
 def test_a_world_that_stalls_leaves_no_trace(body: Callable[[], None], taken_lock: None) -> None:
     before, ours = host_state(), (sleep, time_ns)
@@ -158,6 +159,7 @@ def test_a_nested_world_is_refused_and_leaves_the_outer_one_alone() -> None:
     assert host_state() == before
 
 
+@pytest.mark.real
 def test_a_world_after_a_stall_works(taken_lock: None) -> None:
     with pytest.raises(StallError):
         simdist.run(blocks, world_size=2, stall_s=0.3)

@@ -135,6 +135,7 @@ def test_it(rank):
     assert "('found', 10, 1)" in run.text
 
 
+@pytest.mark.real
 def test_a_rank_can_be_stopped_at_a_breakpoint(tmp_path: Path) -> None:
     source = (
         HEADER
@@ -162,6 +163,7 @@ def test_it(rank):
     assert "StallError" not in run.text
 
 
+@pytest.mark.real
 def test_a_rank_that_blocks_for_real_is_shown_at_its_line(tmp_path: Path) -> None:
     source = (
         HEADER
