@@ -123,6 +123,10 @@ class Run:
 @contextmanager
 def real_run(kind: str) -> Iterator[Run]:
     """Start a run of this kind; whatever is left of it in the end is killed."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell's background job; what it starts would ignore it, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="simdist-kills-") as folder, tempfile.TemporaryFile() as stderr:
         mark = f"{_MARK}={Path(folder).name}"
         environment = os.environ | {"TMPDIR": folder, _MARK: Path(folder).name, "PYTHONPATH": str(ROOT)}
