@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.warm import Interpreters
+
 pytest_plugins = ["pytester", "tests.real_plugin"]
 
 # The same examples in every run, however slow the machine is: new ones are tools/fuzz.py's to find.
@@ -80,6 +82,25 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not _offences
     assert threading.enumerate() == threads
     assert {name: value for name, value in after.items() if value != before.get(name, value)} == {}
+
+
+@pytest.fixture(scope="session")
+def interpreters() -> Iterator[Interpreters]:
+    """Interpreters that have imported torch already, for tests that need a process of their own."""
+    made = Interpreters()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def warm_processes(interpreters: Interpreters, monkeypatch: pytest.MonkeyPatch) -> Interpreters:
+    """The determinism checks, that of the plugin too, take their fresh processes from `interpreters`."""
+    from simdist.determinism import _fresh
+    from simdist.testing._plugin import _repeat
+
+    monkeypatch.setattr(_fresh, "_run", interpreters.run)
+    monkeypatch.setattr(_repeat, "subprocess", interpreters)
+    return interpreters
 
 
 def _surroundings() -> dict[str, object]:

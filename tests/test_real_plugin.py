@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -61,44 +59,47 @@ class TestBroken:
 """
 
 
-def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
-    """What a run of pytest with this plugin in a folder of its own ends with, and says."""
-    (folder / "conftest.py").write_text(
-        f"import sys\nsys.path.append({str(ROOT)!r})\npytest_plugins = ['tests.real_plugin']\n"
-    )
-    for name, source in files.items():
-        (folder / f"{name}.py").write_text(source)
-    words = ["-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}", "-q", *arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=folder,
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # others only take time
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+class Run(Protocol):
+    """The fixture `run`: pytest with this plugin, in the present folder, where `files` are put before."""
+
+    def __call__(self, *arguments: str, **files: str) -> tuple[int, str]: ...
 
 
-def attempts(folder: Path) -> dict[str, int]:
-    return {path.name: len(path.read_text()) for path in folder.iterdir() if not path.suffix and path.is_file()}
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Exit code and output of a run in this process; what it runs again alone has a process of its own."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others only take time
+    loads = f"import sys\nsys.path.append({str(ROOT)!r})\npytest_plugins = ['tests.real_plugin']\n"
+    (pytester.path / "conftest.py").write_text(loads)
+
+    def run_here(*arguments: str, **files: str) -> tuple[int, str]:
+        for name, source in files.items():
+            (pytester.path / f"{name}.py").write_text(source)
+        done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--import-mode=importlib", "-q", *arguments)
+        return int(done.ret), f"{done.stdout}\n{done.stderr}\n"
+
+    return run_here
 
 
-def test_the_plain_command_leaves_real_tests_out_and_counts_them(tmp_path: Path) -> None:
-    code, text = run(tmp_path, test_it=SOURCE)
+def attempts() -> dict[str, int]:
+    return {path.name: len(path.read_text()) for path in Path().iterdir() if not path.suffix and path.is_file()}
+
+
+def test_the_plain_command_leaves_real_tests_out_and_counts_them(run: Run) -> None:
+    code, text = run(test_it=SOURCE)
 
     assert code == 0, text
-    assert attempts(tmp_path) == {"plain": 1}
+    assert attempts() == {"plain": 1}
     assert "3 tests of real processes and real time: pytest --real\n" in text
     assert "1 passed, 3 deselected" in text
 
 
-def test_with_the_option_only_real_tests_run_and_what_fails_is_run_again_alone(tmp_path: Path) -> None:
-    code, text = run(tmp_path, "--real", test_it=SOURCE)
+def test_with_the_option_only_real_tests_run_and_what_fails_is_run_again_alone(run: Run) -> None:
+    code, text = run("--real", test_it=SOURCE)
 
     assert code == 0, text
-    assert attempts(tmp_path) == {"good": 1, "third": 3, "alone": 2}
-    assert text.partition("run again alone")[2].splitlines()[1:-1] == [
+    assert attempts() == {"good": 1, "third": 3, "alone": 2}
+    assert text.partition("run again alone")[2].strip().splitlines()[1:-1] == [
         "test_it.py::test_passes_at_the_third_attempt[a b]: passed alone after failing under load",
         "  with all: AssertionError: saw 1",
         "  alone, 1 of 2: AssertionError: saw 2",
@@ -107,13 +108,13 @@ def test_with_the_option_only_real_tests_run_and_what_fails_is_run_again_alone(t
         "  with all: AssertionError: too late by 3 s",
         "  alone, 1 of 1: passed",
     ]
-    last = text.splitlines()[-1]
+    last = text.strip().splitlines()[-1]
     assert "1 passed, 1 deselected, 2 passed alone" in last
     assert "failed" not in last
 
 
-def test_what_never_passes_fails_the_run_and_is_told_with_every_attempt(tmp_path: Path) -> None:
-    code, text = run(tmp_path, "--real", test_it=BROKEN)
+def test_what_never_passes_fails_the_run_and_is_told_with_every_attempt(run: Run) -> None:
+    code, text = run("--real", test_it=BROKEN)
 
     assert code == 1, text
     told = text.partition("run again alone")[2]
@@ -125,22 +126,22 @@ def test_what_never_passes_fails_the_run_and_is_told_with_every_attempt(tmp_path
     assert f"{name}::test_ends_badly: failed alone too\n  with all: OSError: no end\n" in told
     assert f"  alone, 2 of 2: {wrong}\n" in told
     assert "passed alone after failing under load" not in told
-    assert text.splitlines()[-1].split(" in ")[0] == "2 failed, 1 passed, 1 error"
+    assert text.strip().splitlines()[-1].split(" in ")[0] == "2 failed, 1 passed, 1 error"
 
 
-def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
-    code, text = run(tmp_path, "--real", test_it=SOURCE, test_wrong="import nothing_of_this_name")
+def test_a_file_that_cannot_be_imported_fails_the_run(run: Run) -> None:
+    code, text = run("--real", test_it=SOURCE, test_wrong="import nothing_of_this_name")
 
     assert code == int(pytest.ExitCode.INTERRUPTED), text
-    assert attempts(tmp_path) == {}
+    assert attempts() == {}
 
 
-def test_every_test_below_the_folder_of_real_processes_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "parity").mkdir()
-    (tmp_path / "parity" / "conftest.py").write_text((ROOT / "tests" / "parity" / "conftest.py").read_text())
-    (tmp_path / "parity" / "test_it.py").write_text("def test_it(): ...")
+def test_every_test_below_the_folder_of_real_processes_is_left_out(run: Run) -> None:
+    Path("parity").mkdir()
+    (Path("parity") / "conftest.py").write_text((ROOT / "tests" / "parity" / "conftest.py").read_text())
+    (Path("parity") / "test_it.py").write_text("def test_it(): ...")
 
-    code, text = run(tmp_path, test_it="def test_it(): ...")
+    code, text = run(test_it="def test_it(): ...")
 
     assert code == 0, text
     assert "1 passed, 1 deselected" in text

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 Job = Callable[..., str]
@@ -115,6 +116,7 @@ def test_each_run_has_a_fresh_folder_that_is_gone_after_it(job: Job, simdist: Si
         assert json.loads((tmp_path / "o.json").read_text())["ranks"][0]["value"] == ["out.txt"]
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_repeats_itself_passes_the_determinism_check(job: Job, simdist: Simdist, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
@@ -127,6 +129,7 @@ def test_a_run_that_repeats_itself_passes_the_determinism_check(job: Job, simdis
     assert summary["determinism"]["digest"] == summary["digest"]
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_depends_on_the_hash_seed_shows_the_first_event_that_differs(job: Job, simdist: Simdist) -> None:
     result = simdist("run", job("draws_from_the_hash"), "--check-determinism")
 
