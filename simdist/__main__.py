@@ -1,6 +1,6 @@
 """`python -m simdist`: the `simdist` command."""
 
-from simdist.cli import main
+from simdist.cli import entry
 
 if __name__ == "__main__":
-    main(prog_name="simdist")
+    entry()

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from simdist.cli import _run
+
 Job = Callable[..., str]
 Simdist = Callable[..., Result]
 
@@ -32,6 +34,17 @@ def test_a_run_that_misses_one_ends_with_1(job: Job, simdist: Simdist) -> None:
 
     assert result.exit_code == 1
     assert "✗  min_values  total is 2.0, expected >= 3" in result.stdout
+
+
+def test_an_interrupt_is_told_in_one_line(job: Job, simdist: Simdist, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_run, "run_file", interrupted)
+
+    result = simdist("run", job("total"))
+
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
 
 def test_set_reaches_the_workload(job: Job, simdist: Simdist) -> None:
