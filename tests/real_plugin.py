@@ -21,6 +21,7 @@ import pytest
 MARKER = "real: needs real processes or real time; runs with --real"
 _AGAIN = "--real-again"  # the pytest that runs one test alone: it runs nothing again itself
 _ALONE = 2  # more attempts of a test that failed
+_LONGEST_S = 300
 _COLUMNS = 400  # so that a reason is told whole
 
 
@@ -86,7 +87,7 @@ class _RunAgain:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus != pytest.ExitCode.TESTS_FAILED or session.testscollected == 0:
+        if exitstatus != pytest.ExitCode.TESTS_FAILED:
             return  # interrupted, or nothing could be collected
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         for nodeid, again in self._failed.items():
@@ -121,23 +122,25 @@ class _RunAgain:
 
     def _alone(self, nodeid: str) -> tuple[bool, str]:
         """Run one test in a process of its own: whether it passed, and what it showed."""
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "--real", _AGAIN, "-rfEs", "--tb=short", "-p", "no:cacheprovider"),
-                *(("-c", str(self._config.inipath)) if self._config.inipath else ()),
-                f"--rootdir={self._config.rootpath}",
-                nodeid,
-            ],
-            cwd=self._config.rootpath,
-            env=os.environ | {"COLUMNS": str(_COLUMNS)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if done.returncode == 0:
+        words = [sys.executable, "-m", "pytest", "--real", _AGAIN, "-rfEs", "--tb=short", "-p", "no:cacheprovider"]
+        if self._config.inipath:
+            words += ["-c", str(self._config.inipath)]
+        try:
+            done = subprocess.run(
+                [*words, f"--rootdir={self._config.rootpath}", nodeid],
+                cwd=self._config.rootpath,
+                env=os.environ | {"COLUMNS": str(_COLUMNS)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=_LONGEST_S,
+            )
+        except subprocess.TimeoutExpired:
+            return False, f"did not end within {_LONGEST_S} s"
+        if done.returncode == 0 and re.search(r"\b1 passed\b", done.stdout):  # not skipped
             return True, "passed"
         told = re.findall(r"^(?:FAILED|ERROR) \S.*? - (.+)$", done.stdout, re.MULTILINE)
         last = (done.stdout.strip().splitlines() or ["nothing"])[-1]
