@@ -148,10 +148,15 @@ def real_run(kind: str) -> Iterator[Run]:
             starter.wait()
 
 
-def kill(kind: str, number: signal.Signals, moment_s: float) -> Killed:
-    """Start a run, kill its starter after so many seconds, and look for what is left two seconds later."""
+def kill(kind: str, number: signal.Signals, moment_s: float, *, processes: int = 0) -> Killed:
+    """Start a run, kill its starter after so many seconds, and look for what is left two seconds later.
+
+    The seconds count from when the run has had so many `processes`.
+    """
     killed = Killed(kind, number, moment_s)
     with real_run(kind) as run:
+        while run.starter.poll() is None and len(run.processes()) < processes:
+            time.sleep(0.02)
         deadline = time.monotonic() + moment_s
         while (rest := deadline - time.monotonic()) > 0 and run.starter.poll() is None:
             time.sleep(min(rest, 0.05))
