@@ -62,7 +62,7 @@ class Killed:
     def problems(self) -> list[str]:
         """What is wrong with it."""
         lines = list(self.left)
-        if "Traceback" in self.stderr:
+        if "Traceback" in self.stderr and "simdist" in self.stderr:  # not one of Python's own start
             lines.append(f"a traceback on stderr: {self.stderr.strip()!r}")
         return lines
 

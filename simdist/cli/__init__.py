@@ -7,6 +7,6 @@ goes to stdout is the same for equal runs, byte for byte, but for the last line,
 `_main.py` has the commands' options, `_summary.py` what a run prints.
 """
 
-from simdist.cli._main import entry, main
+from simdist.cli._main import main
 
-__all__ = ["entry", "main"]
+__all__ = ["main"]

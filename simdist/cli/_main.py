@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import click
 from simdist.cli._nodes import given_node_options, node_options, real_options
 from simdist.errors import SimdistError
 
-__all__ = ["entry", "main"]
+__all__ = ["main"]
 
 _INTERRUPTED = 128 + 2  # as a shell tells of SIGINT
 
@@ -45,24 +43,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a letter that the terminal lacks must not end a run
             stream.reconfigure(errors="replace")
-
-
-def entry() -> None:
-    """Be the command of a process: as `main`, but an interrupt ends it at once.
-
-    Its runs are cleared up by then, and torch would take a second to leave in order.
-    """
-    try:
-        main(prog_name="simdist")
-    except SystemExit as leaving:
-        if leaving.code != _INTERRUPTED:
-            raise
-    except KeyboardInterrupt:  # on the way in or out
-        click.echo("interrupted", err=True)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(_INTERRUPTED)
 
 
 @main.command()

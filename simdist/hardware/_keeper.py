@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from simdist.errors import SimdistError
@@ -84,7 +84,8 @@ class Keeper:
         """Start a command under the keeper; its process id."""
         with Path(os.devnull).open("rb") as nothing:
             fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr]
-            socket.send_fds(self._channel, [json.dumps(["start", list(words)]).encode() + b"\n"], fds)
+            with _kept():
+                socket.send_fds(self._channel, [json.dumps(["start", list(words)]).encode() + b"\n"], fds)
             return int(str(self._answer("started")[0]))
 
     def wait(self, pid: int, limit_s: float) -> bool:
@@ -99,7 +100,8 @@ class Keeper:
 
     def end(self) -> None:
         """Kill whatever lives under the keeper; nothing does when this returns."""
-        self._channel.sendall(b'["end"]\n')
+        with _kept():
+            self._channel.sendall(b'["end"]\n')
         self._answer("ended")
 
     def close(self) -> None:
@@ -121,14 +123,23 @@ class Keeper:
 
     def _read(self) -> None:
         """Take what the keeper says; remember who has ended."""
-        data = self._channel.recv(1 << 16)
-        if not data:
-            raise SimdistError("the process that keeps the real run's processes has been killed")
+        with _kept():
+            data = self._channel.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError
         self._lines += data
         for line in self._lines.split(b"\n")[:-1]:
             said, *values = json.loads(line)
             if said == "exit":
                 self._exited.add(values[0])
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError:  # it ends by itself only if its starter does
+        raise SimdistError("the process that keeps the real run's processes has been killed") from None
 
 
 def _environment() -> dict[str, str]:
