@@ -1,6 +1,6 @@
 """Guards around every test: nothing really sleeps, nothing opens a socket, and nothing is left behind.
 
-Tests under `tests/parity` start real processes with real Gloo: they are free of the guards.
+Tests of real processes and real time (`real_plugin.py`) are free of the guards.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["pytester"]
+from tests.warm import Interpreters
 
-settings.register_profile("here", deadline=None, max_examples=50)
-settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+pytest_plugins = ["pytester", "tests.real_plugin"]
+
+# The same examples in every run, however slow the machine is: new ones are tools/fuzz.py's to find.
+settings.register_profile(
+    "simdist", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("simdist")
 
 LONGEST_SLEEP_S = 0.2
-PARITY = Path(__file__).parent / "parity"
 
 _real_sleep = time.sleep  # the guard has to let short ones through
 _offences: list[str] = []
@@ -59,7 +62,7 @@ sys.addaudithook(_on_audit)
 def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that really sleeps, opens a socket, or leaves a thread or a replaced name behind."""
     global _guarding
-    if PARITY in request.path.parents:
+    if request.node.get_closest_marker("real") is not None:
         yield
         return
     threads, before = threading.enumerate(), _surroundings()
@@ -71,7 +74,7 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
         _guarding = False
     # A thread has a few instructions left after it has told that its work is done.
     patience = threading.Event()
-    for _ in range(100):
+    for _ in range(3000):
         if _surroundings()["threads"] == before["threads"]:
             break
         patience.wait(0.01)
@@ -79,6 +82,25 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not _offences
     assert threading.enumerate() == threads
     assert {name: value for name, value in after.items() if value != before.get(name, value)} == {}
+
+
+@pytest.fixture(scope="session")
+def interpreters() -> Iterator[Interpreters]:
+    """Interpreters that have imported torch already, for tests that need a process of their own."""
+    made = Interpreters()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def warm_processes(interpreters: Interpreters, monkeypatch: pytest.MonkeyPatch) -> Interpreters:
+    """The determinism checks, that of the plugin too, take their fresh processes from `interpreters`."""
+    from simdist.determinism import _fresh
+    from simdist.testing._plugin import _repeat
+
+    monkeypatch.setattr(_fresh, "_run", interpreters.run)
+    monkeypatch.setattr(_repeat, "subprocess", interpreters)
+    return interpreters
 
 
 def _surroundings() -> dict[str, object]:

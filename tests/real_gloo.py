@@ -10,6 +10,7 @@ milliseconds, not seconds. Intra-op threads are set to 1 in each child: an OpenM
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import signal
@@ -181,6 +182,7 @@ def _child_main(
     writer: connection.Connection,
 ) -> int:
     signal.set_wakeup_fd(-1)
+    faulthandler.disable()  # pytest's: how a rank dies is told by its outcome, not by a dump in the log
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # the parent's handlers (pytest-timeout) are none of the rank's business
     torch.set_num_threads(1)

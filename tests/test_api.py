@@ -4,7 +4,6 @@ import functools
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from simdist.errors import (
 )
 from simdist.faults import Crash, Fault, Hang
 from simdist.result import Event, RankResult, RunResult
+from tests.warm import Interpreters
 
 US = 1_000
 MS = 1_000_000
@@ -411,14 +411,9 @@ print(tests.test_api.digest(3), tests.test_api.digest(3, fn=tests.test_api.mixed
 """
 
 
-def test_the_digest_is_the_same_in_another_process_with_another_hash_seed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONHASHSEED": "77"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_digest_is_the_same_in_another_process_with_another_hash_seed(interpreters: Interpreters) -> None:
+    hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    done = interpreters.run([sys.executable, "-c", SCRIPT], env={**os.environ, "PYTHONHASHSEED": hash_seed})
 
     assert done.stdout.split() == [digest(3), digest(3, fn=mixed, faults=MIXED[:1])]
 

@@ -1,4 +1,4 @@
-"""Five hundred worlds in one process, good and bad, and nothing of them is left."""
+"""Hundreds of worlds in one process, good and bad, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import simdist
 from simdist.faults import Crash, Hang, LinkDelay
 from tests.host_state import host_state
 
-WORLDS = 500
-ROOM_MIB = 50
+WORLDS = 260  # each case twenty times
+ROOM_MIB = 26
 
 
 def resident_mib() -> float:
@@ -123,7 +123,7 @@ def run_world(index: int) -> set[str]:
     return {rank.status for rank in result.ranks}
 
 
-def test_five_hundred_worlds_leave_no_trace() -> None:
+def test_hundreds_of_worlds_leave_no_trace() -> None:
     wrong: Counter[tuple[str, ...]] = Counter()
     for index in range(2 * len(CASES)):  # what is made once and kept, is made here
         run_world(index)

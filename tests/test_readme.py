@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.warm import Interpreters
 from tools import readme
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,10 +17,10 @@ def test_the_scenario_is_the_one_that_ships() -> None:
     assert shown[0] == (ROOT / "scenarios" / "ddp_crash_resume.toml").read_text()
 
 
-def test_every_output_is_what_is_printed_now() -> None:
+def test_every_output_is_what_is_printed_now(interpreters: Interpreters) -> None:
     shown = readme.README.read_text()
 
-    printed = readme.rewritten(shown)
+    printed = readme.rewritten(shown, interpreters.run)
 
     assert _comparable(printed) == _comparable(shown), "run tools/readme.py, and look at what changed"
 

@@ -14,9 +14,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+Start = Callable[..., subprocess.CompletedProcess[str]]
 README = ROOT / "README.md"
 _COMMAND = re.compile(r"^```\n\$ (simdist [^\n]*)\n.*?^```$", re.MULTILINE | re.DOTALL)
 _EXAMPLE = re.compile(r"(^```python\n(.*?)^```\n\n)```\n.*?^```$", re.MULTILINE | re.DOTALL)
@@ -37,28 +39,28 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def rewritten(text: str) -> str:
-    """The README with its output blocks made anew."""
-    text = _COMMAND.sub(lambda found: f"```\n$ {found[1]}\n{command_output(found[1])}```", text)
-    return _EXAMPLE.sub(lambda found: f"{found[1]}```\n{example_output(found[2])}```", text, count=1)
+def rewritten(text: str, start: Start = subprocess.run) -> str:
+    """The README with its output blocks made anew; `start` runs Python, as `subprocess.run` does."""
+    text = _COMMAND.sub(lambda found: f"```\n$ {found[1]}\n{command_output(found[1], start)}```", text)
+    return _EXAMPLE.sub(lambda found: f"{found[1]}```\n{example_output(found[2], start)}```", text, count=1)
 
 
-def command_output(command: str) -> str:
+def command_output(command: str, start: Start) -> str:
     """What a `simdist` command prints, without real time."""
-    lines = _run("-m", "simdist", *command.split()[1:]).splitlines()
+    lines = _run(start, "-m", "simdist", *command.split()[1:]).splitlines()
     return "".join(f"{line}\n" for line in lines if not line.startswith("real time"))
 
 
-def example_output(source: str) -> str:
+def example_output(source: str, start: Start) -> str:
     """The first lines that the example prints."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "example.py"
         path.write_text(source)
-        return "".join(f"{line}\n" for line in _run(str(path)).splitlines()[:_SHOWN_LINES])
+        return "".join(f"{line}\n" for line in _run(start, str(path)).splitlines()[:_SHOWN_LINES])
 
 
-def _run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+def _run(start: Start, *arguments: str) -> str:
+    done = start([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
     return done.stdout + done.stderr
 
 

@@ -69,7 +69,7 @@ def connect(
     simulation = process.simulation
     prefix = store._name("")
     generations = store.server.groups.setdefault(prefix, [])
-    communicator = next((c for c in generations if c.members[rank] is None and c.size == size), None)
+    communicator = next((c for c in generations if c.size == size and c.members[rank] is None), None)
     if communicator is None:
         communicator = Communicator(simulation, network, _group_name(prefix), size, personality, strict=strict)
         generations.append(communicator)

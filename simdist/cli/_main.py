@@ -17,6 +17,8 @@ from simdist.values import plain
 
 __all__ = ["main"]
 
+_INTERRUPTED = 128 + 2  # as a shell tells of SIGINT
+
 
 class _Commands(click.Group):
     """Turns what simdist raises about its input into one message and an exit code."""
@@ -39,6 +41,9 @@ class _Commands(click.Group):
 
             say(str(error), err=True)
             context.exit(1 if isinstance(error, InternalError | StallError) else 2)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            context.exit(_INTERRUPTED)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,7 +51,7 @@ class _Commands(click.Group):
 def main() -> None:
     """Run torch.distributed programs in one process, in virtual time, with injected faults.
 
-    Exit codes: 0 every expectation holds, 1 one fails, 2 bad input.
+    Exit codes: 0 every expectation holds, 1 one fails, 2 bad input, 130 interrupted.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a letter that the terminal lacks must not end a run

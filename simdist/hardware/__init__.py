@@ -1,6 +1,7 @@
 """The same scenario on real processes: replay over Gloo or NCCL, the parity comparison, the calibration of cost models.
 
-    Plan -> `_portable` (what a machine can inject) -> `Job` -> `_launch`: torchrun's agent in a process of its own
+    Plan -> `_portable` (what a machine can inject) -> `Job` -> `_launch` -> `_keeper`, whose end is the end of all
+    keeper -> `_agent`: torchrun's, in a process of its own
     agent -> `_supervisor`, one per rank -> `_worker`, the rank itself: `_recorder`, `_strikes`, `_scaling`
     worker -> `_journal` (events as in a simulation, one file per rank and life) -> `_outcome` -> RunResult
     worker or torch's watchdog -> `_flight` (torch's own record) -> `_match` (do both recorders agree?) -> `_dumps`
@@ -9,6 +10,9 @@ A real run leaves the same `RunResult` as a simulated one, with real time in pla
 and figures serve both. `_parity` compares the two. The processes of a run tell each other where they are through the
 `Board`, a small server in the process that launched them: it lets every rank begin at one instant, lets a fault strike
 while all peers are inside an operation, and keeps the agent from stopping survivors where the scenario has no restarts.
+
+Nothing of a run outlives the process that started it, however that ends: the keeper kills what lives below it and
+removes the run's folder as soon as its starter is gone, and whoever has a parent in the run dies with it (`_lifeline`).
 
 Faults of links lie on a switch in user space: with link faults each rank has a network namespace of its own
 (`_namespaces`) whose packets pass through the `_wire`, under the `_conditions` of the moment. Faults of the launcher's

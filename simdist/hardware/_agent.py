@@ -16,6 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from simdist.hardware._device import nccl_environment
 from simdist.hardware._job import Job
+from simdist.hardware._loopback import serve_on_loopback
 
 __all__ = ["main"]
 
@@ -28,6 +29,8 @@ def main(job_path: str, nodes: dict[str, object]) -> int:
         # The store that the agent shares outlives a restart (torch 2.13, dynamic_rendezvous.py), so the ranks of the
         # next life may read where those of the last one listened: "connectFullMesh ... Connection refused".
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if count == 1:
+        serve_on_loopback("torch.distributed", "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
     os.environ.update({"OMP_NUM_THREADS": "1", **(nccl_environment(job.wait) if job.backend == "nccl" else {})})
     logs = f"{job.out}/agent{nodes['rank']}"
     Path(logs).mkdir(parents=True, exist_ok=True)
@@ -46,7 +49,7 @@ def main(job_path: str, nodes: dict[str, object]) -> int:
         logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "simdist.hardware._supervisor", job_path)
+        elastic_launch(config, sys.executable)("-m", "simdist.hardware._supervisor", job_path, str(os.getpid()))
     except ChildFailedError:
         return 1
     return 0

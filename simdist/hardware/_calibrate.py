@@ -8,7 +8,6 @@ where there are fewer cores than ranks, a message waits for a core as well.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from simdist.c10d._flow import Done, Flow
 from simdist.c10d._operation import Operation
 from simdist.errors import SimdistError
 from simdist.hardware._job import Job
+from simdist.hardware._keeper import Keeper
 from simdist.hardware._launch import Nodes, launch
 from simdist.hardware._measured import OPERATIONS, SIZES
 from simdist.hardware._outcome import outcome_of
@@ -127,10 +127,10 @@ def measured_on(backend: str, ranks: int, *, limit_s: float = _LIMIT_S) -> Measu
     Raises:
         SimdistError: they did not come to an end.
     """
-    with tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as folder:
+    with Keeper() as keeper:
         job = Job(
             target="simdist.hardware._measured:measure",
-            folder=folder,
+            folder=str(keeper.folder),
             args=(backend, list(OPERATIONS), list(SIZES)),
             kwargs={},
             world_size=ranks,
@@ -139,12 +139,12 @@ def measured_on(backend: str, ranks: int, *, limit_s: float = _LIMIT_S) -> Measu
             max_restarts=0,
             time_scale=1.0,
             limit_s=limit_s,
-            out=folder,
+            out=str(keeper.folder),
             board=("", 0),
             key=b"",
             record=False,
         )
-        seen = launch(job, Nodes())
+        seen = launch(job, Nodes(), keeper)
         assert seen is not None
         result = outcome_of(seen, "")
     if not result.ok:

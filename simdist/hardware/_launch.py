@@ -1,16 +1,13 @@
-"""From a job to its journals: the board, torchrun's agent, and the limit on all of it."""
+"""From a job to its journals: the board, torchrun's agent under a keeper, and the limit on all of it."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
 import json
-import os
 import re
 import secrets
-import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +17,7 @@ from simdist.errors import SimdistError
 from simdist.hardware._board import Board, BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import read_lives
+from simdist.hardware._keeper import Keeper
 from simdist.hardware._wire import wired
 from simdist.values import awkward_character, brief, guess_or_list
 
@@ -34,7 +32,8 @@ _STARTING_S = 60.0  # for the agent itself, beside the ranks' own limit
 class Nodes:
     """Which machines a replay runs on: torchrun's own arguments, one machine by default.
 
-    `endpoint` is "host:port" of the rendezvous; the board listens one port above it, on node 0.
+    `endpoint` is "host:port" of the rendezvous; the board listens one port above it, on node 0. One machine needs none:
+    its agent takes a free port of the loopback device.
     """
 
     count: int = 1
@@ -107,7 +106,7 @@ def _is_here(name: str) -> bool:
     return False
 
 
-def launch(job: Job, nodes: Nodes) -> Job | None:
+def launch(job: Job, nodes: Nodes, keeper: Keeper) -> Job | None:
     """Run the job's ranks of this node to their end; their journals lie in `job.out` then, on node 0 those of all.
 
     Returns the job as its processes saw it, or None on every other node: its part is done.
@@ -116,31 +115,39 @@ def launch(job: Job, nodes: Nodes) -> Job | None:
         SimdistError: the agent could not start, or node 0 was not to be found.
     """
     if nodes.count == 1:
-        nodes = replace(nodes, endpoint=nodes.endpoint or f"127.0.0.1:{_free_port()}", run_id=nodes.run_id or "simdist")
+        nodes = replace(nodes, endpoint=nodes.endpoint or _endpoint(nodes), run_id=nodes.run_id or "simdist")
         job = replace(job, key=secrets.token_bytes(16))
         with (
             Board(job.world_size, ("127.0.0.1", 0), job.key) as board,
-            wired(replace(job, board=board.address)) as able,
+            wired(replace(job, board=board.address), keeper) as able,
         ):
-            _run_agent(able, nodes)
+            _run_agent(able, nodes, keeper)
         return job
     host, _, port = nodes.endpoint.rpartition(":")
     job = replace(job, board=(host, int(port) + 1), key=nodes.run_id.encode())
     if nodes.rank == 0:
         with Board(job.world_size, ("", int(port) + 1), job.key) as board:
-            _run_agent(job, nodes)
+            _run_agent(job, nodes, keeper)
             board.give(0, {})
             for files in board.take(nodes.count, _ELSEWHERE_S).values():
                 for name, content in files.items():
                     (Path(job.out) / name).write_bytes(content)
         return job
     _wait_for_board(job)
-    _run_agent(job, nodes)
+    _run_agent(job, nodes, keeper)
     left = {path.name: path.read_bytes() for path in sorted(Path(job.out).glob("rank*"))}
     client = BoardClient(job.board, job.key)
     client.call("give", nodes.rank, left)
     client.close()
     return None
+
+
+def _endpoint(nodes: Nodes) -> str:
+    if nodes.backend == "c10d":
+        return "127.0.0.1:0"  # any free port: nobody else has to know it
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def _wait_for_board(job: Job) -> None:
@@ -155,40 +162,16 @@ def _wait_for_board(job: Job) -> None:
             time.sleep(0.2)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _run_agent(job: Job, nodes: Nodes) -> None:
+def _run_agent(job: Job, nodes: Nodes, keeper: Keeper) -> None:
     out = Path(job.out)
     path = out / "job.pickle"
     job.save(path)
     log = out / f"agent{nodes.rank}.log"
     words = [sys.executable, "-m", "simdist.hardware._agent", str(path), json.dumps(asdict(nodes))]
     with log.open("wb") as stream:
-        # A session of its own: whatever goes wrong, all of it can be ended.
-        agent = subprocess.Popen(words, stdout=stream, stderr=stream, env=_environment(), start_new_session=True)
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(_STARTING_S + job.limit_s * (job.max_restarts + 1))
-        finally:
-            _end_session(agent)
+        agent = keeper.start(words, stdout=stream.fileno(), stderr=stream.fileno())
+    keeper.wait(agent, _STARTING_S + job.limit_s * (job.max_restarts + 1))
+    keeper.end()
     if not read_lives(out):
         tail = "\n".join(f"  {line}" for line in log.read_text("utf-8", "replace").rstrip().splitlines()[-12:])
         raise SimdistError(f"the launcher started no rank:\n{tail}")
-
-
-def _end_session(agent: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of it has ended
-        os.killpg(agent.pid, signal.SIGKILL)
-    agent.wait()
-
-
-def _environment() -> dict[str, str]:
-    here = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    return {key: value for key, value in os.environ.items() if key not in names} | {"PYTHONPATH": path}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from simdist.errors import SimdistError
 from simdist.hardware._account import Account, account_of
 from simdist.hardware._compare import Point, compare, recorders
+from simdist.hardware._keeper import Keeper
 from simdist.hardware._launch import Nodes
 from simdist.hardware._portable import NotReplayed, not_replayed
 from simdist.hardware._replay import RealReport, replay, unavailable, without
@@ -108,7 +109,8 @@ def check_parity(
     if reason:
         return ParityReport(plan, backend, not_replayed=left_out, reason=reason)
     able = without(plan, left_out)
-    report = run_scenario(able, record_results=True)
+    with Keeper() as keeper:  # for the folder, which is gone even if this process is killed
+        report = run_scenario(able, record_results=True, folder=str(keeper.folder))
     simulated = account_of(report.result, report.state)
     runs: list[Account] = []
     compared: list[tuple[Point, ...]] = []

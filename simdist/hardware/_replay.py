@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from simdist.errors import SimdistError
 from simdist.hardware._account import in_virtual_time
 from simdist.hardware._job import Job, Wait
+from simdist.hardware._keeper import Keeper
 from simdist.hardware._launch import Nodes, launch
 from simdist.hardware._match import Match
 from simdist.hardware._outcome import matches_of, outcome_of
@@ -86,16 +86,17 @@ def replay(
     scale = plan.time_scale if time_scale is None else time_scale
     left_out = not_replayed(plan, backend, (nodes or Nodes()).count)
     able = without(plan, left_out)
-    done, tmp, folder = _run(able, backend, scale, limit_s, nodes or Nodes(), wait, keep)
-    with folder:
+    with Keeper(keep) as keeper:
+        tmp = str(keeper.folder / "tmp")
+        done = _run(able, backend, scale, limit_s, nodes or Nodes(), wait, keeper)
         if done is None:
             return None
         result, matches = done
         baseline = None
         if plan.expect.same_as_without_faults is not None:
             bare = replace(able, faults=(), max_restarts=0)
-            undisturbed, _, other = _run(bare, backend, scale, limit_s, nodes or Nodes(), wait, None)
-            other.__exit__(None, None, None)
+            with Keeper() as other:
+                undisturbed = _run(bare, backend, scale, limit_s, nodes or Nodes(), wait, other)
             baseline = undisturbed[0] if undisturbed else None
         verdicts = judge_real(able, result, baseline, tmp, functools.partial(in_virtual_time, scale=scale))
         state = state_of(able, tmp)
@@ -124,26 +125,10 @@ def without(plan: Plan, left_out: tuple[NotReplayed, ...]) -> Plan:
     return replace(plan, faults=tuple(f for i, f in enumerate(plan.faults) if f"faults[{i}]" not in names))
 
 
-class _Folder:
-    """The run's folder, for as long as it is looked at."""
-
-    def __init__(self, keep: Path | None) -> None:
-        self._temporary = None if keep else tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True)
-        self.path = keep if keep else Path(self._temporary.name) if self._temporary else Path()
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-
 def _run(
-    plan: Plan, backend: str, scale: float, limit_s: float, nodes: Nodes, wait: Wait, keep: Path | None
-) -> tuple[tuple[RunResult, tuple[Match, ...]] | None, str, _Folder]:
-    folder = _Folder(keep)
-    tmp, out = folder.path / "tmp", folder.path / "run"
+    plan: Plan, backend: str, scale: float, limit_s: float, nodes: Nodes, wait: Wait, keeper: Keeper
+) -> tuple[RunResult, tuple[Match, ...]] | None:
+    tmp, out = keeper.folder / "tmp", keeper.folder / "run"
     for each in (tmp, out):
         each.mkdir(parents=True, exist_ok=True)
     job = Job(
@@ -164,12 +149,8 @@ def _run(
         env=dict(plan.env),
         wait=wait,
     )
-    try:
-        seen = launch(job, nodes)
-    except BaseException:
-        folder.__exit__()
-        raise
+    seen = launch(job, nodes, keeper)
     if seen is None:
-        return None, str(tmp), folder
+        return None
     matches = matches_of(seen)
-    return (outcome_of(seen, f"{plan.replay} --real {backend}", matches), matches), str(tmp), folder
+    return outcome_of(seen, f"{plan.replay} --real {backend}", matches), matches

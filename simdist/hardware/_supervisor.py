@@ -1,6 +1,7 @@
 """The process between torchrun's agent and a rank: it sees how the rank really ends, and wakes one that is stopped.
 
-Run by the agent, once per rank, as `python -m simdist.hardware._supervisor JOB`. It does not import torch.
+Run by the agent, once per rank, as `python -m simdist.hardware._supervisor JOB AGENT`, with the agent's process id. It
+does not import torch.
 
 Where the scenario has restarts, it ends as soon as its rank does, and the agent does what torchrun does. Where it has
 none, every rank is to reach its own end, as in the simulation, but an agent stops the survivors of the first failure:
@@ -22,6 +23,7 @@ from pathlib import Path
 from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
+from simdist.hardware._lifeline import die_with
 from simdist.hardware._namespaces import DEVICE, address_of, call_inside
 from simdist.hardware._proxy import StoreProxy, has_store_faults
 
@@ -47,7 +49,7 @@ class _Rank:
         orders, write_end = os.pipe()
         with (out / f"{name}.out").open("wb") as stdout, (out / f"{name}.err").open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "simdist.hardware._worker", job_path, str(write_end)],
+                [sys.executable, "-m", "simdist.hardware._worker", job_path, str(write_end), str(os.getpid())],
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(write_end,),
@@ -104,8 +106,9 @@ def _network(job: Job, rank: int) -> dict[str, str]:
     return {**said, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(proxy.port)}
 
 
-def main(job_path: str) -> int:
+def main(job_path: str, agent: int) -> int:
     """Run one rank to its end, and tell how it ended."""
+    die_with(agent, signal.SIGKILL)
     job = Job.load(job_path)
     board = BoardClient(job.board, job.key)
     rank = _Rank(job, job_path)
@@ -120,6 +123,9 @@ def main(job_path: str) -> int:
     while rank.process.poll() is None:
         if stopped_by_agent:
             rank.end()
+        elif os.getppid() != agent:  # where the kernel does not see to it
+            rank.kill()
+            return 1
         elif rank.stopped_for_good.is_set() and job.max_restarts == 0:
             # Nobody will wake it: the run is over for it when it is over for all who still can end.
             board.call("end", rank.life, rank.rank)
@@ -151,4 +157,4 @@ def main(job_path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,7 +1,7 @@
 """The network between the ranks of a run with link faults: a switch in user space, on which the faults lie.
 
-Run by the launcher as `python -m simdist.hardware._wire`, with the job on its standard input; it answers with where
-the ranks' namespaces are, and lives until its input ends. Each rank has a network namespace of its own with one TUN
+Run by the keeper as `python -m simdist.hardware._wire`, with the job on its standard input; it answers with where the
+ranks' namespaces are, and lives as long as the run. Each rank has a network namespace of its own with one TUN
 device, and every packet between two ranks passes through here: the faults begin and end everywhere at one instant, at
 the times that the board's clock gives. (The usual way, `tc netem`, can't hold and release, and many kernels lack it.)
 """
@@ -9,14 +9,11 @@ the times that the board's clock gives. (The usual way, `tc netem`, can't hold a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import heapq
 import json
 import os
 import pickle
 import select
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,17 +27,17 @@ from simdist.hardware._board import BoardClient
 from simdist.hardware._conditions import Conditions, link_faults
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
+from simdist.hardware._keeper import Keeper
 from simdist.hardware._namespaces import make_namespace, rank_at
 
 __all__ = ["main", "wired"]
 
 _READY_S = 30.0
 _BATCH = 64  # packets of one rank before the others have their turn
-_PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
-def wired(job: Job) -> Iterator[Job]:
+def wired(job: Job, keeper: Keeper) -> Iterator[Job]:
     """The job with a namespace for each rank, if it has link faults; all of it is gone afterwards.
 
     Raises:
@@ -50,30 +47,22 @@ def wired(job: Job) -> Iterator[Job]:
         yield job
         return
     log = Path(job.out) / "wire.log"
-    with log.open("wb") as errors:
-        wire = subprocess.Popen(
-            [sys.executable, "-m", "simdist.hardware._wire"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,  # a Ctrl-C is for the launcher, who ends everything in order
-        )
-    assert wire.stdin is not None
-    assert wire.stdout is not None
-    try:
-        wire.stdin.write(pickle.dumps(job))
-        wire.stdin.flush()
-        ready, _, _ = select.select([wire.stdout], [], [], _READY_S)
-        line = wire.stdout.readline() if ready else b""
+    their_input, our_output = os.pipe()
+    our_input, their_output = os.pipe()
+    with os.fdopen(our_output, "wb") as to_wire, os.fdopen(our_input, "rb") as from_wire:
+        with log.open("wb") as errors, os.fdopen(their_input), os.fdopen(their_output):
+            words = [sys.executable, "-m", "simdist.hardware._wire"]
+            wire = keeper.start(words, stdin=their_input, stdout=their_output, stderr=errors.fileno())
+        with contextlib.suppress(BrokenPipeError):
+            to_wire.write(pickle.dumps(job))
+            to_wire.flush()
+        ready, _, _ = select.select([from_wire], [], [], _READY_S)
+        line = from_wire.readline() if ready else b""
         if not line:
+            keeper.wait(wire, 1.0)
             tail = log.read_text("utf-8", "replace").rstrip().rpartition("\n")[2]
             raise SimdistError(f"no network for the link faults: {tail or 'it did not answer'}")
         yield replace(job, networks=tuple(json.loads(line)))
-    finally:
-        wire.kill()
-        wire.wait()
-        wire.stdin.close()
-        wire.stdout.close()
 
 
 class _Switch:
@@ -141,8 +130,7 @@ def _follow(job: Job, switch: _Switch, board: BoardClient, conditions: Condition
 
 
 def main() -> None:
-    """Make the namespaces, say where they are, and switch packets until the launcher is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Make the namespaces, say where they are, and switch packets until the keeper ends it."""
     job = pickle.load(sys.stdin.buffer)
     assert isinstance(job, Job)
     board = BoardClient(job.board, job.key)  # before this process leaves the host's network

@@ -1,13 +1,13 @@
 """A rank of a real run: the user's function between a recorder and an account of how it ended.
 
-Run by the supervisor as `python -m simdist.hardware._worker JOB FD`; torchrun's environment is there already. Only
-torch, the standard library and simdist's plain data types are imported besides the workload.
+Run by the supervisor as `python -m simdist.hardware._worker JOB FD SUPERVISOR`, with its process id; torchrun's
+environment is there already. Only torch, the standard library and simdist's plain data types are imported besides the
+workload.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import pickle
@@ -22,18 +22,17 @@ from simdist.hardware._board import BoardClient
 from simdist.hardware._flight import save_record, watchdog_environment
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
+from simdist.hardware._lifeline import die_with
 from simdist.hardware._namespaces import enter
 
 __all__ = ["main"]
 
 _READY_S = 120.0  # until all ranks have imported what they need
-_PR_SET_PDEATHSIG = 1
 
 
-def main(job_path: str, orders: int) -> None:
+def main(job_path: str, orders: int, supervisor: int) -> None:
     """Call the workload as this process's rank."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux: no rank outlives its supervisor
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with(supervisor, signal.SIGKILL)
     job = Job.load(job_path)
     rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     os.environ.update({**watchdog_environment(job, life), **job.env})
@@ -62,6 +61,7 @@ def _prepared(job: Job, journal: Journal, board: BoardClient, rank: int, life: i
 
     import simdist
     from simdist.hardware._device import use_device
+    from simdist.hardware._loopback import serve_on_loopback
     from simdist.hardware._recorder import Recorder
     from simdist.hardware._scaling import scale_time
     from simdist.hardware._strikes import Strikes
@@ -76,6 +76,7 @@ def _prepared(job: Job, journal: Journal, board: BoardClient, rank: int, life: i
         np.random.seed(job.seed % 2**32)  # the legacy generator is what programs draw from
     strikes = Strikes(job, journal, board, rank, life, orders)
     recorder = Recorder(journal, strikes)
+    serve_on_loopback("torch.distributed.rendezvous")  # with restarts, rank 0 serves the store itself
     scale_time(job.time_scale)
     use_device(job)
     # Set on the package, it is what `simdist.step` and `from simdist import step` find.
@@ -122,4 +123,4 @@ def _pickled(status: str, content: Any) -> bytes:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

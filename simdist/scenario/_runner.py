@@ -58,11 +58,13 @@ def run_scenario(
     echo: Echo | None = None,
     progress: Progress | None = None,
     record_results: bool = False,
+    folder: str | None = None,
 ) -> ScenarioReport:
     """Run the plan, with `seed` in place of its own if given, and judge what came out.
 
     `echo`, `progress` and `record_results` are those of `simdist.run`; a fault-free run for comparison is not echoed.
-    The workload is imported afresh, and `sys.path`, `sys.modules` and the run's temporary folder are cleared up after.
+    The workload is imported afresh, and `sys.path`, `sys.modules` and the run's temporary folder (made in `folder`, if
+    given) are cleared up after.
 
     Raises:
         ScenarioError: the workload can't be imported (any more).
@@ -72,12 +74,12 @@ def run_scenario(
         plan = replace(plan, seed=seed)
     with (
         importable(plan.workload.folder, plan.workload.target),
-        tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
+        tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as tmp,
     ):
         result = _simulate(plan, tmp, echo, progress, record_results)
         baseline = None
         if plan.expect.same_as_without_faults is not None:
-            with tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as other:
+            with tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as other:
                 baseline = _simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
         verdicts = judge(Seen(plan, result, baseline, tmp))
         state = state_of(plan, tmp)

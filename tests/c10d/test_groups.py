@@ -380,3 +380,19 @@ def test_inference_tensors_and_parameters_are_reduced_in_place() -> None:
         return tensor.tolist() + parameter.tolist()
 
     assert in_group(body, 2) == [[4, 4, 4, 2, 2]] * 2
+
+
+def test_a_group_of_a_name_that_was_used_before_may_have_another_size() -> None:
+    def body() -> list[int]:
+        dist.init_process_group("gloo")
+        for part in ([0], [1, 2]):
+            dist.new_group(part)
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        group = dist.new_group([0, 1, 2])
+        tensor = torch.tensor([dist.get_rank()])
+        dist.all_reduce(tensor, group=group)
+        return tensor.tolist()
+
+    assert values(body, 3) == [[3]] * 3

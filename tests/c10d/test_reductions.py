@@ -73,7 +73,10 @@ def assert_all_reduced(inputs: list[torch.Tensor], outputs: list[torch.Tensor], 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 17])
 def test_all_reduce_adds_in_the_order_of_the_ring_for_every_dtype_and_operation(ranks: int) -> None:
-    cases = [(dtype, op, count) for dtype, op in PAIRS for count in around_chunks(ranks)]
+    # Every size meets every pair up to five ranks; of larger worlds each pair sees some, and all pairs together all.
+    some = 1 if ranks <= 5 else 4
+    counts = around_chunks(ranks)
+    cases = [(dtype, op, count) for index, (dtype, op) in enumerate(PAIRS) for count in counts[index % some :: some]]
 
     def body(rank: int) -> list[torch.Tensor]:
         outputs = [draw((rank, index), count, dtype) for index, (dtype, _, count) in enumerate(cases)]

@@ -80,8 +80,9 @@ def test_a_missing_folder_is_bad_input_for_list(simdist: Simdist, tmp_path: Path
     assert refused(simdist("list", tmp_path / "none")) == [f"{tmp_path / 'none'}: no such folder"]
 
 
-def test_bad_input_has_no_traceback_in_a_process_of_its_own(job: Job) -> None:
-    file = job("total", "sed = 1", workload="kwargs = {valu = 2.0}")
+def test_bad_input_has_no_traceback_in_a_process_of_its_own(tmp_path: Path) -> None:
+    file = str(tmp_path / "file.toml")
+    Path(file).write_text('[workload]\ntarget = "builtins:print"\nsed = 1\nworld_size = 2\n')
 
     process = subprocess.run(
         [sys.executable, "-m", "simdist", "run", file], capture_output=True, text=True, check=False
@@ -89,8 +90,10 @@ def test_bad_input_has_no_traceback_in_a_process_of_its_own(job: Job) -> None:
 
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.splitlines() == [
-        f"{file}: 1 problem",
+        f"{file}: 3 problems",
+        "  world_size: missing; it has no default",
         "  workload.sed: unknown key; known: target, args, kwargs",
+        "  workload.world_size: unknown key; known: target, args, kwargs",
     ]
 
 

@@ -5,7 +5,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import Result
+
+from simdist.cli import _run
 
 Job = Callable[..., str]
 Simdist = Callable[..., Result]
@@ -31,6 +34,17 @@ def test_a_run_that_misses_one_ends_with_1(job: Job, simdist: Simdist) -> None:
 
     assert result.exit_code == 1
     assert "✗  min_values  total is 2.0, expected >= 3" in result.stdout
+
+
+def test_an_interrupt_is_told_in_one_line(job: Job, simdist: Simdist, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_run, "run_file", interrupted)
+
+    result = simdist("run", job("total"))
+
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
 
 def test_set_reaches_the_workload(job: Job, simdist: Simdist) -> None:
@@ -115,6 +129,7 @@ def test_each_run_has_a_fresh_folder_that_is_gone_after_it(job: Job, simdist: Si
         assert json.loads((tmp_path / "o.json").read_text())["ranks"][0]["value"] == ["out.txt"]
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_repeats_itself_passes_the_determinism_check(job: Job, simdist: Simdist, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
 
@@ -127,6 +142,7 @@ def test_a_run_that_repeats_itself_passes_the_determinism_check(job: Job, simdis
     assert summary["determinism"]["digest"] == summary["digest"]
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_depends_on_the_hash_seed_shows_the_first_event_that_differs(job: Job, simdist: Simdist) -> None:
     result = simdist("run", job("draws_from_the_hash"), "--check-determinism")
 

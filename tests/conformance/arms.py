@@ -7,6 +7,7 @@ pytest shows as `TestName.test_x[simulated]` and `TestName.test_x[real]`.
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import time
 import unittest
@@ -28,6 +29,7 @@ __all__ = ["Bodies", "message_of", "on_both_arms", "options"]
 
 dist: Any = torch.distributed  # its stubs leave out much of what is called here
 _TorchCase: Any = common_distributed.MultiProcessTestCase
+ARMS = ["simulated", pytest.param("real", marks=pytest.mark.real)]
 _DEADLINE_S = 30.0
 
 
@@ -79,7 +81,7 @@ class Bodies(_TorchCase):  # type: ignore[misc]  # torch's class is untyped
 
 
 class _SimulatedRanks(SimulatedProcesses):
-    sim_stall_s = 20.0
+    sim_stall_s = 100.0  # of real time: on a busy machine, importing half of torch on a rank may take long
 
 
 class _RealRanks:
@@ -100,6 +102,7 @@ class _RealRanks:
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
         signal.set_wakeup_fd(-1)
+        faulthandler.disable()  # pytest's: how a rank dies is the test's business, and no news for the log
         for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         torch.set_num_threads(1)  # an OpenMP pool does not survive a fork
@@ -148,7 +151,7 @@ def on_both_arms(bodies: type) -> type:
             _run(cases[arm](name))
 
         test.__name__ = name
-        parametrized: Callable[..., None] = pytest.mark.parametrize("arm", ["simulated", "real"])(test)
+        parametrized: Callable[..., None] = pytest.mark.parametrize("arm", ARMS)(test)
         return parametrized
 
     names = [name for name in dir(bodies) if name.startswith("test_")]

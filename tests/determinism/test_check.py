@@ -180,6 +180,7 @@ def test_a_function_is_checked_in_fresh_processes() -> None:
     )
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_function_that_repeats_itself_passes() -> None:
     report = simdist.check_determinism(clean.ring_of_messages, world_size=3, seed=2, policy="random")
 
@@ -203,6 +204,7 @@ def test_what_a_fresh_process_cannot_have_is_refused(
         simdist.check_determinism(function, world_size=1, **arguments)
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_fresh_process_that_fails_says_why() -> None:
     from simdist.determinism import in_fresh_process
 

@@ -12,10 +12,10 @@ from types import ModuleType
 
 import pytest
 
-from simdist.determinism import DeterminismReport, Job, check
+from simdist.determinism import DeterminismReport, Job, Recording, check, do
 from tests.determinism import clean, helper, planted
-from tests.determinism.fork_server import ForkServer
 from tests.determinism.simulate import simulate
+from tests.warm import Interpreters
 
 NOT_PROGRAMS = ("begin", "tell")
 Checked = Callable[[ModuleType, str], DeterminismReport]
@@ -30,10 +30,9 @@ def programs(module: ModuleType) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def checked() -> Iterator[Checked]:
+def checked(interpreters: Interpreters) -> Iterator[Checked]:
     """Checks a program, once."""
     left = os.environ["SIMDIST_TEST_MARK"] = f"simdist-test-{uuid.uuid4().hex}"  # the file that one program leaves
-    servers = {seed: ForkServer(seed) for seed in ("1", "2")}
     reports: dict[tuple[str, str], DeterminismReport] = {}
 
     def checked(module: ModuleType, name: str) -> DeterminismReport:
@@ -42,13 +41,16 @@ def checked() -> Iterator[Checked]:
             if name == "state_of_the_module":
                 simulate(*words)
             job = Job(simulate.__module__, "simulate", words)
-            fresh = lambda job, hash_seed: servers[hash_seed](job)  # noqa: E731
             reports[words] = check(lambda: simulate(*words), job, target=name, fresh=fresh)
         return reports[words]
 
+    def fresh(job: Job, hash_seed: str) -> Recording:
+        recording = interpreters.call(hash_seed, do, job)
+        assert isinstance(recording, Recording), recording
+        return recording
+
+    interpreters.prepare()
     yield checked
-    for server in servers.values():
-        server.close()
     del os.environ["SIMDIST_TEST_MARK"]
     for file in Path(tempfile.gettempdir()).glob(f"{left}*"):
         file.unlink()

@@ -127,6 +127,7 @@ def test_time_does_not_go_back() -> None:
     finish(simulation)
 
 
+@pytest.mark.real
 def test_a_task_that_nobody_watches_may_take_its_time() -> None:
     simulation = Simulation(stall_s=0.1)
     simulation.watched = False

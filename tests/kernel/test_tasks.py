@@ -304,6 +304,7 @@ def test_a_task_that_swallows_exceptions_while_it_is_unwound_cannot_park_again()
     assert script.run() == [(0, "0: TaskKilled"), (0, "1: TaskKilled"), (0, "2: TaskKilled")]
 
 
+@pytest.mark.real
 def test_tasks_that_block_are_named_and_may_end_later() -> None:
     script = Script(Simulation(stall_s=0.2))
     enough = threading.Event()

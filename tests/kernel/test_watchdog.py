@@ -23,6 +23,7 @@ def taken_lock() -> Iterator[_thread.LockType]:
     lock.release()
 
 
+@pytest.mark.real
 def test_a_task_that_blocks_on_a_real_lock_fails_the_run_with_its_stack() -> None:
     script = Script(Simulation(stall_s=0.2))
 
@@ -51,6 +52,7 @@ def test_a_task_that_blocks_on_a_real_lock_fails_the_run_with_its_stack() -> Non
     assert script.log == []
 
 
+@pytest.mark.real
 def test_an_endless_loop_fails_the_run_and_its_task_is_ended() -> None:
     script = Script(Simulation(stall_s=0.2))
 
@@ -71,6 +73,7 @@ def test_an_endless_loop_fails_the_run_and_its_task_is_ended() -> None:
     assert leaked == []
 
 
+@pytest.mark.real
 def test_a_long_computation_that_gives_the_baton_back_is_no_stall() -> None:
     script = Script(Simulation(stall_s=0.5))
     patience = threading.Event()

@@ -101,6 +101,7 @@ def test_a_world_leaves_no_trace_however_it_ends(body: Callable[[], None], argum
     assert (sleep, time_ns) == ours
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("body", [spins, blocks])
 def test_a_world_that_stalls_leaves_no_trace(body: Callable[[], None], taken_lock: None) -> None:
     before, ours = host_state(), (sleep, time_ns)
@@ -159,6 +160,7 @@ def test_a_nested_world_is_refused_and_leaves_the_outer_one_alone() -> None:
     assert host_state() == before
 
 
+@pytest.mark.real
 def test_a_stall_tells_whose_thread_is_left_behind(taken_lock: None) -> None:
     with pytest.raises(StallError) as caught:
         simdist.run(blocks, world_size=2, stall_s=0.3)
@@ -188,6 +190,7 @@ def test_ranks_that_swallow_every_exception_end_with_their_world() -> None:
     assert simdist.run(lambda: os.environ["RANK"], world_size=2).values == ["0", "1"]
 
 
+@pytest.mark.real
 def test_a_world_after_a_stall_works(taken_lock: None) -> None:
     with pytest.raises(StallError):
         simdist.run(blocks, world_size=2, stall_s=0.3)

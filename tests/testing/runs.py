@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ __all__ = ["CI_NAMES", "SAMPLES", "PytestRun", "Run", "run_pytest", "run_sample"
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).resolve().parents[2]
 CI_NAMES = ("CI", "BUILD_NUMBER")  # where one is set, pytest shows differences in full
+Start = Callable[..., subprocess.CompletedProcess[str]]
 _OUTCOME = r"(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)"
 
 
@@ -46,17 +48,19 @@ def run_pytest(
     typed: str = "",
     plugin: bool = True,
     path: Path | None = None,
+    start: Start = subprocess.run,
 ) -> PytestRun:
     """Run pytest in `folder`, where `files` are put before; `typed` is what a person types.
 
-    `plugin` names the plugin on the command line; `path` is searched for packages as well.
+    `plugin` names the plugin on the command line; `path` is searched for packages as well. `start` is what starts the
+    process: that of `tests.warm`, where it makes no difference that torch is there already.
     """
     for name, source in (files or {}).items():
         (folder / name).write_text(source)
     environ = {
         key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV")) and key not in CI_NAMES
     }
-    done = subprocess.run(
+    done = start(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-v"),
             *(("-p", "simdist.testing.plugin") if plugin else ()),
@@ -75,10 +79,10 @@ def run_pytest(
     return PytestRun(done.returncode, done.stdout + done.stderr)
 
 
-def run_sample(folder: Path, name: str, *arguments: str) -> PytestRun:
+def run_sample(folder: Path, name: str, *arguments: str, start: Start) -> PytestRun:
     """Run one of the files in `samples`, as `test_<name>.py`."""
     source = (SAMPLES / f"{name}.py").read_text()
-    return run_pytest(folder, *arguments, files={f"test_{name}.py": source})
+    return run_pytest(folder, *arguments, files={f"test_{name}.py": source}, start=start)
 
 
 def section(run: PytestRun, test: str) -> str:

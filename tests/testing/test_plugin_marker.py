@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.testing.runs import SAMPLES, PytestRun, Run, run_pytest, run_sample, section
+from tests.warm import Interpreters
 
 HEADER = "import pytest, torch, torch.distributed as dist\n"
 
 
 @pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
-    return run_sample(tmp_path_factory.mktemp("marked"), "marked", "-rA")
+def marked(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
+    return run_sample(tmp_path_factory.mktemp("marked"), "marked", "-rA", start=interpreters.run)
 
 
 def test_every_sample_ends_as_its_name_tells(marked: PytestRun) -> None:
@@ -115,7 +116,7 @@ def test_x_stops_after_the_first_failure(run: Run) -> None:
     assert list(done.outcomes.values()) == ["failed"]
 
 
-def test_post_mortem_debugging_stands_in_the_failing_ranks_frame(tmp_path: Path) -> None:
+def test_post_mortem_debugging_stands_in_the_failing_ranks_frame(tmp_path: Path, interpreters: Interpreters) -> None:
     source = (
         HEADER
         + """
@@ -126,12 +127,14 @@ def test_it(rank):
     assert rank != 1
 """
     )
-    run = run_pytest(tmp_path, "--pdb", files={"test_it.py": source}, typed="p 'found', local, rank\nq\n")
+    typed = "p 'found', local, rank\nq\n"
+    run = run_pytest(tmp_path, "--pdb", files={"test_it.py": source}, typed=typed, start=interpreters.run)
 
     assert "-> assert rank != 1" in run.text
     assert "('found', 10, 1)" in run.text
 
 
+@pytest.mark.real
 def test_a_rank_can_be_stopped_at_a_breakpoint(tmp_path: Path) -> None:
     source = (
         HEADER
@@ -159,6 +162,7 @@ def test_it(rank):
     assert "StallError" not in run.text
 
 
+@pytest.mark.real
 def test_a_rank_that_blocks_for_real_is_shown_at_its_line(tmp_path: Path) -> None:
     source = (
         HEADER

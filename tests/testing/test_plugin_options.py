@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.testing.runs import Run, run_pytest, section
 
 SEEDED = """
@@ -144,6 +146,7 @@ def test_workers_of_xdist_run_the_same_tests(run: Run, tmp_path: Path) -> None:
     assert len(list((tmp_path / "traces").iterdir())) == 7
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_determinism_check_shows_what_differs(run: Run) -> None:
     source = """
 import pytest, time, torch.distributed as dist

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.testing.runs import PytestRun, Run, run_sample, section
+from tests.warm import Interpreters
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("assertion", "deadlock", "timeout", "mismatch", "mismatch_in_strict_mode", "crash", "exit", "driven")
@@ -15,8 +16,8 @@ LONGEST = 60
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
-    return run_sample(tmp_path_factory.mktemp("failures"), "failures")
+def failures(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
+    return run_sample(tmp_path_factory.mktemp("failures"), "failures", start=interpreters.run)
 
 
 @pytest.mark.parametrize("name", NAMES)

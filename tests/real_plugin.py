@@ -1,0 +1,154 @@
+"""`pytest` runs what is deterministic, `pytest --real` what needs real processes or real time, and nothing else.
+
+A test that needs either carries the marker `real`: by itself, by its folder's conftest.py, or by the arm that it runs
+on. The plain command deselects these, and the summary counts them; `--real` deselects all others.
+
+A busy machine can make real processes differ. So what fails with `--real` is run again when all others are done, each
+test alone in a pytest of its own, up to twice, and fails only if it never passes. The summary tells of each such test
+what every attempt showed, of those that passed in the end too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+MARKER = "real: needs real processes or real time; runs with --real"
+_AGAIN = "--real-again"  # the pytest that runs one test alone: it runs nothing again itself
+_ALONE = 2  # more attempts of a test that failed
+_LONGEST_S = 300
+_COLUMNS = 400  # so that a reason is told whole
+
+
+@dataclass(slots=True)
+class _Again:
+    """A test that failed with all others, and what it showed then and later."""
+
+    reports: list[pytest.TestReport] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    passed: bool = False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option, and the one for the pytest that runs a test again."""
+    group = parser.getgroup("real", "real processes and real time")
+    group.addoption(
+        "--real", action="store_true", help="run the tests that need real processes or real time, and only these"
+    )
+    group.addoption(_AGAIN, action="store_true", help="fail at once; used for a test that is run again alone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the marker, and the part that looks after failures."""
+    config.addinivalue_line("markers", MARKER)
+    config.pluginmanager.register(_Selection(config), "simdist-real-selection")
+    on_worker = hasattr(config, "workerinput")  # of pytest-xdist: its starter hears of all failures
+    if config.getoption("--real") and not config.getoption(_AGAIN) and not on_worker:
+        config.pluginmanager.register(_RunAgain(config), "simdist-real-again")
+
+
+class _Selection:
+    """Leaves the tests that this run is not about out, and counts them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._real = bool(config.getoption("--real"))
+        self._left_out = 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [item for item in items if (item.get_closest_marker("real") is not None) != self._real]
+        self._left_out = len(left_out)
+        if left_out:
+            items[:] = [item for item in items if (item.get_closest_marker("real") is not None) == self._real]
+            config.hook.pytest_deselected(items=left_out)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._left_out and not self._real:
+            terminalreporter.write_line(f"{self._left_out} tests of real processes and real time: pytest --real")
+
+
+class _RunAgain:
+    """Runs what failed again, each test alone, and lets it pass if it does."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._failed: dict[str, _Again] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            again = self._failed.setdefault(report.nodeid, _Again())
+            again.reports.append(report)
+            again.shown.append(_reason(report))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus != pytest.ExitCode.TESTS_FAILED:
+            return  # interrupted, or nothing could be collected
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        for nodeid, again in self._failed.items():
+            for _ in range(_ALONE):
+                again.passed, shown = self._alone(nodeid)
+                again.shown.append(shown)
+                if again.passed:
+                    break
+            if again.passed and reporter is not None:
+                for kind in ("failed", "error"):
+                    kept = [report for report in reporter.stats.get(kind, []) if report not in again.reports]
+                    reporter.stats[kind] = kept
+                    if not kept:
+                        del reporter.stats[kind]
+                reporter.stats.setdefault("passed alone", []).extend(again.reports[:1])
+        if self._failed and all(again.passed for again in self._failed.values()):
+            session.exitstatus = pytest.ExitCode.OK
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._failed:
+            return
+        terminalreporter.section("run again alone")
+        for nodeid, again in self._failed.items():
+            verdict = "passed alone after failing under load" if again.passed else "failed alone too"
+            terminalreporter.write_line(f"{nodeid}: {verdict}")
+            alone = len(again.shown) - len(again.reports)
+            for index, shown in enumerate(again.shown):
+                when = (
+                    f"alone, {index - len(again.reports) + 1} of {alone}" if index >= len(again.reports) else "with all"
+                )
+                terminalreporter.write_line(f"  {when}: {shown}")
+
+    def _alone(self, nodeid: str) -> tuple[bool, str]:
+        """Run one test in a process of its own: whether it passed, and what it showed."""
+        words = [sys.executable, "-m", "pytest", "--real", _AGAIN, "-rfEs", "--tb=short", "-p", "no:cacheprovider"]
+        if self._config.inipath:
+            words += ["-c", str(self._config.inipath)]
+        try:
+            done = subprocess.run(
+                [*words, f"--rootdir={self._config.rootpath}", nodeid],
+                cwd=self._config.rootpath,
+                env=os.environ | {"COLUMNS": str(_COLUMNS)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=_LONGEST_S,
+            )
+        except subprocess.TimeoutExpired:
+            return False, f"did not end within {_LONGEST_S} s"
+        if done.returncode == 0 and re.search(r"\b1 passed\b", done.stdout):  # not skipped
+            return True, "passed"
+        told = re.findall(r"^(?:FAILED|ERROR) \S.*? - (.+)$", done.stdout, re.MULTILINE)
+        last = (done.stdout.strip().splitlines() or ["nothing"])[-1]
+        return False, told[-1] if told else f"exit code {done.returncode}: {last}"
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """The line that tells why it failed."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash is not None else report.longrepr).strip() or "nothing"
+    return text.splitlines()[0] if crash is not None else text.splitlines()[-1]

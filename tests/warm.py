@@ -1,0 +1,194 @@
+"""Interpreters that have imported torch, and do each job in a fork of their own.
+
+A fresh process for each of a hundred jobs would import torch a hundred times, which takes seconds. A fork has the hash
+seed and the addresses of its interpreter, and has done nothing else. So tests that need a process of its own take one
+from here, and for each thing that starts fresh processes one test takes real ones.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Interpreters"]
+
+ROOT = Path(__file__).resolve().parents[1]
+HASH_SEEDS = ("1", "2")
+_SIZE = 8  # bytes of the number before each message
+
+
+class Interpreters:
+    """One for each of two hash seeds, started when it is needed."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def call(self, hash_seed: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function(*arguments)` returns in a fork with this process's environment; it fails if that raises.
+
+        What both processes exchange has to pickle.
+        """
+        server = self._server(hash_seed)
+        assert server.stdin is not None
+        assert server.stdout is not None
+        _send(server.stdin, pickle.dumps((dict(os.environ), function, arguments)))
+        failed, answer = pickle.loads(_receive(server.stdout))
+        assert not failed, answer
+        return answer
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str = "",
+        **_: object,
+    ) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run` of Python with captured text: `-m MODULE`, `-c CODE` or a file, and arguments."""
+        assert words[0] == sys.executable
+        environment = dict(os.environ if env is None else env)
+        hash_seed = environment.get("PYTHONHASHSEED", "")
+        told = self.call(
+            hash_seed if hash_seed in HASH_SEEDS else HASH_SEEDS[0],
+            _python,
+            list(words[1:]),
+            str(cwd or Path.cwd()),
+            environment,
+            input,
+        )
+        return subprocess.CompletedProcess(list(words), *told)
+
+    def prepare(self) -> None:
+        """Start all of them at once."""
+        for hash_seed in HASH_SEEDS:
+            self._server(hash_seed)
+
+    def close(self) -> None:
+        """End them."""
+        for server in self._started.values():
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.kill()  # torch takes its time to end in order
+            server.wait()
+            server.stdin.close()
+            server.stdout.close()
+        self._started.clear()
+
+    def _server(self, hash_seed: str) -> subprocess.Popen[bytes]:
+        if hash_seed not in self._started:
+            self._started[hash_seed] = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm"],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONHASHSEED": hash_seed},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        return self._started[hash_seed]
+
+
+def _send(stream: Any, data: bytes) -> None:
+    stream.write(len(data).to_bytes(_SIZE) + data)
+    stream.flush()
+
+
+def _receive(stream: Any) -> bytes:
+    size = stream.read(_SIZE)
+    data: bytes = stream.read(int.from_bytes(size)) if len(size) == _SIZE else b""
+    return data
+
+
+# -- the interpreter ---------------------------------------------------------------------------------------------------
+
+
+def _serve() -> None:
+    import pytest  # noqa: F401
+    import torch._dynamo  # noqa: F401 - what takes long; DDP wants it
+
+    import simdist.api  # noqa: F401
+
+    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while data := _receive(asked):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            answer: tuple[bool, Any]
+            try:
+                environment, function, arguments = pickle.loads(data)
+                os.environ.update(environment | {"PYTHONHASHSEED": os.environ["PYTHONHASHSEED"]})
+                answer = False, function(*arguments)
+            except BaseException:
+                answer = True, traceback.format_exc()
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(answer, pipe)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            told = pipe.read()
+        _, status = os.waitpid(child, 0)
+        _send(answers, told or pickle.dumps((True, f"the fork ended with {os.waitstatus_to_exitcode(status)}")))
+
+
+def _python(words: list[str], folder: str, environment: dict[str, str], typed: str) -> tuple[int, str, str]:
+    """Be `python WORDS` in a fork of this fork, and tell its exit code and what it printed."""
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        stdin.write(typed.encode())
+        stdin.seek(0)
+        child = os.fork()
+        if child == 0:
+            for stream, fd in ((stdin, 0), (stdout, 1), (stderr, 2)):
+                os.dup2(stream.fileno(), fd)
+            sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
+            os._exit(_exit_code(words))
+        _, status = os.waitpid(child, 0)
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read().decode("utf-8", "replace"))
+        return os.waitstatus_to_exitcode(status), texts[0], texts[1]
+
+
+def _exit_code(words: list[str]) -> int:
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    try:
+        if words[0] == "-m":
+            sys.path[:0] = [str(Path.cwd()), *paths]
+            sys.argv[:] = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.path[:0] = ["", *paths]
+            sys.argv[:] = ["-c", *words[2:]]
+            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.path[:0] = paths
+            sys.argv[:] = words
+            runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if leaving.code is not None and not isinstance(leaving.code, int):
+            sys.stderr.write(f"{leaving.code}\n")
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    _serve()
