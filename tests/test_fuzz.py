@@ -1,0 +1,98 @@
+"""A fixed share of the fuzz: random programs under random plans, each run twice. The rest is `python tools/fuzz.py`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tools._fuzz_judge import Case, Finding, Tally, judge, shrink
+from tools._fuzz_plans import Plan, draw_plan
+from tools._fuzz_programs import KINDS, Program, Statement, draw_program
+from tools.fuzz import case_of
+
+SHARE = 30  # cases, in parts that a failure tells apart
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Without DTensor's advice, which it gives once for each mesh."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.mark.parametrize("first", range(0, SHARE, 10))
+def test_nothing_breaks_hangs_differs_or_is_left_behind(first: int) -> None:
+    tally = Tally()
+    for number in range(first, first + 10):
+        case = case_of(number)
+        finding = judge(case, tally)
+
+        assert finding is None, f"case {number}: {finding}\n{case.text()}"
+    assert tally.statuses["returned"] > tally.statuses["raised"]
+
+
+def test_the_same_number_draws_the_same_case() -> None:
+    assert [case_of(number) for number in range(50)] == [case_of(number) for number in range(50)]
+    assert len({case_of(number).text() for number in range(50)}) == 50
+
+
+def test_every_kind_of_statement_and_fault_is_drawn() -> None:
+    drawn = {inner.kind for number in range(300) for s in draw_program(number).statements for inner in (s, *s.body)}
+    faults = {type(fault).__name__ for number in range(300) for fault in draw_plan(number).faults}
+
+    assert drawn == set(KINDS)
+    assert faults == {
+        "Crash",
+        "Hang",
+        "Hold",
+        "LinkDelay",
+        "Partition",
+        "Raise",
+        "SlowRank",
+        "StoreDelay",
+        "StoreLost",
+    }
+
+
+def test_a_bug_is_found_and_its_case_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tools import _fuzz_programs
+
+    def broken(statement: Statement, state: object) -> None:
+        from simdist.c10d import _numerics
+
+        _numerics.flat(None)  # type: ignore[arg-type]  # an AttributeError out of our own code
+
+    monkeypatch.setitem(_fuzz_programs._ACTIONS, "sleep", broken)
+    statements = tuple(
+        Statement(kind, number) for number, kind in enumerate(("barrier", "all_reduce", "sleep", "step"))
+    )
+    case = Case(Program(statements), Plan(3, seed=7, policy="random"))
+
+    finding = judge(case)
+
+    assert isinstance(finding, Finding)
+    assert finding.kind.startswith("AttributeError at _numerics.py:")
+    small = shrink(case, finding, deadline_s=60)
+    assert [statement.kind for statement in small.program.statements] == ["sleep"]
+    assert small.plan == Plan(1)
+
+
+def test_a_run_that_is_no_function_of_the_seed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tools import _fuzz_programs
+
+    turns = iter(range(100))
+
+    def varies(statement: Statement, state: object) -> None:
+        print(next(turns))
+
+    monkeypatch.setitem(_fuzz_programs._ACTIONS, "print", varies)
+
+    finding = judge(Case(Program((Statement("print", 1),)), Plan(2)))
+
+    assert finding is not None
+    assert finding.kind == "differs"
