@@ -7,6 +7,7 @@ the debug level) is swapped when the baton changes hands; `_world` and the C++ g
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -114,8 +115,36 @@ class _Dispatching(type):
         return getattr(cls.real, name)
 
 
-def _dispatching(name: str, real: type, simulated: type, make: Callable[..., Any], **extra: Any) -> type:
-    return _Dispatching(name, (), {"real": real, "simulated": simulated, "make": staticmethod(make), **extra})
+@functools.cache  # to make a class takes longer than most of what is replaced, and worlds start by the thousand
+def _dispatching(name: str, real: type, simulated: type, make: Callable[..., Any]) -> Any:
+    return _Dispatching(name, (), {"real": real, "simulated": simulated, "make": staticmethod(make)})
+
+
+def _in_present_world(method: str) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return getattr(_present, method)(*args, **kwargs)
+
+    return make
+
+
+_present: TorchState | None = None  # of the one world that is active
+_STORES = {
+    "TCPStore": _in_present_world("_tcp_store"),
+    "FileStore": _in_present_world("_file_store"),
+    "HashStore": _in_present_world("_hash_store"),
+}
+_make_gloo_group = _in_present_world("_gloo_group")
+
+
+@functools.cache
+def _gloo_class(real: Any) -> Any:
+    gloo = _dispatching("ProcessGroupGloo", real, SimProcessGroup, _make_gloo_group)
+    gloo.unlike = staticmethod(_is_wrapper)
+    gloo._Options = _dispatching("_Options", real._Options, GroupOptions, GroupOptions)
+    gloo.Device = _dispatching("Device", real.Device, Device, real.Device)
+    gloo.create_device = staticmethod(_device(real.create_device, create_device))
+    gloo.create_default_device = staticmethod(_device(real.create_default_device, create_default_device))
+    return gloo
 
 
 class TorchState:
@@ -148,6 +177,8 @@ class TorchState:
 
     def install(self) -> None:
         """Make torch's names simulated on ranks."""
+        global _present
+        _present = self
         host = self._host = RankState(sys.excepthook, _c.get_debug_level())
         host.init_method = c10d._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
@@ -159,31 +190,14 @@ class TorchState:
         _registry._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(c10d._world))
         self._patches.replace(c10d, "_backend", c10d._backend)  # torch writes it, and nobody reads it
-        stores: dict[str, Any] = {}
-        for name, make in (
-            ("TCPStore", self._tcp_store),
-            ("FileStore", self._file_store),
-            ("HashStore", self._hash_store),
-        ):
-            stores[name] = _dispatching(name, getattr(dist, name), SimStore, make)
+        stores = {name: _dispatching(name, getattr(dist, name), SimStore, make) for name, make in _STORES.items()}
         stores["PrefixStore"] = _dispatching("PrefixStore", _c.PrefixStore, SimPrefixStore, _prefix_store)
         _host_stores.install(self._patches)
         for module in (dist, c10d, _rendezvous):
             for name, replacement in stores.items():
                 if hasattr(module, name):
                     self._patches.replace(module, name, replacement)
-        real: Any = c10d.ProcessGroupGloo
-        gloo = _dispatching(
-            "ProcessGroupGloo",
-            real,
-            SimProcessGroup,
-            self._gloo_group,
-            unlike=staticmethod(_is_wrapper),
-            _Options=_dispatching("_Options", real._Options, GroupOptions, GroupOptions),
-            Device=_dispatching("Device", real.Device, Device, real.Device),
-            create_device=staticmethod(_device(real.create_device, create_device)),
-            create_default_device=staticmethod(_device(real.create_default_device, create_default_device)),
-        )
+        gloo = _gloo_class(c10d.ProcessGroupGloo)
         self._patches.replace(c10d, "ProcessGroupGloo", gloo)
         if hasattr(dist, "ProcessGroupGloo"):
             self._patches.replace(dist, "ProcessGroupGloo", gloo)
@@ -207,6 +221,8 @@ class TorchState:
 
     def uninstall(self) -> None:
         """Put everything back."""
+        global _present
+        _present = None
         host = self._host
         assert host is not None
         self._backends.load(None)
