@@ -13,6 +13,7 @@ from simdist.cluster import allgather_ns, allreduce_ns, alltoall_ns, barrier_ns,
 
 __all__ = ["Operation", "Shapes"]
 
+_KEPT_FOR = 64  # ranks: the schedules of larger groups take more memory than time
 _ROOTED = ("broadcast", "gather", "scatter")
 
 
@@ -44,6 +45,7 @@ class Operation:
         "extra",
         "index",
         "name",
+        "programs",
         "reduction",
         "root",
         "shape",
@@ -70,6 +72,7 @@ class Operation:
         self.root = root
         self.extra = extra
         self.index = -1  # in `Communicator.operations`
+        self.programs: dict[int, Program] = {}  # made so far, by rank; an operation belongs to one group
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:
         """True if two ranks may call these two together; `strict` also wants equal shapes."""
@@ -150,6 +153,16 @@ class Operation:
 
     def program(self, rank: int, ranks: int, sizes: Callable[[int], tuple[list[int], list[int]]]) -> Program:
         """The message schedule of one rank; `sizes` gives what it sends and receives in an all_to_all."""
+        if self.name == "all_to_all":
+            return _programs.alltoall(rank, ranks, *sizes(rank))
+        if ranks > _KEPT_FOR:
+            return self._schedule(rank, ranks)
+        kept = self.programs.get(rank)
+        if kept is None:
+            kept = self.programs[rank] = self._schedule(rank, ranks)
+        return kept
+
+    def _schedule(self, rank: int, ranks: int) -> Program:
         name = self.name
         if self.is_list_of_reductions:
             return _programs.allreduces(rank, ranks, self.entry_bytes() or (), self.element)
@@ -166,6 +179,4 @@ class Operation:
             return _programs.gather(rank, ranks, self.size, self.root)
         if name == "scatter":
             return _programs.scatter(rank, ranks, self.size, self.root)
-        if name == "all_to_all":
-            return _programs.alltoall(rank, ranks, *sizes(rank))
         return _programs.barrier(rank, ranks)

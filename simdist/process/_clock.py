@@ -122,7 +122,7 @@ def _now(original: Any) -> Any:
         if process is None:
             moment: datetime.datetime = original.__get__(None, cls)(tz)
             return moment
-        return cls.fromtimestamp(process.simulation.now_ns / 1e9, tz)
+        return cls.fromtimestamp(process.simulation.read_clock() / 1e9, tz)
 
     return classmethod(functools.wraps(original)(now))
 
@@ -133,6 +133,6 @@ def _utcnow(original: Any) -> Any:
         if process is None:
             moment: datetime.datetime = original.__get__(None, cls)()
             return moment
-        return cls.fromtimestamp(process.simulation.now_ns / 1e9, datetime.UTC).replace(tzinfo=None)
+        return cls.fromtimestamp(process.simulation.read_clock() / 1e9, datetime.UTC).replace(tzinfo=None)
 
     return classmethod(functools.wraps(original)(utcnow))
