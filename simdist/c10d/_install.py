@@ -231,11 +231,9 @@ class TorchState:
         self._backends.uninstall()
         _registry._set_thread_isolation_mode(False)
         torch.set_num_threads(self._threads)
-        self._load(host)
+        self.switch(None, None)
         if _c.get_debug_level() != host.debug_level:  # a rank may have asked C++ itself
             _set_debug_level_of_torch(host.debug_level)
-        sys.argv = self._argv
-        sys.stdout, sys.stderr = self._streams
         self.random.restore()
         self.servers.clear()
 
@@ -268,18 +266,15 @@ class TorchState:
             leaving.streams = sys.stdout, sys.stderr
             leaving.random_states = self.random.save()
         if entering is None:
-            assert self._host is not None
-            self._load(self._host)
+            state = self._host
             sys.argv = self._argv
             sys.stdout, sys.stderr = self._streams
-            return
-        sys.argv = entering.argv
-        sys.stdout, sys.stderr = entering.streams or self._streams
-        self._load(entering.torch_state)
-        self.random.load(entering.random_states)
-
-    def _load(self, state: RankState) -> None:
-        variables = self._variables
+        else:
+            state = entering.torch_state
+            sys.argv = entering.argv
+            sys.stdout, sys.stderr = entering.streams or self._streams
+            self.random.load(entering.random_states)
+        assert state is not None
         variables["_default_pg_init_method"] = state.init_method
         sys.excepthook = state.excepthook
         if _get_default_dtype() is not state.default_dtype:
