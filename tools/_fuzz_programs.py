@@ -58,6 +58,11 @@ class Program:
     goes_on: bool = False  # catches what a statement raises, and goes on with the next
     destroys: bool = True  # its groups at the end
 
+    @property
+    def disagrees(self) -> bool:
+        """True if a rank does something else somewhere."""
+        return any(statement.odd is not None for statement in self.statements)
+
     def without(self, index: int) -> Program:
         """It, less one statement."""
         return replace(self, statements=self.statements[:index] + self.statements[index + 1 :])
@@ -254,6 +259,15 @@ def _data(statement: Statement, state: _Rank, length: int | None = None, salt: i
     return tensor
 
 
+def _fresh(state: _Rank, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Memory to receive into. Where ranks disagree it may come short, and a program that reads it then reads zeros."""
+    return (torch.zeros if state.program.disagrees else torch.empty)(*size, dtype=dtype)
+
+
+def _fresh_like(state: _Rank, tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.zeros_like if state.program.disagrees else torch.empty_like)(tensor)
+
+
 def _group(statement: Statement, state: _Rank) -> Any:
     """The group of a statement if this rank is in it; the default group where there is no such."""
     return state.groups[statement.group % len(state.groups)]
@@ -315,33 +329,33 @@ def _reduce(s: Statement, state: _Rank, group: Any) -> None:
 
 def _all_gather(s: Statement, state: _Rank, group: Any) -> None:
     tensor = _data(s, state)
-    outputs = [torch.empty_like(tensor) for _ in range(_size(group))]
+    outputs = [_fresh_like(state, tensor) for _ in range(_size(group))]
     _issue(s, state, lambda async_op: dist.all_gather(outputs, tensor, group, async_op), *outputs)
 
 
 def _all_gather_single(s: Statement, state: _Rank, group: Any) -> None:
     tensor = _data(replace(s, layout="plain"), state)
-    output = torch.empty(len(tensor) * _size(group), dtype=tensor.dtype)
+    output = _fresh(state, len(tensor) * _size(group), dtype=tensor.dtype)
     _issue(s, state, lambda async_op: dist.all_gather_into_tensor(output, tensor, group, async_op), output)
 
 
 def _gather(s: Statement, state: _Rank, group: Any) -> None:
     tensor = _data(s, state)
     root = _root(s, group)
-    outputs = [torch.empty_like(tensor) for _ in range(_size(group))] if state.rank == root else None
+    outputs = [_fresh_like(state, tensor) for _ in range(_size(group))] if state.rank == root else None
     _issue(s, state, lambda async_op: dist.gather(tensor, outputs, root, group, async_op), *(outputs or ()))
 
 
 def _scatter(s: Statement, state: _Rank, group: Any) -> None:
     root = _root(s, group)
     inputs = [_data(s, state, salt=q) for q in range(_size(group))] if state.rank == root else None
-    output = torch.empty_like(_data(s, state))
+    output = _fresh_like(state, _data(s, state))
     _issue(s, state, lambda async_op: dist.scatter(output, inputs, root, group, async_op), output)
 
 
 def _reduce_scatter(s: Statement, state: _Rank, group: Any) -> None:
     inputs = [_data(s, state, salt=q) for q in range(_size(group))]
-    output = torch.empty_like(inputs[0])
+    output = _fresh_like(state, inputs[0])
     op = getattr(dist.ReduceOp, s.op)
     _issue(s, state, lambda async_op: dist.reduce_scatter(output, inputs, op, group, async_op), output)
 
@@ -349,20 +363,20 @@ def _reduce_scatter(s: Statement, state: _Rank, group: Any) -> None:
 def _reduce_scatter_single(s: Statement, state: _Rank, group: Any) -> None:
     plain = replace(s, layout="plain")
     whole = _data(plain, state, s.size * _size(group))
-    output = torch.empty(s.size, dtype=whole.dtype)
+    output = _fresh(state, s.size, dtype=whole.dtype)
     op = getattr(dist.ReduceOp, s.op)
     _issue(s, state, lambda async_op: dist.reduce_scatter_tensor(output, whole, op, group, async_op), output)
 
 
 def _all_to_all(s: Statement, state: _Rank, group: Any) -> None:
     inputs = [_data(s, state, salt=q) for q in range(_size(group))]
-    outputs = [torch.empty_like(tensor) for tensor in inputs]
+    outputs = [_fresh_like(state, tensor) for tensor in inputs]
     _issue(s, state, lambda async_op: dist.all_to_all(outputs, inputs, group, async_op), *outputs)
 
 
 def _all_to_all_single(s: Statement, state: _Rank, group: Any) -> None:
     whole = _data(replace(s, layout="plain"), state, s.size * _size(group))
-    output = torch.empty_like(whole)
+    output = _fresh_like(state, whole)
     _issue(s, state, lambda async_op: dist.all_to_all_single(output, whole, group=group, async_op=async_op), output)
 
 
@@ -371,7 +385,7 @@ def _uneven_exchange(s: Statement, state: _Rank, group: Any) -> None:
     going = [(me + q + s.number) % 4 for q in range(size)]
     coming = [(q + me + s.number) % 4 for q in range(size)]
     whole = _data(replace(s, layout="plain"), state, sum(going))
-    output = torch.empty(sum(coming), dtype=whole.dtype)
+    output = _fresh(state, sum(coming), dtype=whole.dtype)
     _issue(
         s,
         state,
@@ -414,7 +428,7 @@ def _ring(s: Statement, state: _Rank) -> None:
     if world < 2:
         return
     tensor = _data(replace(s, layout="plain"), state)
-    received = torch.empty_like(tensor)
+    received = _fresh_like(state, tensor)
     works = [
         dist.isend(tensor, (state.rank + 1) % world, tag=s.root),
         dist.irecv(received, (state.rank - 1) % world, tag=s.root),
@@ -455,7 +469,7 @@ def _any_source(s: Statement, state: _Rank) -> None:
 
 def _batch(s: Statement, state: _Rank) -> None:
     world = dist.get_world_size()
-    received = [torch.empty(s.size) for _ in range(world)]
+    received = [_fresh(state, s.size) for _ in range(world)]
     calls = []
     for peer in range(world):
         if peer != state.rank:

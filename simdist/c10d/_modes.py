@@ -6,8 +6,9 @@ again, and at the key `BackendSelect` (in front of the backends' kernels, which 
 dispatcher and do what the method does. The kernels there stand only from the first such call of a world until its end;
 calls of threads that are no ranks pass through them.
 
-Whatever moves data does so without modes and in inference mode, as Gloo, which works on memory: the events of a world
-are stepped by whichever rank parks, under that rank's modes, and touch the tensors of all.
+Whatever moves data does so without modes, and in inference mode from the first tensor of such on, as Gloo, which works
+on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the tensors of
+all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, ParamSpec
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from simdist.c10d import _numerics
 from simdist.c10d._compat import ProcessGroup, group_class_aliases
 from simdist.process import Patches, current_process, current_runtime
 
@@ -73,12 +75,11 @@ def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
 
     @functools.wraps(method)
     def do(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        with _InferenceMode(True):
-            if _dispatch_modes() or _function_modes():
-                with _disable_current_modes(), _no_functions():
-                    method(*args, **kwargs)
-            else:
-                method(*args, **kwargs)
+        if not (_numerics.inference_tensors or _dispatch_modes() or _function_modes()):
+            method(*args, **kwargs)
+            return
+        with _InferenceMode(_numerics.inference_tensors), _disable_current_modes(), _no_functions():
+            method(*args, **kwargs)
 
     return do
 

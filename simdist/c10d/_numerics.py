@@ -37,6 +37,10 @@ __all__ = [
 Tensor = torch.Tensor
 Combine = Callable[[Tensor, Tensor, Tensor], None]
 
+# True once a tensor of inference mode was given to an operation. From then on all data moves in that mode, in which any
+# tensor may be written; entering it costs more than moving a few bytes does, and hardly any program needs it.
+inference_tensors = False
+
 _SHEARED_BYTES = 16 << 10  # times ranks; above, the call overhead of one step per chunk and rank no longer matters
 _ACCUMULATED = 1 << 14  # elements up to which numpy's fold, with all its partial results, is the cheapest
 _WINDOWS = 8  # of a large tensor that is sampled
@@ -51,7 +55,10 @@ def flat(tensor: Tensor) -> Tensor:
 
     Autograd does not see what is done to the result, as it does not see what Gloo does to the memory.
     """
+    global inference_tensors
     tensor = tensor.data
+    if tensor.is_inference():
+        inference_tensors = True
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if tensor.dtype is torch.bool:
