@@ -12,7 +12,7 @@ from tools._fuzz_plans import Plan, draw_plan
 from tools._fuzz_programs import KINDS, Program, Statement, draw_program
 from tools.fuzz import case_of
 
-SHARE = 30  # cases, in parts that a failure tells apart
+SHARE = 20  # cases, in parts that a failure tells apart
 
 
 @pytest.fixture(autouse=True)

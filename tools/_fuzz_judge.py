@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -185,15 +186,14 @@ def _wrong_exception(result: simdist.RunResult) -> Finding | None:
 
 
 def _innermost(trace: TracebackType | None) -> str | None:
-    """The line of simdist in which an exception was raised, or of what simdist called; None if it is not ours."""
+    """The innermost line of simdist that an exception came through below the program; None if there is none."""
     names = []
     while trace is not None:
         names.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    if not names or not any(name.startswith(_OURS) for name, _ in names):
-        return None
-    ours = next((name, line) for name, line in reversed(names) if name.startswith(_OURS))
-    return f"{Path(ours[0]).name}:{ours[1]}"
+    below = itertools.dropwhile(lambda place: place[0].startswith(_OURS), names)  # what calls the program is ours too
+    ours = [place for place in below if place[0].startswith(_OURS)]
+    return f"{Path(ours[-1][0]).name}:{ours[-1][1]}" if ours else None
 
 
 def shrink(case: Case, finding: Finding, *, deadline_s: float, say: Callable[[str], None] = lambda _: None) -> Case:

@@ -206,7 +206,7 @@ def perform(program: Program) -> tuple[int, list[str]]:
     for statement in program.statements:
         _guarded(statement, state)
     _guarded(Statement("wait_all", 0), state)
-    if program.destroys:
+    if program.destroys and dist.is_initialized():  # not after an `again` that failed half-way
         state.model = None
         dist.destroy_process_group()
     return state.crc, state.errors

@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.strict_stress is not None:
         return stress(options.strict_stress, options.seed)
     if options.case is not None:
-        return report(Tally(), 1, [look(options.case, options.shrink_seconds, Tally())], set())
+        tally = Tally()
+        return report(tally, 1, [look(options.case, options.shrink_seconds, tally)], set())
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     count = options.count if options.count is not None else (100 if end is None else sys.maxsize)
     tally, shown = Tally(), time.monotonic()

@@ -54,6 +54,7 @@ def timers() -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.real
 def test_a_task_that_keeps_the_lock_for_ever_is_reported_with_its_line_and_ends_the_process() -> None:
     ended = run("backtracks", repeat_s=1)
 
@@ -69,6 +70,7 @@ def test_a_task_that_keeps_the_lock_for_ever_is_reported_with_its_line_and_ends_
     assert "larger stall_s\n" in host
 
 
+@pytest.mark.real
 def test_a_task_that_gives_the_lock_back_after_the_report_goes_on() -> None:
     ended = run("waits_with_the_lock", repeat_s=100)
 
@@ -77,6 +79,7 @@ def test_a_task_that_gives_the_lock_back_after_the_report_goes_on() -> None:
     assert ended.stdout == "[] [None, None]\n"
 
 
+@pytest.mark.real
 def test_a_world_leaves_neither_timer_nor_handler() -> None:
     before = caught(), timers(), signal.getsignal(SIGNAL)
     inside: list[tuple[int, str]] = []
@@ -91,6 +94,7 @@ def test_a_world_leaves_neither_timer_nor_handler() -> None:
     assert inside[0][1] != before[1] or not Path("/proc/self/timers").exists()
 
 
+@pytest.mark.real
 def test_a_signal_that_the_program_uses_itself_is_left_alone() -> None:
     own = signal.signal(SIGNAL, lambda number, frame: None)
     inside: list[object] = []

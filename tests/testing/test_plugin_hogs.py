@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system has no such timers")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the system has no such timers"),
+    pytest.mark.real,  # timers of the system, in real time
+]
 
 HOG = """
 import re
