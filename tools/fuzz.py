@@ -106,6 +106,8 @@ def stress(runs: int, seed: int) -> int:
             if finding is not None:
                 found += 1
                 print(f"=== turn {turn}, program {index}: {finding.kind}\n{finding.text}\n{case.text()}", flush=True)
+        if turn % 10 == 9:
+            print(f"{tally.runs} runs, {found} findings", flush=True)
     print(f"{tally.text()}\n{found} findings")
     return 1 if found else 0
 
