@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 __all__ = ["scale_time", "scaled"]
@@ -52,8 +53,15 @@ def scale_time(scale: float) -> None:
 
 
 def _called_by_torch() -> bool:
-    """True if the function that asks was called from inside torch."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torch.")
+    """True if the function that asks was called from inside torch, or by what stands there in torch's place."""
+    caller: FrameType | None = sys._getframe(2)
+    while caller is not None and _module(caller).startswith("simdist."):
+        caller = caller.f_back
+    return caller is not None and _module(caller).startswith("torch.")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _wrap(module: Any, package: Any, name: str, default: timedelta | None) -> None:
