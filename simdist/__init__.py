@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simdist import cluster, faults
-    from simdist.api import run, spawn, step
+    from simdist.api import point, run, spawn, step
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
-    from simdist.result import Event, RankResult, RunResult
+    from simdist.result import Event, FaultResult, RankResult, RunResult
 
 __all__ = [
     "DeterminismReport",
     "Event",
+    "FaultResult",
     "RankResult",
     "RunResult",
     "SimdistError",
@@ -33,6 +34,7 @@ __all__ = [
     "check_determinism",
     "cluster",
     "faults",
+    "point",
     "run",
     "spawn",
     "step",
@@ -43,10 +45,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "DeterminismReport": "simdist.determinism",
     "Event": "simdist.result",
+    "FaultResult": "simdist.result",
     "RankResult": "simdist.result",
     "RunResult": "simdist.result",
     "SimdistError": "simdist.errors",
     "check_determinism": "simdist.determinism",
+    "point": "simdist.api",
     "run": "simdist.api",
     "spawn": "simdist.api",
     "step": "simdist.api",

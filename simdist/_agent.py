@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from simdist.cluster import Host
 from simdist.kernel import Simulation
 from simdist.process import SimProcess
 
@@ -18,16 +19,23 @@ class Agent:
     """Watches the processes of one world.
 
     `start` begins a life. With `stop_on_failure`, workers that still run when another has failed get SIGTERM once no
-    restart is left, as torchrun and `torch.multiprocessing.spawn` do.
+    restart is left, as torchrun and `torch.multiprocessing.spawn` do. A restart waits for every host to be up.
     """
 
     def __init__(
-        self, simulation: Simulation, *, max_restarts: int, stop_on_failure: bool, start: Callable[[int], None]
+        self,
+        simulation: Simulation,
+        *,
+        max_restarts: int,
+        stop_on_failure: bool,
+        start: Callable[[int], None],
+        hosts: Collection[Host],
     ) -> None:
         self._simulation = simulation
         self._max_restarts = max_restarts
         self._stop_on_failure = stop_on_failure
         self._start = start
+        self._hosts = hosts
         self._workers: list[SimProcess] = []
         self._alarmed = False
         self.restarts = 0
@@ -53,10 +61,22 @@ class Agent:
             # In this life's own terms they are stopped by the agent: no listener of ours may take it for a failure.
             worker.kill(signal.SIGTERM)
         if self.restarts < self._max_restarts:
-            self.restarts += 1
-            self._simulation.call_at(self._simulation.now_ns + RESTART_NS, lambda: self._begin(self.restarts))
+            self._simulation.call_at(self._simulation.now_ns + RESTART_NS, self._rejoin)
         else:
             self._simulation.let_end()
+
+    def _rejoin(self) -> None:
+        """The new rendezvous round is complete when every host is there."""
+        missing = [host for host in self._hosts if not host.up]
+        if missing:
+            missing[0].listeners.append(self._on_return)
+        else:
+            self.restarts += 1
+            self._begin(self.restarts)
+
+    def _on_return(self, host: Host) -> None:
+        host.listeners.remove(self._on_return)
+        self._simulation.call_at(self._simulation.now_ns + RESTART_NS, self._rejoin)
 
     def _begin(self, life: int) -> None:
         self._simulation.events.add((self._simulation.now_ns, "restart", -1, life))

@@ -30,7 +30,7 @@ class Observer:
         """A rank is about to call the user's function; called on the rank's own thread."""
 
     def world_ends(self, result: RunResult) -> None:
-        """The world has come to its result."""
+        """The world ended with this result."""
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simdist.cluster import Cluster
-from simdist.faults import Fault, fault_call
+from simdist.faults import Fault
 from simdist.values import plain
 
-__all__ = ["call_text", "name_of"]
+__all__ = ["ALWAYS", "call_text", "name_of"]
 
 _LONGEST = 400  # letters of one argument
 _MOST_ITEMS = 40  # of one container
@@ -30,8 +30,11 @@ class _Writer:
         if depth > _DEEPEST:
             return self._left_out()
         kind = type(value)
+        if kind in (int, bool):
+            return self._within(repr(value))
         if isinstance(value, Fault):
-            return f"simdist.faults.{fault_call(value)}"
+            ours = type(value).__module__.startswith("simdist.faults.")
+            return f"simdist.faults.{value!r}" if ours else repr(value)
         if isinstance(value, Cluster):
             self.shortened |= not value.made_by  # its graph is not shown
             return value.made_by or self._within(repr(value))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.errors import ArgumentError, FaultError, TopologyError
 from simdist.faults import problems_of
@@ -30,7 +30,11 @@ from simdist.values import (
     place,
 )
 
-__all__ = ["ANYTHING", "BACKENDS", "SETTINGS", "check_fitting", "check_settings", "misfits"]
+if TYPE_CHECKING:
+    from simdist.cluster import Cluster
+    from simdist.faults import Fault
+
+__all__ = ["ANYTHING", "BACKENDS", "SETTINGS", "RunSettings", "check_fitting", "check_settings", "misfits"]
 
 BACKENDS = ("gloo", "sim")
 _MOST_SEED = 2**64 - 1  # torch.manual_seed takes no more
@@ -82,6 +86,31 @@ class _Faults(Spec):
 
 
 ANYTHING = _Anything()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings of a run: their names, types and defaults. What each means stands at `simdist.run`.
+
+    A world's `WorldSpec` inherits them. `run`, `spawn`, the marker and scenario files spell theirs out, for `help()`
+    and editors; `tests/test_run_settings.py` holds them to this list. `SETTINGS` says what values they take.
+    """
+
+    world_size: int
+    backend: str = "gloo"
+    seed: int = 0
+    cluster: Cluster | None = None
+    faults: Sequence[Fault] = ()
+    max_restarts: int = 0
+    env: Mapping[str, str] | None = None
+    argv: Sequence[str] | None = None
+    policy: str = "fifo"
+    strict: bool | None = None  # None: only for the ideal backend
+    record_results: bool = False
+    stall_s: float = 30.0
+    echo: Callable[[int, int, str, str], None] | None = None
+    progress: Callable[[int, int], None] | None = None
+
 
 SETTINGS: Mapping[str, Spec] = {
     "fn": Function(),
@@ -143,9 +172,8 @@ def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ())
     """
     lines = list(lines)
     size = good.get("world_size", good.get("nprocs"))
-    faulty = problems_of(
-        good.get("faults", ()), WORLD_SIZE.most if size is None else size, max_restarts=good.get("max_restarts")
-    )
+    lives = 0 if "nprocs" in good else good.get("max_restarts")  # nothing restarts what is spawned
+    faulty = problems_of(good.get("faults", ()), WORLD_SIZE.most if size is None else size, max_restarts=lives)
     cluster = good.get("cluster")
     misplaced = []
     if cluster is not None and size is not None and cluster.world_size != size:

@@ -8,7 +8,7 @@ import traceback
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from simdist._world import World, WorldSpec
-from simdist.result import RankResult, RunResult
+from simdist.result import RankResult, RunResult, report_of
 
 __all__ = ["SpawnContext"]
 
@@ -32,12 +32,16 @@ class SpawnContext:
         Raises:
             ProcessRaisedException: a process raised.
             ProcessExitedException: a process left with another code than 0.
+            RunFailedError: all did well, but a fault never struck that is not optional.
         """
         if self.result is None:
             self.result = World(self._spec).run()
         failed = self.result.first_failure()
         if failed is not None:
-            raise _exception(failed)
+            error = _exception(failed)
+            error.add_note(str(report_of(self.result)))  # the text itself is torch's
+            raise error
+        self.result.raise_for_failure()
         return True
 
 

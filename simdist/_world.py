@@ -8,8 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, fields
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -17,56 +16,37 @@ import torch
 
 from simdist._agent import Agent
 from simdist._observer import observers
-from simdist._settings import check_settings
-from simdist.c10d import TorchState, host_server, problems_at_end, unseen
-from simdist.c10d._callsite import user_line
-from simdist.c10d._store import StoreServer
-from simdist.cluster import Cluster, Network, build
+from simdist._settings import RunSettings, check_settings
+from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen
+from simdist.cluster import Cluster, Host, Network, build
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
-from simdist.faults import Fault
 from simdist.faults._injector import Injector
-from simdist.kernel import Simulation, TaskKilled, make_policy, one_core
-from simdist.kernel._task import TaskState
-from simdist.process import Runtime, SimProcess
-from simdist.process._environ import encoded
+from simdist.frames import is_ours, raising_line, user_line
+from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
+from simdist.process import Runtime, SimProcess, Slots, encoded
 from simdist.result import RankResult, RunResult
-from simdist.trace._stream import EventStream
+from simdist.trace import EventStream
 
 __all__ = ["World", "WorldSpec"]
 
 _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
 _FIRST_PID = 1000
+_AGENT_PID = 500  # of the launcher's agent, on each host
 _DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
-_API_FILE = str(Path(__file__).with_name("api.py"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldSpec:
-    """Everything that determines a run, and how to watch it. `call` is called as `call(rank)` on each rank.
+class WorldSpec(RunSettings):
+    """A run's settings, and what whoever starts it adds. `call` is called as `call(rank)` on each rank.
 
     Raises:
         ArgumentError, FaultError, TopologyError: a setting is not what it has to be, or they do not fit together.
     """
 
     call: Callable[[int], Any]
-    world_size: int
-    backend: str = "gloo"
-    seed: int = 0
-    cluster: Cluster | None = None
-    faults: Sequence[Fault] = ()
-    max_restarts: int = 0
     stop_on_failure: bool = False
-    env: Mapping[str, str] | None = None
     torchrun: bool = True  # set the environment that torchrun sets
-    argv: Sequence[str] | None = None
-    policy: str = "fifo"
-    strict: bool | None = None  # None: only for the ideal backend
-    record_results: bool = False
-    stall_s: float = 30.0
-    echo: Callable[[int, int, str, str], None] | None = None
-    progress: Callable[[int, int], None] | None = None
     replay: str = ""
-    namespaces: Sequence[dict[str, Any]] = field(default=())
     # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
     checked: bool = False  # whoever made this has checked the settings
@@ -74,28 +54,23 @@ class WorldSpec:
     def __post_init__(self) -> None:
         if self.checked:
             return
-        names = (
-            "world_size",
-            "backend",
-            "seed",
-            "cluster",
-            "faults",
-            "max_restarts",
-            "env",
-            "argv",
-            "policy",
-            "strict",
-        )
-        checked = check_settings("a world", {name: getattr(self, name) for name in (*names, "stall_s")})
+        checked = check_settings("a world", {each.name: getattr(self, each.name) for each in fields(RunSettings)})
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of simdist that lead to the user's function."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, _API_FILE):
-        trace = trace.tb_next
-    return trace
+    """The traceback without the frames of simdist that lead to the user's function; all of it if there is no other."""
+    inner = trace
+    while inner is not None and is_ours(inner.tb_frame):
+        inner = inner.tb_next
+    return inner or trace
+
+
+@functools.lru_cache(maxsize=64)
+def _one_host(world_size: int) -> Cluster:
+    # Kept: a world never changes its cluster, and worlds start by the thousand.
+    return build(world_size)
 
 
 class World:
@@ -103,28 +78,33 @@ class World:
 
     def __init__(self, spec: WorldSpec) -> None:
         self._spec = spec
-        self._cluster = spec.cluster or build(spec.world_size)
+        self._cluster = spec.cluster or _one_host(spec.world_size)
         network = Network(self._cluster)
         self._strict = strict = spec.backend == "sim" if spec.strict is None else spec.strict
-        self._torch = TorchState(
-            network, backend=spec.backend, seed=spec.seed, strict=strict, results=spec.record_results
-        )
+        self._torch = TorchState(network, backend=spec.backend, strict=strict, results=spec.record_results)
+        self._slots = Slots(spec.seed, torch_generator())
+        self._slots.add(self._torch.switch)
         self._simulation = Simulation(
             policy=make_policy(spec.policy, spec.seed),
-            on_switch=self._torch.switch,
+            on_switch=self._slots.switch,
             stall_s=spec.stall_s,
             progress=spec.progress,
         )
+        network.clock = self._simulation
         self._simulation.wrap_steps(unseen)
-        self._runtime = Runtime(self._simulation, seed=spec.seed, echo=spec.echo)
+        self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed, echo=spec.echo)
         self._observers = observers()
         for observer in self._observers:
             observer.world_begins(self._simulation)
+        cluster = self._cluster
+        self._hosts = {name: Host(name, cluster.ranks_of(name), network) for name in cluster.hosts}
+        self._hosts[cluster.hosts[0]].listeners.append(self._on_first_host)
         self._agent = Agent(
             self._simulation,
             max_restarts=spec.max_restarts,
             stop_on_failure=spec.stop_on_failure,
             start=self._start_life,
+            hosts=self._hosts.values(),
         )
         self._network = network
         self._injector: Injector | None = None
@@ -165,12 +145,15 @@ class World:
             stack.callback(self._cut_cycles)
             stack.enter_context(one_core())
             self._runtime.in_child = self._leave_to_parent
-            self._runtime.activate(self._spec.namespaces)
+            self._runtime.activate(self._spec.call)
             stack.callback(self._runtime.deactivate)
+            stack.callback(self._slots.restore)
             stack.callback(self._torch.uninstall)
             self._torch.install()
             stack.callback(self._end_threads)
-            self._injector = Injector(self._simulation, self._network, self._spec.faults, self._lose_store)
+            self._injector = Injector(
+                self._simulation, self._network, self._spec.faults, self._lose_store, seed=self._spec.seed
+            )
             self._start_life(0)
             self._undo = stack.pop_all()
 
@@ -184,14 +167,14 @@ class World:
             StallError: a rank blocked outside the simulation.
             SimdistError: `until_ns` has passed.
         """
-        self._torch.random.adopt()
+        self._slots.random.adopt()
         try:
             return self._simulation.run_until(until_ns)
         except StallError as error:
             self._tell_time(error)
             raise
         finally:
-            self._torch.random.restore()
+            self._slots.random.restore()
 
     def finish(self) -> RunResult:
         """Run the world to its end, and tell how every rank ended.
@@ -199,7 +182,7 @@ class World:
         Raises:
             StallError: a rank blocked outside the simulation.
         """
-        self._torch.random.adopt()
+        self._slots.random.adopt()
         try:
             self._simulation.run()
             self._require_no_escape()
@@ -207,7 +190,7 @@ class World:
         except StallError as error:
             self._tell_time(error)
             raise
-        self._torch.random.restore()
+        self._slots.random.restore()
         self._finished = result
         return result
 
@@ -218,7 +201,7 @@ class World:
             InternalError: a thread did not end.
         """
         if self._lives:
-            self._torch.random.adopt()  # the host may have drawn since it got the baton back
+            self._slots.random.adopt()  # the host may have drawn since it got the baton back
         self._undo.close()
         finished, self._finished = self._finished, None
         if finished is not None:
@@ -239,13 +222,23 @@ class World:
         return self._lives[-1] if self._lives else ()
 
     @property
+    def hosts(self) -> Mapping[str, Host]:
+        """The machines that the processes live on, by name."""
+        return self._hosts
+
+    def _on_first_host(self, host: Host) -> None:
+        """The launcher's store is served by the first host, and goes with it."""
+        if not host.up:
+            self._lose_store()
+
+    @property
     def runtime(self) -> Runtime:
         """Who is running, and what is patched."""
         return self._runtime
 
     @property
     def injector(self) -> Injector:
-        """What brings faults into the world; there from `start` on."""
+        """Injects the faults; there from `start` on."""
         assert self._injector is not None
         return self._injector
 
@@ -281,10 +274,13 @@ class World:
         processes = []
         port = _AGENT_PORT + life
         if self._spec.torchrun and (self._spec.env or {}).get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
-            self._store = host_server(self._torch.servers, _AGENT_HOST, port)
+            first = self._cluster.hosts[0]  # where the launcher's rendezvous is
+            self._store = host_server(
+                self._torch.servers, _AGENT_HOST, port, lambda host: self._cluster.path(first, host)[0]
+            )
         local: dict[str, int] = {}
         hosts = self._cluster.hosts
-        sizes = {host: len(self._cluster.ranks_of(host)) for host in hosts}
+        sizes = {name: len(host.ranks) for name, host in self._hosts.items()}
         shared = self._shared_environ(life, port)
         for rank in range(self._spec.world_size):
             host = placement[rank]
@@ -294,21 +290,22 @@ class World:
                 rank=rank,
                 pid=_FIRST_PID + life * self._spec.world_size + rank,
                 life=life,
-                host=host,
+                host=self._hosts[host],
+                parent_pid=_AGENT_PID,
                 environ={**shared, **self._rank_environ(rank, index, sizes[host], hosts.index(host))},
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
             )
             said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)
             process.torch_state = self._torch.new_rank(None if said == host_said else os.fsdecode(said or b"OFF"))
-            process.random_states = self._torch.random.fresh()
+            process.random_states = self._slots.random.fresh()
             self._runtime.processes[process.pid] = process
             processes.append(process)
         self._lives.append(processes)
         self._agent.watch(processes)
         for process in processes:
             name = f"rank {process.rank}" if life == 0 else f"rank {process.rank} (life {life})"
-            process.task = simulation.spawn(functools.partial(self._main, process), name, process)
-            simulation.events.add((simulation.now_ns, "start", process.rank, life, process.pid, process.host))
+            process.spawn(functools.partial(self._main, process), name)
+            simulation.events.add((simulation.now_ns, "start", process.rank, life, process.pid, process.host.name))
         assert self._injector is not None
         self._injector.start_life(life, dict(enumerate(processes)))
 
@@ -411,14 +408,18 @@ class World:
             seed=self._spec.seed,
             replay=self._spec.replay,
             deadlock=simulation.deadlock,
+            faults=self.injector.account(),
+            backend=self._spec.backend,
+            policy=self._spec.policy,
+            strict=self._strict,
         )
 
     def _frames(self) -> dict[int, FrameType]:
-        """Where the code of each rank stands that did not come to an end of its own: it hangs, or was killed."""
+        """The innermost frame of each rank that hangs or was killed."""
         idents = {
-            process.rank: process.task.ident
+            process.rank: process.main.ident
             for process in self._lives[-1]
-            if process.task is not None and process.task.started and process.task.state is not TaskState.DONE
+            if process.main is not None and process.main.started and process.main.state is not TaskState.DONE
         }
         if not idents:
             return {}
@@ -427,7 +428,7 @@ class World:
 
     def _rank_result(self, process: SimProcess, operations: int, frame: FrameType | None) -> RankResult:
         waiting = ""
-        task = process.task
+        task = process.main
         process.flush()
         if process.running and task is not None:
             waiting = task.waiting.describe() if task.waiting is not None else ""
@@ -446,7 +447,11 @@ class World:
             operations=operations,
             lives=process.life + 1,
             waiting=waiting,
-            where=user_line(frame).removeprefix(" at "),
+            where=(
+                user_line(frame).removeprefix(" at ")
+                if process.exception is None
+                else raising_line(process.exception.__traceback__)
+            ),
             last_operation="" if last is None else f"{last[0]} #{last[1]} in group {last[2]!r}",
         )
 
@@ -454,11 +459,14 @@ class World:
         """Processes, tasks and groups refer to each other; without this a finished world waits for the collector."""
         for life in self._lives:
             for process in life:
-                process.task = None
+                process.tasks.clear()
                 process.torch_state = None
                 process.end_listeners.clear()
                 process.inbox.clear()
                 process.value = process.exception = None
         self._lives.clear()
         self._simulation.tasks.clear()
-        self._network.listeners.clear()
+        self._network.close()
+        for host in self._hosts.values():
+            host.listeners.clear()
+            host.residents.clear()

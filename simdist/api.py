@@ -1,4 +1,4 @@
-"""The functions that users call: `run`, `spawn`, `step`."""
+"""The functions that users call: `run`, `spawn`, `step`, `point`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simdist._replay import call_text
+from simdist._replay import ALWAYS, call_text
 from simdist._settings import check_settings
 from simdist._world import World, WorldSpec
-from simdist.c10d import StepReached
-from simdist.process import current_process
+from simdist.c10d import PointReached, StepReached
+from simdist.process import SimProcess, current_process
 from simdist.result import RunResult
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simdist.cluster import Cluster
     from simdist.faults import Fault
 
-__all__ = ["run", "spawn", "step"]
+__all__ = ["point", "run", "spawn", "step"]
 
 
 def run(
@@ -103,13 +103,18 @@ def run(
         "faults": faults,
     }
     watching = {"stall_s": stall_s, "echo": echo, "progress": progress}
-    checked = check_settings("simdist.run", {"fn": fn, **determining, **watching, "replay": replay})
+    every: dict[str, Any] = {"fn": fn, **determining, **watching, "replay": replay}
+    given = {name: value for name, value in every.items() if name in _LOOKED_AT or value is not _DEFAULTS[name]}
+    checked = every | check_settings("simdist.run", given)
     settings = {name: checked[name] for name in determining}
-    shown = settings | {"faults": list(settings["faults"])}
-    checked["replay"] = call_text("simdist.run", fn, shown, _DEFAULTS) if replay is None else replay
+    if replay is None:
+        shown = {name: settings[name] for name in settings if name in given or name in ALWAYS}
+        if "faults" in shown:
+            shown["faults"] = list(shown["faults"])
+        checked["replay"] = call_text("simdist.run", fn, shown, _DEFAULTS)
     bound = functools.partial(fn, *settings["args"], **(settings["kwargs"] or {}))
     rest = {name: value for name, value in checked.items() if name not in ("fn", "args", "kwargs")}
-    return World(WorldSpec(call=lambda rank: bound(), namespaces=_namespaces(fn), checked=True, **rest)).run()
+    return World(WorldSpec(call=lambda rank: bound(), checked=True, **rest)).run()
 
 
 def spawn(
@@ -135,6 +140,7 @@ def spawn(
         ArgumentError, FaultError: as `run`.
         ProcessRaisedException: a process raised; its traceback is in the text.
         ProcessExitedException: a process left with another code than 0, or died by a signal.
+        RunFailedError: all did well, but a fault never struck that is not optional.
     """
     from simdist._spawn import SpawnContext
 
@@ -148,7 +154,6 @@ def spawn(
         faults=checked["faults"],
         stop_on_failure=True,
         torchrun=False,
-        namespaces=_namespaces(fn),
         checked=True,
     )
     context = SpawnContext(spec)
@@ -168,22 +173,36 @@ def step(index: int) -> None:
     simulation.check()
     simulation.events.add((simulation.now_ns, "step", process.rank, int(index)))
     if simulation.bus.wants(StepReached):
-        verdict = simulation.bus.announce(StepReached(process, int(index)))
-        if verdict.strike is not None:
-            verdict.strike()
-            simulation.sleep(0)
-        if verdict.error is not None:
-            raise verdict.error
+        _suffer(process, StepReached(process, int(index)))
 
 
-def _namespaces(fn: Callable[..., Any]) -> list[dict[str, Any]]:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    function = inspect.unwrap(fn)
-    namespace = getattr(function, "__globals__", None)
-    return [namespace] if namespace is not None else []
+def point(name: str) -> None:
+    """Name a place in the program, such as "before the rename"; a fault can strike whenever a rank passes it.
+
+    Does nothing outside a simulation, and leaves no event in one.
+    """
+    process = current_process()
+    if process is None:
+        return
+    simulation = process.simulation
+    simulation.check()
+    if simulation.bus.wants(PointReached):
+        _suffer(process, PointReached(process, str(name)))
 
 
+def _suffer(process: SimProcess, event: object) -> None:
+    """Announce what a program says of itself, and act on the verdict."""
+    simulation = process.simulation
+    verdict = simulation.bus.announce(event)
+    if verdict.strike is not None:
+        verdict.strike()
+        simulation.sleep(0)
+    if verdict.error is not None:
+        raise verdict.error
+
+
+# Checked even if they are what stands in `_DEFAULTS`: what has to be given, and what faults are held against.
+_LOOKED_AT = ("fn", "world_size", "max_restarts")
 _DEFAULTS: Mapping[str, Any] = {
     name: None if parameter.default is parameter.empty else parameter.default
     for name, parameter in inspect.signature(run).parameters.items()

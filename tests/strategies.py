@@ -10,7 +10,20 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from simdist.faults import Crash, Fault, Hang, Hold, LinkDelay, Partition, Raise, SlowRank, StoreDelay, StoreLost
+from simdist.faults import (
+    KINDS,
+    Crash,
+    Fault,
+    Hang,
+    Hold,
+    HostCrash,
+    LinkDelay,
+    Partition,
+    Raise,
+    SlowRank,
+    StoreDelay,
+    StoreLost,
+)
 
 __all__ = [
     "delays_ns",
@@ -50,6 +63,12 @@ def faults(world_size: int) -> SearchStrategy[Fault]:
     )
     kinds: list[SearchStrategy[Fault]] = [
         st.builds(lambda rank, trigger: Crash(rank=rank, **trigger), ranks, triggers),
+        st.builds(
+            lambda rank, trigger, down_ns: HostCrash(rank=rank, down_ns=down_ns, **trigger),
+            ranks,
+            triggers,
+            st.none() | st.integers(0, 5_000_000),
+        ),
         st.builds(
             lambda rank, trigger, duration_ns: Hang(rank=rank, duration_ns=duration_ns, **trigger),
             ranks,
@@ -182,7 +201,7 @@ scenario_tables: SearchStrategy[dict[str, Any]] = st.builds(
 @st.composite
 def fault_fields(draw: st.DrawFn) -> tuple[type[Fault], dict[str, Any]]:
     """A kind of fault, and values for its fields that both a file and Python can say; many of them wrong."""
-    kind: type[Fault] = draw(st.sampled_from(Fault.__args__))
+    kind: type[Fault] = draw(st.sampled_from(sorted(KINDS.values(), key=lambda each: each.kind)))
     values = {
         field.name: draw(st.booleans() | _numbers | _words | st.just([[0], [1]]))
         for field in dataclasses.fields(kind)

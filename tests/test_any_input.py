@@ -16,7 +16,7 @@ import simdist
 from simdist._settings import SETTINGS, check_settings
 from simdist.cli import main
 from simdist.errors import InternalError, ScenarioError, SimdistError, TraceError
-from simdist.faults import Fault, file_key, kind_of, problems_of
+from simdist.faults import Fault, file_key, problems_of
 from simdist.scenario import load
 from simdist.trace import read_trace
 from simdist.values import Unfit, brief, findings_of, found, plain, shown
@@ -92,7 +92,7 @@ def test_a_fault_is_wrong_in_a_file_if_it_is_wrong_in_python(
 ) -> None:
     kind, values = fields
     fault = kind(**{name: None if name == "life" and value == "every" else value for name, value in values.items()})
-    table = {file_key(name): value for name, value in values.items()} | {"kind": kind_of(fault)}
+    table = {file_key(name): value for name, value in values.items()} | {"kind": fault.kind}
     file = write({"world_size": 2, "max_restarts": last, "workload": {"target": "job:work"}, "faults": [table]})
 
     plan, refusal = ending(lambda: load(file), ScenarioError)

@@ -277,14 +277,19 @@ def test_the_message_of_an_exception() -> None:
 
     line = raises_in_rank_1.__code__.co_firstlineno + 3
     assert str(error) == (
-        "1 of 3 ranks failed (seed 7); first: rank 1 raised ValueError: bad batch [7] at 0.002500000 s\n"
-        "  last stderr of rank 1:\n"
+        "1 of 3 ranks failed, rank 1 first: raised ValueError: bad batch [7]\n"
+        "3 ranks, backend gloo, seed 7 (fifo order), 2.5 ms of virtual time\n"
+        f"rank 1, first to fail, at 2.5 ms, test_api.py:{line}: raised ValueError: bad batch [7]\n"
+        "    0 ns  sleep of 2.5 ms\n"
+        "ranks 0, 2, at 2.5 ms: returned\n"
+        "    0 ns  sleep of 2.5 ms\n"
+        "last stderr of rank 1:\n"
         "    [rank1]: Traceback (most recent call last):\n"
         f'    [rank1]:   File "{__file__}", line {line}, in raises_in_rank_1\n'
         '    [rank1]:     raise ValueError("bad batch [7]\\nand a second line")\n'
         "    [rank1]: ValueError: bad batch [7]\n"
         "    [rank1]: and a second line\n"
-        "  replay: simdist.run(raises_in_rank_1, world_size=3, seed=7)"
+        "replay: simdist.run(raises_in_rank_1, world_size=3, seed=7)"
     )
     assert error.__cause__ is result.ranks[1].exception
 
@@ -299,10 +304,22 @@ def test_the_message_of_a_crash() -> None:
 
     error = failure(result)
 
+    line = sleeps.__code__.co_firstlineno + 1
     assert str(error) == (
-        "2 of 3 ranks failed (seed 0); first: rank 0 was killed by signal 9 at 0.000700000 s\n"
-        "  rank 2 exited with code 3 at 0.001000000 s\n"
-        "  replay: make crash"
+        "2 of 3 ranks failed, rank 0 first: was killed by SIGKILL\n"
+        "3 ranks, backend gloo, seed 0 (fifo order), 1 ms of virtual time\n"
+        "fault at 700 us: rank 0 dies of SIGKILL\n"
+        "fault at 1 ms: rank 2 exits with code 3\n"
+        f"rank 0, first to fail, at 700 us, test_api.py:{line}: was killed by SIGKILL\n"
+        "      0 ns  sleep of 1 ms: never done\n"
+        "    700 us  rank 0 dies of SIGKILL\n"
+        f"rank 2, at 1 ms, test_api.py:{line + 1}: left with exit code 3\n"
+        "    1 ms  step 0\n"
+        "    1 ms  rank 2 exits with code 3\n"
+        "rank 1, at 1 ms: returned\n"
+        "    0 ns  sleep of 1 ms\n"
+        "    1 ms  step 0\n"
+        "replay: make crash"
     )
     assert error.__cause__ is None
 
@@ -315,17 +332,21 @@ def both_receive() -> None:
 def test_the_message_of_a_deadlock() -> None:
     result = simdist.run(both_receive, world_size=2, backend="sim")
     begin = f"{result.virtual_time_ns / 1e9:.9f} s"
+    line = f"test_api.py:{both_receive.__code__.co_firstlineno + 2}"
 
     error = failure(result)
 
     assert str(error) == (
-        f"2 of 2 ranks failed (seed 0); first: rank 0 hangs in recv(src=1, tag=0) in group '0' at {begin}, "
-        "last operation recv #0 in group '0'\n"
-        f"  rank 1 hangs in recv(src=0, tag=0) in group '0' at {begin}, last operation recv #0 in group '0'\n"
-        f"  deadlock at {begin}: rank 0 -> rank 1 -> rank 0\n"
-        f"    rank 0 waits in recv(src=1, tag=0) in group '0' since {begin}\n"
-        f"    rank 1 waits in recv(src=0, tag=0) in group '0' since {begin}\n"
-        "  replay: simdist.run(both_receive, world_size=2, seed=0, backend='sim')"
+        "2 of 2 ranks failed, rank 0 first: hangs for good in recv(src=1, tag=0) in group '0'\n"
+        "2 ranks, backend sim, seed 0 (fifo order), 200 us of virtual time\n"
+        f"deadlock at {begin}: rank 0 -> rank 1 -> rank 0\n"
+        f"  rank 0 waits in recv(src=1, tag=0) in group '0' since {begin}\n"
+        f"  rank 1 waits in recv(src=0, tag=0) in group '0' since {begin}\n"
+        f"rank 0, first to fail, at 200 us, {line}: hangs for good in recv(src=1, tag=0) in group '0'\n"
+        "    200 us  recv #0 of float32[1] from 1: never done\n"
+        f"rank 1, at 200 us, {line}: hangs for good in recv(src=0, tag=0) in group '0'\n"
+        "    200 us  recv #0 of float32[1] from 0: never done\n"
+        "replay: simdist.run(both_receive, world_size=2, seed=0, backend='sim')"
     )
     assert error.__cause__ is result.deadlock
 
@@ -336,11 +357,12 @@ def test_a_long_list_of_failures_is_cut() -> None:
 
     lines = str(failure(simdist.run(fails, world_size=12))).splitlines()
 
-    assert lines[0].startswith("12 of 12 ranks failed (seed 0); first: rank 0 raised ValueError: 0 at")
-    assert [line.split(" at ")[0] for line in lines[1:10]] == [
-        *(f"  rank {rank} raised ValueError: {rank}" for rank in range(1, 9)),
-        "  and 3 more",
+    assert lines[0] == "12 of 12 ranks failed, rank 0 first: raised ValueError: 0"
+    assert [line.split(", test_api")[0] for line in lines[2:4]] == [
+        "rank 0, first to fail, at 0 ns",
+        "ranks 1-11, at 0 ns",
     ]
+    assert len(lines) < 12
 
 
 def test_the_replay_repeats_every_argument_that_matters() -> None:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed
 
 import simdist
-from simdist.c10d._coverage import FUNCTIONS, METHODS, Coverage
-from simdist.c10d._group import SimProcessGroup
+from simdist.c10d.surface._coverage import FUNCTIONS, METHODS, Coverage
+from simdist.c10d.surface._group import SimProcessGroup
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")

@@ -63,9 +63,9 @@ def test_a_bug_is_found_and_its_case_made_small(monkeypatch: pytest.MonkeyPatch)
     from tools import _fuzz_programs
 
     def broken(statement: Statement, state: object) -> None:
-        from simdist.c10d import _numerics
+        from simdist.c10d.surface import _memory
 
-        _numerics.flat(None)  # type: ignore[arg-type]  # an AttributeError out of our own code
+        _memory.flat(None)  # type: ignore[arg-type]  # an AttributeError out of our own code
 
     monkeypatch.setitem(_fuzz_programs._ACTIONS, "sleep", broken)
     statements = tuple(
@@ -76,7 +76,7 @@ def test_a_bug_is_found_and_its_case_made_small(monkeypatch: pytest.MonkeyPatch)
     finding = judge(case)
 
     assert isinstance(finding, Finding)
-    assert finding.kind.startswith("AttributeError at _numerics.py:")
+    assert finding.kind.startswith("AttributeError at _memory.py:")
     small = shrink(case, finding, deadline_s=60)
     assert [statement.kind for statement in small.program.statements] == ["sleep"]
     assert small.plan == Plan(1)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 import simdist
-from simdist.testing import BitsCase, bits_cases, name_difference, run_bits
+from tests.bits.bench import BitsCase
+from tests.bits.run import bits_cases, name_difference, run_bits
 from tests.real_gloo import run_real
 
 __all__ = ["compare_bits"]

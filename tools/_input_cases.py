@@ -344,6 +344,7 @@ _CALLS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
 _TRIGGER = ("rank", "at_ns", "at_step", "op", "nth", "when", "life")
 _FAULTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "Crash": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "signal", "exit_code")),
+    "HostCrash": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "down_ns")),
     "Hang": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "duration_ns")),
     "Raise": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "error", "message")),
     "SlowRank": ({"rank": "0", "delay_ns": "5"}, ("rank", "delay_ns", "start_ns", "until_ns")),

@@ -6,6 +6,7 @@ Each cell is measured in a fresh process of its own, one at a time, so that no s
     python tools/bench.py --quick --only b,d  # a look at two groups
     python tools/bench.py --markdown          # a table for a document
     python tools/bench.py --json figures.json # and the raw figures
+    python tools/bench.py --instructions --against ../other  # what hot paths execute, in two checkouts
 
 Groups: a start-up, b small calls, c bandwidth and memory, d DDP, e large worlds, f timeout, g import, h plugin, i a
 suite for MultiProcessTestCase.
@@ -28,6 +29,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools._bench_instructions import counts
 from tools._bench_rows import PEERS, Row, rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     header = _machine()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     console.print(header)
+    if options.instructions:
+        return _count(options.against, options.only, console)
     done = []
     for row in rows(quick=options.quick, spawn=options.spawn):
         if options.only and row.group not in options.only:
@@ -74,7 +78,27 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--spawn", action="store_true", help="start-up of spawned Gloo processes too")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the raw figures")
-    return parser.parse_args(arguments)
+    parser.add_argument("--instructions", action="store_true", help="count what hot paths execute (needs valgrind)")
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout to count, with --instructions")
+    options = parser.parse_args(arguments)
+    if options.against is not None and not options.instructions:
+        parser.error("--against goes with --instructions")
+    if options.against is not None and not (options.against / "simdist").is_dir():
+        parser.error(f"--against: {options.against} holds no simdist")
+    return options
+
+
+def _count(against: Path | None, only: set[str] | None, console: Console) -> int:
+    try:
+        head, *lines = counts(against, only, console.print)
+    except (subprocess.SubprocessError, RuntimeError) as error:
+        console.print(str(error), style="red")
+        return 1
+    table = Table(*head)
+    for line in lines:
+        table.add_row(*line)
+    Console(highlight=False).print(table)
+    return 0
 
 
 Cells = dict[str, dict[str, float]]

@@ -19,7 +19,7 @@ import click
 from simdist.cli._console import page
 from simdist.cli._parity import load_all, print_reports, write_reports
 from simdist.errors import ScenarioError
-from simdist.hardware._parity import ParityReport, check_parity, exit_code
+from simdist.hardware import ParityReport, check_parity, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE = 2  # more real runs of a scenario that differed; what reality does only sometimes is told

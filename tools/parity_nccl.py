@@ -25,11 +25,7 @@ import torch
 
 from simdist.cli._console import page
 from simdist.cli._parity import print_reports
-from simdist.hardware import Nodes, RealReport, replay
-from simdist.hardware._dumps import write_dumps
-from simdist.hardware._match import Match
-from simdist.hardware._parity import ParityReport, check_parity
-from simdist.hardware._replay import unavailable
+from simdist.hardware import Match, Nodes, ParityReport, RealReport, check_parity, replay, unavailable, write_dumps
 from simdist.scenario import load
 
 ROOT = Path(__file__).resolve().parents[1]

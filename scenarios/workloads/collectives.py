@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import sys
 import time
 from typing import Any
@@ -277,4 +278,44 @@ def reduce_apart(pause_seconds: float = 2.0, timeout_seconds: float = 3.0) -> li
         dist.all_reduce(values)
         sums.append(values[0].item())
         time.sleep(pause)  # noqa: TID251 - compute; virtual in a simulation
+    return sums
+
+
+def tries_again(steps: int = 3) -> dict[str, Any]:
+    """Sum in each step, and call again when a call raises; how torch counts the calls afterwards."""
+    rank, _ = start()
+    sums, caught = [], []
+    for step in range(steps):
+        values = torch.full((4,), float(rank + step))
+        while True:
+            try:
+                dist.all_reduce(values)
+            except ConnectionError as error:
+                caught.append([step, str(error)])
+            else:
+                break
+        sums.append(values[0].item())
+    c10d: Any = dist.distributed_c10d
+    registry: Any = torch._C._distributed_c10d
+    record = pickle.loads(registry._dump_fr_trace())
+    counted = {
+        "sequence number": c10d._get_default_group()._get_sequence_number_for_group(),
+        "flight record": [[entry["profiling_name"], entry["collective_seq_id"]] for entry in record["entries"]],
+    }
+    dist.destroy_process_group()
+    return {"sums": sums, "caught": caught, **counted}
+
+
+def compares_calls(steps: int = 2) -> list[float]:
+    """All-reduce and broadcast; in the last step rank 1 calls them in the other order."""
+    rank, _ = start(5.0)
+    sums = []
+    for step in range(steps):
+        values = torch.ones(3) * (rank + 1)
+        other = torch.ones(5)
+        if rank == 1 and step == steps - 1:
+            dist.broadcast(other, src=0)
+        dist.all_reduce(values)
+        dist.broadcast(other, src=0)
+        sums.append(values[0].item())
     return sums

@@ -25,3 +25,25 @@ def compute_and_reduce(steps: int, compute_seconds: float, elements: int = 1024)
         dist.all_reduce(total)
     dist.destroy_process_group()
     return {"sum": total[0].item()}
+
+
+def reduce_with_retries(steps: int) -> dict[str, float]:
+    """In each step sum the step's number over all ranks, and try again when the call fails.
+
+    Returns the sum of all steps, and how often this rank had to try again.
+    """
+    dist.init_process_group("gloo")
+    total, retries = 0.0, 0
+    for step in range(steps):
+        simdist.step(step)
+        value = torch.full((16,), float(step))
+        while True:
+            try:
+                dist.all_reduce(value)
+            except ConnectionError:  # nothing was sent: the call can be made again
+                retries += 1
+            else:
+                break
+        total += value[0].item()
+    dist.destroy_process_group()
+    return {"sum": total, "retries": retries}

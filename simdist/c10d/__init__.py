@@ -1,31 +1,40 @@
 """torch.distributed, simulated: groups, works, stores and what they do when something breaks.
 
-A rank's `SimProcessGroup` (`_group.py`, made of `_reductions.py` and `_copies.py` on `_calls.py` and `_backend.py`)
-checks arguments as Gloo does and hands the call to its `Communicator`, which all members share. There calls are matched
-into a `Collective`, or into messages of the `Mailbox` (who meets whom: `_matching.py`). Time comes from the cluster's
-cost model; data from `_numerics.py`, in Gloo's order of summation; trouble is worked out message by message in a `Flow`
-over the schedules of `_programs.py`, or for a large ring in a `RingFlow` (`_ring.py`), all ranks at a time. Stores
-(`_store.py`, `_tcp_store.py`) are where groups meet (`_rendezvous.py`). `_install.py` puts all of it where torch looks;
-`_meshes.py` and `_compiled.py` keep apart what torch remembers once per process, and `_modes.py` what a program's
-dispatch modes see. Beside it stand what watches: `_checked.py` (debug level DETAIL), `_flight_record.py`,
-`_profiling.py`, `_strict.py`.
-
-Open `_communicator.py` first, then `_collective.py`.
+Four wings, each importing only those before it: `surface` is what torch calls, `engine` the life of an operation,
+`backends` what differs between Gloo and others, `watch` who looks on. `_install.py` puts all of it where torch looks;
+`_replacements.py` holds what stands there instead of torch's own.
 """
 
-from simdist.c10d._announcement import OperationIssued, StepReached, StoreRequested
-from simdist.c10d._install import RankState, TorchState
-from simdist.c10d._modes import unseen
-from simdist.c10d._strict import problems_at_end
-from simdist.c10d._tcp_store import host_server
+from simdist.c10d._install import RankState, TorchState, group_maker
+from simdist.c10d.backends import GLOO, IDEAL
+from simdist.c10d.engine import Backend, Done, Flow
+from simdist.c10d.surface import Operation
+from simdist.c10d.surface._events import OperationIssued, PointReached, StepReached, StoreRequested
+from simdist.c10d.surface._generators import torch_generator
+from simdist.c10d.surface._memory import whole_payloads
+from simdist.c10d.surface._modes import unseen
+from simdist.c10d.surface._store import StoreServer
+from simdist.c10d.surface._tcp_store import host_server
+from simdist.c10d.watch._strict import problems_at_end
 
 __all__ = [
+    "GLOO",
+    "IDEAL",
+    "Backend",
+    "Done",
+    "Flow",
+    "Operation",
     "OperationIssued",
+    "PointReached",
     "RankState",
     "StepReached",
     "StoreRequested",
+    "StoreServer",
     "TorchState",
+    "group_maker",
     "host_server",
     "problems_at_end",
+    "torch_generator",
     "unseen",
+    "whole_payloads",
 ]

@@ -11,7 +11,6 @@ import functools
 import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -22,26 +21,29 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
 from simdist._content import with_zero_padding
-from simdist.c10d import _flight_record, _host_stores, _meshes, _profiling, _replacements
-from simdist.c10d._backend import Device, GroupOptions, create_default_device, create_device
-from simdist.c10d._backend_tables import BackendTables
-from simdist.c10d._checked import CheckedProcessGroup
-from simdist.c10d._compat import is_duration, said_by, whole_ms
-from simdist.c10d._compiled import CompiledCode
-from simdist.c10d._flight_record import FlightRecord
-from simdist.c10d._gloo import GLOO, SIM, Personality
-from simdist.c10d._group import SimProcessGroup
-from simdist.c10d._host_stores import is_hosts, refusal
-from simdist.c10d._rank_world import RankWorld, WorldPerThread
-from simdist.c10d._rendezvous import connect
-from simdist.c10d._store import SimPrefixStore, SimStore, StoreServer
-from simdist.c10d._work import SimFuture
+from simdist.c10d import _replacements
+from simdist.c10d.backends import GLOO, IDEAL
+from simdist.c10d.engine import Backend
+from simdist.c10d.engine._rendezvous import connect
+from simdist.c10d.surface import _generators, _host_stores, _meshes
+from simdist.c10d.surface._backend_tables import BackendTables
+from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
+from simdist.c10d.surface._compiled import CompiledCode
+from simdist.c10d.surface._group import SimProcessGroup
+from simdist.c10d.surface._host_stores import is_hosts, refusal
+from simdist.c10d.surface._identity import Device, GroupOptions, create_default_device, create_device
+from simdist.c10d.surface._rank_world import RankWorld, WorldPerThread
+from simdist.c10d.surface._store import SimPrefixStore, SimStore, StoreServer
+from simdist.c10d.surface._work import SimFuture
+from simdist.c10d.watch import _flight_record, _profiling
+from simdist.c10d.watch._checked import CheckedProcessGroup
+from simdist.c10d.watch._flight_record import FlightRecord, flight_record_of
+from simdist.c10d.watch._strict import Strict
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.process import Patches, SimProcess, current_process
-from simdist.process._randomness import RandomStates
 
-__all__ = ["RankState", "TorchState"]
+__all__ = ["RankState", "TorchState", "group_maker"]
 
 # `import ... as` would find the function of the same name in torch.distributed.
 _registry: Any = _c  # has what the stubs leave out
@@ -62,7 +64,6 @@ class RankState:
         "backends",
         "debug_level",
         "default_dtype",
-        "excepthook",
         "failed",
         "flight_record",
         "futures",
@@ -70,25 +71,26 @@ class RankState:
         "group_in_making",
         "init_method",
         "profile",
+        "ranks_in_making",
         "results",
         "unwaited",
         "world",
     )
 
-    def __init__(self, excepthook: Any, debug_level: Any, results: bool = False) -> None:
+    def __init__(self, debug_level: Any, results: bool = False) -> None:
         self.world = RankWorld()
         self.init_method: Any = None
-        self.excepthook = excepthook
         self.default_dtype = torch.float32
         self.debug_level = debug_level
         self.backends: dict[str, Any] | None = None  # attributes of `Backend`, once the rank has registered one
         self.futures: dict[SimFuture, None] = {}  # not done yet
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
         self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
-        self.profile: list[Any] | None = None  # the calls that the rank's profiler has seen, while one runs
+        self.profile: Callable[..., None] | None = None  # told of each operation while the rank's profiler runs
         self.results = results  # each work notes a checksum over what its tensors hold
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on
+        self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
 
 
@@ -127,12 +129,33 @@ def _in_present_world(method: str) -> Callable[..., Any]:
     return make
 
 
+def group_maker(backend: Backend) -> Callable[..., Any]:
+    """A function for `dist.Backend.register_backend`: on ranks it makes simulated groups of a backend.
+
+    Example:
+        >>> def main():
+        ...     dist.Backend.register_backend("hub", group_maker(HUB), devices=["cpu"])
+        ...     dist.init_process_group("hub")
+        ...     return dist.get_backend()
+        >>> simdist.run(main, world_size=2).values
+        ['hub', 'hub']
+    """
+
+    def make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        if current_process() is None or _present is None:
+            raise SimdistError(f"the {backend.name!r} backend exists only inside simulated ranks")
+        return _present._make_group(store, rank, size, timeout, backend)
+
+    return make
+
+
 _present: TorchState | None = None  # of the one world that is active
 _STORES = {
     "TCPStore": _in_present_world("_tcp_store"),
     "FileStore": _in_present_world("_file_store"),
     "HashStore": _in_present_world("_hash_store"),
 }
+_make_sim_group = group_maker(IDEAL)
 _make_gloo_group = _in_present_world("_gloo_group")
 
 
@@ -151,17 +174,16 @@ class TorchState:
     """Installs the replacements, and swaps states.
 
     Example:
-        >>> state = TorchState(runtime, network, backend="gloo")
-        >>> state.install()         # Simulation(on_switch=state.switch) keeps ranks apart from here on
+        >>> state = TorchState(network, backend="gloo")
+        >>> state.install()
+        >>> slots.add(state.switch)     # keeps ranks apart from here on
         >>> state.uninstall()
     """
 
-    def __init__(
-        self, network: Network, *, backend: str, seed: int, strict: bool = False, results: bool = False
-    ) -> None:
+    def __init__(self, network: Network, *, backend: str, strict: bool = False, results: bool = False) -> None:
         self._network = network
         self._backend = backend
-        self._strict = strict
+        self._judge = Strict() if strict else None
         self._results = results
         self._patches = Patches()
         self._host: RankState | None = None
@@ -170,7 +192,6 @@ class TorchState:
         self._backends = BackendTables()
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
-        self.random = RandomStates(seed)
         self.servers: dict[Any, StoreServer] = {}  # by address, path or identity
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -179,11 +200,9 @@ class TorchState:
         """Make torch's names simulated on ranks."""
         global _present
         _present = self
-        host = self._host = RankState(sys.excepthook, _c.get_debug_level())
+        host = self._host = RankState(_c.get_debug_level())
         host.init_method = c10d._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
-        self._argv = sys.argv
-        self._streams = sys.stdout, sys.stderr
         self._threads = torch.get_num_threads()
         self._debug_level = host.debug_level
         torch.set_num_threads(1)
@@ -208,7 +227,7 @@ class TorchState:
             self._patches.replace(module, "_ProcessGroupWrapper", wrapper)
         self._patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
         self._patches.replace(c10d, "_object_to_tensor", with_zero_padding(c10d._object_to_tensor))
-        self._backends.install(self._patches, self._sim_group, default=self._backend)
+        self._backends.install(self._patches, _make_sim_group, default=self._backend)
         from_environment = self._set_debug_level_from_env(_registry.set_debug_level_from_env)
         for module in (dist, _registry):
             self._patches.replace(module, "set_debug_level", self._set_debug_level)
@@ -217,6 +236,7 @@ class TorchState:
         _flight_record.install(self._patches)
         _replacements.install(self._patches)
         _meshes.install(self._patches)
+        _generators.install(self._patches)
         self._compiled.install(self._patches)
 
     def uninstall(self) -> None:
@@ -234,7 +254,6 @@ class TorchState:
         self.switch(None, None)
         if _c.get_debug_level() != host.debug_level:  # a rank may have asked C++ itself
             _set_debug_level_of_torch(host.debug_level)
-        self.random.restore()
         self.servers.clear()
 
     def new_rank(self, debug: str | None = None) -> RankState:
@@ -245,39 +264,27 @@ class TorchState:
         """
         assert self._host is not None
         if debug is None:
-            return RankState(self._host.excepthook, self._host.debug_level, self._results)
+            return RankState(self._host.debug_level, self._results)
         level = _level_named(debug)
         if level is None:
             raise SimdistError(f"TORCH_DISTRIBUTED_DEBUG is {debug!r}; expected OFF, INFO or DETAIL")
-        return RankState(self._host.excepthook, level, self._results)
+        return RankState(level, self._results)
 
     # -- switching -----------------------------------------------------------------------------------------------
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """Swap what is process-wide: called by the kernel whenever another process gets the baton."""
         variables = self._variables
+        dtype = _get_default_dtype()
         if leaving is not None:
             state = leaving.torch_state
             if state is not None:
                 state.init_method = variables["_default_pg_init_method"]
-                state.excepthook = sys.excepthook
-                state.default_dtype = _get_default_dtype()
-            leaving.argv = sys.argv
-            leaving.streams = sys.stdout, sys.stderr
-            leaving.random_states = self.random.save()
-        if entering is None:
-            state = self._host
-            sys.argv = self._argv
-            sys.stdout, sys.stderr = self._streams
-        else:
-            state = entering.torch_state
-            sys.argv = entering.argv
-            sys.stdout, sys.stderr = entering.streams or self._streams
-            self.random.load(entering.random_states)
+                state.default_dtype = dtype
+        state = self._host if entering is None else entering.torch_state
         assert state is not None
         variables["_default_pg_init_method"] = state.init_method
-        sys.excepthook = state.excepthook
-        if _get_default_dtype() is not state.default_dtype:
+        if dtype is not state.default_dtype:
             torch.set_default_dtype(state.default_dtype)
         if state.debug_level is not self._debug_level:
             self._debug_level = state.debug_level
@@ -312,7 +319,7 @@ class TorchState:
         rank: int,
         size: int,
         timeout: timedelta,
-        personality: Personality,
+        backend: Backend,
         options: GroupOptions | None = None,
     ) -> SimProcessGroup:
         process = current_process()
@@ -320,31 +327,31 @@ class TorchState:
         limit_ns = round(timeout.total_seconds() * 1e9)
         devices = () if options is None else options._devices
         lazy = any(device.lazy for device in devices or [Device()])
+        ranks: Sequence[int] = process.torch_state.ranks_in_making
+        if not ranks and size == self._network.cluster.world_size:
+            ranks = range(size)
         member = connect(
-            process, self._network, store, rank, size, limit_ns, personality, strict=self._strict, lazy=lazy
+            process, self._network, store, rank, size, limit_ns, backend, judge=self._judge, lazy=lazy, ranks=ranks
         )
-        return SimProcessGroup(member, store, size, timeout, options)
+        group = SimProcessGroup(member, store, size, timeout, options)
+        flight_record_of(process).enter(group)
+        return group
 
     def _gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> SimProcessGroup:
         timeout, options = _limit_and_options(store, rank, size, args, kwargs)
         _require_place(rank, size, timeout)
-        personality = SIM if self._backend == "sim" else GLOO
-        group = self._make_group(store, rank, size, timeout, personality, options)
+        backend = IDEAL if self._backend == "sim" else GLOO
+        group = self._make_group(store, rank, size, timeout, backend, options)
         process = current_process()
         assert process is not None
         state: RankState = process.torch_state
         name, state.group_in_making = state.group_in_making, ""
-        if not name or personality is SIM or state.debug_level != _registry.DebugLevel.DETAIL:
+        if not name or backend is IDEAL or state.debug_level != _registry.DebugLevel.DETAIL:
             return group
         # Torch makes a wrapper itself, but not around a backend that is a whole group, as ours are.
         checked: CheckedProcessGroup = c10d._create_process_group_wrapper(group, name, store, rank, size, timeout)
         checked.passes_for_gloo = True
         return checked
-
-    def _sim_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-        if current_process() is None:
-            raise SimdistError("the 'sim' backend exists only inside simulated ranks")
-        return self._make_group(store, rank, size, timeout, SIM)
 
     def _tcp_store(
         self,
@@ -358,7 +365,7 @@ class TorchState:
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> SimStore:
-        from simdist.c10d._tcp_store import open_tcp_store
+        from simdist.c10d.surface._tcp_store import open_tcp_store
 
         if master_listen_fd is not None:
             raise UnsupportedError("a simulated TCPStore takes no listening socket")
@@ -371,6 +378,7 @@ class TorchState:
             timeout=timeout,
             wait_for_workers=wait_for_workers,
             multi_tenant=multi_tenant,
+            latency_ns=lambda source, target: self._network.cluster.path(source, target)[0],
         )
 
     def _file_store(self, path: str, world_size: int = -1) -> SimStore:
@@ -421,17 +429,22 @@ def _is_wrapper(group: Any) -> bool:
 
 
 def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
-    place = list(inspect.signature(original).parameters).index("group_name")
+    places = list(inspect.signature(original).parameters)
+
+    def given(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs[name] if name in kwargs else args[places.index(name)]
 
     def helper(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
         if process is None or process.torch_state is None:
             return original(*args, **kwargs)
-        process.torch_state.group_in_making = str(kwargs["group_name"] if "group_name" in kwargs else args[place])
+        state: RankState = process.torch_state
+        state.group_in_making = str(given("group_name", args, kwargs))
+        state.ranks_in_making = list(given("global_ranks_in_group", args, kwargs))
         try:
             return original(*args, **kwargs)
         finally:
-            process.torch_state.group_in_making = ""
+            state.group_in_making, state.ranks_in_making = "", []
 
     return helper
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
-from simdist.c10d._checked import CheckedProcessGroup
-from simdist.c10d._work import SimFuture, wait_for_futures
+from simdist.c10d.surface._work import SimFuture, wait_for_futures
+from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError
 from simdist.process import Patches, current_process, current_runtime
 

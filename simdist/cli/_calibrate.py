@@ -22,9 +22,7 @@ def calibrate_machine(backend: str, ranks: Sequence[int], output: str, limit_s: 
     Raises:
         SimdistError: the file can't be written, or a measurement failed.
     """
-    from simdist.hardware._calibrate import calibrate, rows_of
-    from simdist.hardware._launch import Nodes
-    from simdist.hardware._replay import unavailable
+    from simdist.hardware import Nodes, calibrate, rows_of, unavailable
 
     problems = output_problems({"-o": output}) + number_problems("--real-timeout", limit_s)
     if problems:

@@ -18,11 +18,10 @@ from simdist.cli._real import RealOptions, number_problems, problems_of
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import Plan, format_duration, load
-from simdist.scenario._text import rank_text
+from simdist.values import rank_text
 
 if TYPE_CHECKING:
-    from simdist.hardware._compare import Point
-    from simdist.hardware._parity import ParityReport
+    from simdist.hardware import ParityReport, Point
 
 __all__ = ["compare_files", "load_all", "print_reports", "write_reports"]
 
@@ -44,7 +43,7 @@ def compare_files(
     Raises:
         ScenarioError: files, options or output paths are bad; nothing has run then.
     """
-    from simdist.hardware._parity import check_parity, exit_code
+    from simdist.hardware import check_parity, exit_code
 
     problems = output_problems({"--json": json_path, "--html": html_path}, inputs=files)
     problems += number_problems("--timing-tolerance", timing_tolerance)
@@ -95,7 +94,7 @@ def load_all(files: Sequence[str], also: Callable[[Plan], Sequence[str]], proble
 
 def write_reports(reports: Sequence[ParityReport], json_path: str | None, html_path: str | None) -> None:
     """Write the report files that were asked for."""
-    from simdist.hardware._page import html_page
+    from simdist.hardware import html_page
 
     if json_path is not None:
         content = {"reports": [report.summary() for report in reports]}

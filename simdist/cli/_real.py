@@ -1,4 +1,4 @@
-"""`simdist run --real`: the scenario as real processes, and what they came to."""
+"""`simdist run --real`: the scenario as real processes, and its outcome."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from simdist.cli._run import Outputs
 from simdist.cli._summary import heading, print_failures, print_ranks, print_timeline
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
+from simdist.result import report_of
 from simdist.scenario import format_duration, load
 from simdist.values import Maybe, Number, findings_of
 
@@ -59,9 +60,7 @@ def run_real_file(
     Raises:
         ScenarioError: the file, an override, an option or an output path is bad; nothing has run then.
     """
-    from simdist.hardware import replay
-    from simdist.hardware._dumps import write_dumps
-    from simdist.hardware._replay import unavailable
+    from simdist.hardware import replay, unavailable, write_dumps
 
     problems = outputs.problems([file])
     try:
@@ -112,7 +111,7 @@ def _print(out: Console, report: RealReport, missing_dumps: Sequence[str]) -> No
     out.print(f"{plan.world_size} real processes, {report.backend}, seed {plan.seed}{scale}")
     out.print()
     print_ranks(out, result.ranks)
-    print_failures(out, result.ranks, plan)
+    print_failures(out, result, report_of(result))
     print_timeline(out, result.events)
     if report.not_replayed:
         heading(out, "not replayed")

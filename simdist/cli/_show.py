@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,8 +19,8 @@ from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.result import Event
 from simdist.scenario import format_duration, parse_duration
-from simdist.trace import Span, Trace, notes_of, rank_list, read_trace
-from simdist.values import plain, shortened
+from simdist.trace import Span, Trace, notes_of, read_trace
+from simdist.values import number_text, plain, rank_text, shortened
 
 __all__ = ["show_file"]
 
@@ -80,7 +82,7 @@ def _ranks(words: Sequence[str], trace: Trace, problems: list[str]) -> list[int]
             continue
         chosen = [rank for rank in known if int(match[1]) <= rank <= int(match[2] or match[1])]
         if not chosen:
-            problems.append(f"--rank {word}: the trace has {rank_list(known) if known else 'no ranks'}")
+            problems.append(f"--rank {word}: the trace has {rank_text(known) if known else 'no ranks'}")
         wanted += chosen
     return wanted
 
@@ -109,7 +111,7 @@ def _time(option: str, text: str | None, problems: list[str]) -> int | None:
 
 def _print(out: Console, trace: Trace, lines: int) -> None:
     notes = notes_of(trace)
-    head = f"{rank_list(trace.ranks) if trace.ranks else 'no ranks'}, "
+    head = f"{rank_text(trace.ranks) if trace.ranks else 'no ranks'}, "
     head += f"{format_duration(trace.start_ns)} to {format_duration(trace.end_ns)}, {len(trace.spans)} operations"
     out.print(Text(head, style="bold"))
     if notes:
@@ -123,34 +125,44 @@ def _print(out: Console, trace: Trace, lines: int) -> None:
         return
     out.print()
     table = plain_table("at", "rank", "what", "with", "waits", "takes", "end", right=("rank", "waits", "takes"))
-    for row in rows[: lines or None]:
-        table.add_row(*(Text(cell, style=row[3]) for cell in row[2]))
+    for _, _, row in rows[: lines or None]:
+        cells, style = row()
+        table.add_row(*(Text(cell, style=style) for cell in cells))
     out.print(table)
     if lines and len(rows) > lines:
         out.print(Text(f"and {len(rows) - lines} more; --lines 0 shows all"))
 
 
-_Row = tuple[int, int, tuple[str, ...], str]
+# When, marks before operations; and what makes its cells and their style, asked only of rows that are shown.
+_Row = tuple[int, int, Callable[[], tuple[tuple[str, ...], str]]]
 
 
 def _operations(trace: Trace) -> list[_Row]:
     """One row for an operation of any number of ranks: when it began, who waited longest, when it was over."""
+    restarts = [mark.time_ns for mark in trace.of_kind("restart")]
     together: dict[tuple[object, ...], list[Span]] = {}
     for number, span in enumerate(trace.spans):
         data = span.issue.data
         if span.name in ("send", "recv"):
             key: tuple[object, ...] = (number,)
         elif span.is_operation:
-            life = sum(mark.time_ns <= span.start_ns for mark in trace.of_kind("restart"))
+            life = bisect_right(restarts, span.start_ns)
             key = (span.name, data.get("group"), data.get("seq"), span.end, _error(span), life)
         else:
             key = (span.name, span.start_ns, span.end_ns, data.get("op"))
         together.setdefault(key, []).append(span)
     several_groups = len({span.issue.data.get("group") for span in trace.spans if span.is_operation}) > 1
-    return [_operation_row(spans, trace, named=several_groups) for spans in together.values()]
+    return [
+        (
+            min(span.start_ns for span in spans),
+            1,
+            functools.partial(_operation_row, spans, trace, named=several_groups),
+        )
+        for spans in together.values()
+    ]
 
 
-def _operation_row(spans: list[Span], trace: Trace, *, named: bool) -> _Row:
+def _operation_row(spans: list[Span], trace: Trace, *, named: bool) -> tuple[tuple[str, ...], str]:
     first = spans[0]
     begin = min(span.start_ns for span in spans)
     waits = max((span.end_ns if span.begin_ns is None else span.begin_ns) - span.start_ns for span in spans)
@@ -163,7 +175,7 @@ def _operation_row(spans: list[Span], trace: Trace, *, named: bool) -> _Row:
         format_duration(max(span.end_ns for span in spans) - begin),
         {"complete": "", "error": _error(first), "cut off": "cut off"}[first.end],
     )
-    return begin, 1, cells, "red" if first.end == "error" else ""
+    return cells, "red" if first.end == "error" else ""
 
 
 def _particulars(span: Span, trace: Trace, *, named: bool) -> Iterator[str]:
@@ -187,11 +199,11 @@ def _error(span: Span) -> str:
 
 
 def _marks(trace: Trace) -> list[_Row]:
-    return [
-        (mark.time_ns, 0, (format_duration(mark.time_ns), _who(mark), mark.kind, _about(mark), "", "", ""), "blue")
-        for mark in trace.marks
-        if mark.kind not in _UNTOLD
-    ]
+    return [(mark.time_ns, 0, functools.partial(_mark_row, mark)) for mark in trace.marks if mark.kind not in _UNTOLD]
+
+
+def _mark_row(mark: Event) -> tuple[tuple[str, ...], str]:
+    return (format_duration(mark.time_ns), _who(mark), mark.kind, _about(mark), "", "", ""), "blue"
 
 
 def _about(mark: Event) -> str:
@@ -207,4 +219,4 @@ def _who(mark: Event) -> str:
 
 
 def _short_ranks(ranks: Sequence[int]) -> str:
-    return rank_list(sorted(set(ranks))).split(" ", 1)[1].replace(" ", "")
+    return number_text(ranks).replace(" ", "")

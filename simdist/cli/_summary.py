@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,16 +11,13 @@ from rich.text import Text
 
 from simdist.cli._console import marks
 from simdist.cli._table import plain_table
-from simdist.result import Event, RankResult
+from simdist.result import Event, RankResult, Report, RunResult, report_of
 from simdist.scenario import (
     Plan,
     ScenarioReport,
     Verdict,
     format_duration,
-    rank_text,
-    without_source,
 )
-from simdist.values import text_of
 
 if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport
@@ -31,9 +26,6 @@ __all__ = ["heading", "print_failures", "print_ranks", "print_summary", "print_t
 
 _FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
 _TIMELINE = 20
-_MESSAGE_LINES = 4
-_STDERR_LINES = 16
-_LONGEST_LINE = 2000  # letters of it
 
 
 def print_summary(out: Console, report: ScenarioReport, determinism: DeterminismReport | None) -> None:
@@ -43,7 +35,7 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     out.print(_setting(plan))
     out.print()
     print_ranks(out, result.ranks)
-    print_failures(out, result.ranks, plan)
+    print_failures(out, result, report_of(result))
     print_timeline(out, result.events)
     if result.deadlock is not None:
         heading(out, "deadlock")
@@ -108,50 +100,15 @@ def _cells(rank: RankResult) -> tuple[str, str, str, str]:
     return code, format_duration(rank.ended_ns), str(rank.operations), str(rank.lives)
 
 
-def print_failures(out: Console, ranks: Sequence[RankResult], plan: Plan) -> None:
+def print_failures(out: Console, result: RunResult, report: Report) -> None:
     """What went wrong on which ranks."""
-    failed = [rank for rank in ranks if not rank.ok]
-    if not failed:
+    if result.ok:
         return
     heading(out, "failures")
-    stories: dict[str, list[int]] = {}
-    for rank in failed:
-        stories.setdefault(_story(rank, plan), []).append(rank.rank)
-    for story, members in stories.items():
-        _indented(out, f"{rank_text(members)} {story}")
-    first = min(failed, key=lambda rank: (rank.status == "hung", rank.ended_ns, rank.rank))
-    if first.stderr.strip():
-        _indented(out, f"last stderr of rank {first.rank}:")
-        for line in first.stderr.rstrip().splitlines()[-_STDERR_LINES:]:
-            out.print(Text(f"    {_clipped(line)}"), soft_wrap=True)
-
-
-def _clipped(line: str) -> str:
-    """A line of the program's, without the end of one that would fill the screen."""
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} letters)"
-
-
-def _story(rank: RankResult, plan: Plan) -> str:
-    if rank.status == "raised" and rank.exception is not None:
-        lines = [_clipped(line) for line in without_source(text_of(rank.exception)).splitlines()[:_MESSAGE_LINES]] or [
-            ""
-        ]
-        text = "\n".join([f"raised {type(rank.exception).__name__}: {lines[0]}", *lines[1:]])
-        place = _place(rank.exception, plan.workload.folder)
-        return f"{text}\n  at {place}" if place else text
-    if rank.status == "killed":
-        return f"was killed, exit code {rank.exit_code}"
-    if rank.status == "hung":
-        return f"hangs in {rank.waiting or 'user code'}"
-    return f"exited with code {rank.exit_code}"
-
-
-def _place(error: BaseException, folder: Path) -> str:
-    """The innermost line of the workload's own folder that the error went through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
-    if not frames:
-        return ""
-    return f"{Path(frames[-1].filename).relative_to(folder)}:{frames[-1].lineno} in {frames[-1].name}"
+    for line in (*report.collectives, *report.ranks):
+        _indented(out, line.lstrip(), by=2 + len(line) - len(line.lstrip()))
+    for line in report.traceback:
+        out.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def print_timeline(out: Console, events: Sequence[Event]) -> None:

@@ -1,36 +1,45 @@
 """Hosts, links and what a message costs on them.
 
-A cluster is a networkx graph of hosts with latency and bandwidth on its links, and a placement of ranks on hosts. The
-`Network` answers, for a pair of ranks and an instant, how long a message takes and whether it gets through at all; link
-faults are conditions that someone above adds to it. `_costs.py` holds the closed forms for whole collectives.
+A cluster is a networkx graph of hosts with latency and bandwidth on its links, and a placement of ranks on hosts;
+`_topologies.py` makes the usual ones. The `Network` is the one owner of wire time: all that moves bytes is a flow on
+its links, and flows share them by max-min fairness. It also answers, for a pair of ranks and an instant, what the
+latency of a message is and whether it gets through at all; link faults are conditions that someone above adds to it.
+What a whole collective costs when nothing else is on the links, and what it has on each, is for the backends to say. A
+`Host` is a machine while a world lives: processes live on it, and it can go down and come back.
 
-Open `_graph.py` first. Nothing here knows torch.
+Open `_graph.py` first, then `_wires.py` (who goes how fast, and when that is worked out) and `_filling.py` (how).
+Nothing here knows torch.
 """
 
-from simdist.cluster._costs import (
-    allgather_ns,
-    allreduce_ns,
-    alltoall_ns,
-    barrier_ns,
-    reduce_ns,
-    reduce_segments,
-    segments,
-)
 from simdist.cluster._graph import BUILD, Cluster, build
-from simdist.cluster._network import Condition, Network, Path
+from simdist.cluster._host import Host, Resident
+from simdist.cluster._links import Link, Path
+from simdist.cluster._network import Clock, Condition, Network
+from simdist.cluster._pace import Pace
+from simdist.cluster._topologies import TOPOLOGIES, Topology, fat_tree, make, one_host, rail_optimised, switched
+from simdist.cluster._topologies import problems_of as topology_problems
+from simdist.cluster._wires import Flow, Load
 
 __all__ = [
     "BUILD",
+    "TOPOLOGIES",
+    "Clock",
     "Cluster",
     "Condition",
+    "Flow",
+    "Host",
+    "Link",
+    "Load",
     "Network",
+    "Pace",
     "Path",
-    "allgather_ns",
-    "allreduce_ns",
-    "alltoall_ns",
-    "barrier_ns",
+    "Resident",
+    "Topology",
     "build",
-    "reduce_ns",
-    "reduce_segments",
-    "segments",
+    "fat_tree",
+    "make",
+    "one_host",
+    "rail_optimised",
+    "switched",
+    "topology_problems",
 ]

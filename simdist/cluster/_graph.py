@@ -23,6 +23,7 @@ from simdist.values import (
     Number,
     Spec,
     Text,
+    Truth,
     Unfit,
     Whole,
     brief,
@@ -31,7 +32,15 @@ from simdist.values import (
     place,
 )
 
-__all__ = ["BUILD", "Cluster", "build"]
+__all__ = [
+    "BUILD",
+    "LOCAL_BANDWIDTH",
+    "LOCAL_LATENCY_NS",
+    "NETWORK_BANDWIDTH",
+    "NETWORK_LATENCY_NS",
+    "Cluster",
+    "build",
+]
 
 # One machine, Gloo over loopback TCP (measured on 2 cores: barrier of 2 ranks 0.23 ms, 64 MiB broadcast 17 ms).
 LOCAL_LATENCY_NS = 50_000
@@ -68,6 +77,11 @@ class Cluster:
     data takes `reduction_slowdown` times as long on every link, and a message's latency is
     `reduction_latency_slowdown` times as long: data is not only moved but added up, by a core that has to be free.
 
+    What is on its way at once shares the links. By default each rank has an interface of its own, out and in, as wide
+    as the path that its message takes. With `shared_links` every edge is one wire each way for all messages over it,
+    and a node with a `bandwidth` (a host's bus, a switch) takes no more than that in all. `ports[r]` is the node at
+    which rank r is attached, if that is not its host: a GPU, say.
+
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, two hosts cannot reach each other, or an
             argument is not what it has to be.
@@ -85,7 +99,9 @@ class Cluster:
     reduction_slowdown: Annotated[float, Number(above=0)] = 1.0
     reduction_latency_slowdown: Annotated[float, Number(above=0)] = 1.0
     reduction_from_bytes: Annotated[int, Whole(least=0)] = 0
-    made_by: Annotated[str, Text()] = field(default="", repr=False)  # the call of `build`, if that made it
+    made_by: Annotated[str, Text()] = field(default="", repr=False)  # the call of `build` or the like that made it
+    shared_links: Annotated[bool, Truth()] = False
+    ports: Annotated[tuple[str, ...], ListOf(Text(), of="nodes")] = ()
 
     def __post_init__(self) -> None:
         problems = []
@@ -101,12 +117,23 @@ class Cluster:
             for r, h in enumerate(self.placement)
             if h not in self.graph
         ]
+        problems += [
+            f"rank {r} is attached to {brief(port)}, no such node"
+            for r, port in enumerate(self.ports)
+            if port not in self.graph
+        ]
+        if self.ports and len(self.ports) != len(self.placement):
+            problems.append(f"{len(self.ports)} ports for {len(self.placement)} ranks; there is one for each, or none")
         for a, b, data in self.graph.edges(data=True):
             for name in ("latency_ns", "bandwidth"):
                 value = data.get(name)
                 if not isinstance(value, int) or value < (1 if name == "bandwidth" else 0):
                     problems.append(f"link {a} - {b}: {name} is {brief(value)}, expected a positive integer")
-        hosts = [host for host in dict.fromkeys(self.placement) if host in self.graph]
+        for node, data in self.graph.nodes(data=True):
+            value = data.get("bandwidth", 1)
+            if not isinstance(value, int) or value < 1:
+                problems.append(f"node {node}: bandwidth is {brief(value)}, expected a positive integer")
+        hosts = [host for host in dict.fromkeys(self.ends) if host in self.graph]
         problems += [
             f"no path from {hosts[0]} to {host}" for host in hosts[1:] if not nx.has_path(self.graph, hosts[0], host)
         ]
@@ -127,13 +154,25 @@ class Cluster:
         """The ranks on `host`, ascending."""
         return [rank for rank, name in enumerate(self.placement) if name == host]
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The node of the graph at which each rank's messages begin and end."""
+        return self.ports or self.placement
+
+    def route(self, source: str, target: str) -> list[str]:
+        """The nodes from one to another, both included: the way of least latency."""
+        nodes: list[str] = nx.shortest_path(self.graph, source, target, weight="latency_ns")
+        return nodes
+
     def path(self, source: str, target: str) -> tuple[int, int]:
-        """Latency in ns and bandwidth in bytes per second between two hosts."""
+        """Latency in ns and bandwidth in bytes per second between two hosts, or ports."""
+        nodes = [source] if source == target else self.route(source, target)
+        widths = [self.graph.nodes[node]["bandwidth"] for node in nodes if "bandwidth" in self.graph.nodes[node]]
         if source == target:
-            return self.local_latency_ns, self.local_bandwidth
-        nodes = nx.shortest_path(self.graph, source, target, weight="latency_ns")
+            return self.local_latency_ns, min([self.local_bandwidth, *(widths if self.shared_links else ())])
         edges: Sequence[dict[str, int]] = [self.graph.edges[a, b] for a, b in itertools.pairwise(nodes)]
-        return sum(edge["latency_ns"] for edge in edges), min(edge["bandwidth"] for edge in edges)
+        latency_ns = sum(edge["latency_ns"] for edge in edges)
+        return latency_ns, min([*(edge["bandwidth"] for edge in edges), *(widths if self.shared_links else ())])
 
 
 # What the arguments of `build` have to be, and the keys of [cluster] in a scenario.

@@ -1,22 +1,27 @@
-"""What a message between two ranks costs at a given instant, faults included."""
+"""The one owner of wire time: what is on its way, what it costs, and the conditions that faults put on messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from simdist.cluster._graph import Cluster
+from simdist.cluster._links import Links, Path, shares
+from simdist.cluster._pace import Pace
+from simdist.cluster._wires import Flow, Load, Wires
 
-__all__ = ["Condition", "Network", "Path"]
+__all__ = ["Clock", "Condition", "Network"]
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The way from one rank to another: one-way latency, and transfer time per byte in ns."""
+class Clock(Protocol):
+    """What a network needs of a simulation."""
 
-    latency_ns: int
-    byte_ns: float
+    now_ns: int
+
+    def call_at(self, time_ns: int, action: Callable[[], None]) -> Any:
+        """Call `action` at that moment; `cancel()` of what comes back withdraws it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +68,122 @@ def _active(condition: _Delay | _Cut | _Hold, now_ns: int) -> bool:
 
 
 class Network:
-    """A cluster plus the conditions that faults put on it.
+    """A cluster, the flows on its links, and the conditions that faults put on it.
+
+    Whoever moves bytes says so with `begin`, or `follow`, and has the time that this takes when nobody else uses the
+    same links; `moved` is called when it turns out to be another. `clock` runs the flows; without one there are none.
 
     Example:
         >>> network = Network(build(2, latency_ns=10_000))
-        >>> network.delay(0, 1, 5_000)
+        >>> _ = network.delay(0, 1, 5_000)
         >>> network.latency_ns(0, 1, now_ns=0)
         55000
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock | None = None) -> None:
         self.cluster = cluster
-        self._paths: dict[tuple[str, str], Path] = {}
+        self.clock = clock
+        self._links = Links(cluster)
+        self._wires = Wires()
+        self._timer: Any = None  # of the next change
+        self._timer_ns: int | None = None
         self._delays: list[_Delay] = []
         self._barriers: list[_Cut | _Hold] = []
         self.listeners: list[Callable[[], None]] = []  # told when a condition comes or goes
 
+    # -- flows -------------------------------------------------------------------------------------------------------
+
     def path(self, source: int, target: int) -> Path:
         """The undisturbed way between two ranks."""
-        placement = self.cluster.placement
-        ends = placement[source], placement[target]
-        path = self._paths.get(ends)
-        if path is None:
-            latency_ns, bandwidth = self.cluster.path(*ends)
-            path = self._paths[ends] = Path(latency_ns, 1e9 / bandwidth)
-        return path
+        return self._links.path(source, target)
+
+    def busiest_ns(self, traffic: Iterable[tuple[int, int, float]]) -> float:
+        """For how long the busiest link is busy with what goes between ranks: (source, target, bytes)."""
+        return max(self._links.busy_ns(traffic).values(), default=0.0)
+
+    def load(self, traffic: Iterable[tuple[int, int, float]]) -> Load:
+        """The share of each link that a flow takes at full speed, which has this between ranks: all of the fullest."""
+        busy = self._links.busy_ns(traffic)
+        return shares(busy, max(busy.values(), default=1.0))
+
+    def followed_load(self, rates: Iterable[tuple[int, int, float]]) -> Load:
+        """The same for one that is followed and has these bytes per nanosecond under way at this moment.
+
+        Only where links are shared may it be more than a link has; it then gets slower by itself.
+        """
+        return shares(self._links.busy_ns(rates), 1.0, heavy=self.cluster.shared_links)
+
+    def begin(
+        self, entry_ns: int, end_ns: int, byte_ns: float, load: Callable[[], Load], moved: Callable[[], None]
+    ) -> Flow:
+        """Bytes move from `entry_ns` on, alone until `end_ns`, at `byte_ns` each; `load` is asked when it matters."""
+        flow = Flow(entry_ns, end_ns, byte_ns, load, moved)
+        if self._wires.begin(flow, self.clock.now_ns):  # type: ignore[union-attr]  # hot: not looked at twice
+            self._set_timer()
+        return flow
+
+    def follow(
+        self,
+        end_ns: int,
+        byte_ns: float,
+        asks: Callable[[], tuple[Load, int]],
+        moved: Callable[[], None],
+        pace: Pace | None = None,
+    ) -> Flow:
+        """Bytes whose messages somebody follows, as things stand until `end_ns`; `retime` says when that changes.
+
+        `asks` tells what they have on which links now, and until when. `pace` is how fast they went before.
+        """
+        clock = self.clock
+        assert clock is not None
+        flow = Flow(clock.now_ns, end_ns, byte_ns, None, moved)
+        flow.asks = asks
+        flow.pace = pace
+        if pace is not None:
+            pace.change(clock.now_ns, 1.0)
+        self._wires.begin(flow, clock.now_ns, heavy=self.cluster.shared_links)
+        self._set_timer()
+        return flow
+
+    def retime(self, flow: Flow, end_ns: int, *, same: bool = False) -> None:
+        """A followed flow ends at another moment; `same` if what it has on the links now is as it was."""
+        clock = self.clock
+        assert clock is not None
+        self._wires.retime(flow, end_ns, clock.now_ns, same=same)
+        self._set_timer()
+
+    def withdraw(self, flow: Flow) -> None:
+        """What is left of a flow goes nowhere. Does nothing to one that is over."""
+        clock = self.clock
+        assert clock is not None
+        self._wires.withdraw(flow, clock.now_ns)
+        self._set_timer()
+
+    def close(self) -> None:
+        """The world is over: forget everyone who wanted to be told of anything."""
+        self.listeners.clear()
+        self.clock = self._timer = self._timer_ns = None
+        self._wires = Wires()
+
+    def _set_timer(self) -> None:
+        due_ns = self._wires.due_ns
+        if due_ns == self._timer_ns:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ns = due_ns
+        if due_ns is not None and self.clock is not None:
+            self._timer = self.clock.call_at(due_ns, self._change)
+
+    def _change(self) -> None:
+        assert self.clock is not None
+        self._timer = self._timer_ns = None
+        for flow in self._wires.change(self.clock.now_ns):
+            flow.moved()
+        self._set_timer()
+
+    # -- messages and conditions -------------------------------------------------------------------------------------
 
     def latency_ns(self, source: int, target: int, now_ns: int) -> int:
         """One-way latency of a message that leaves now."""

@@ -20,8 +20,8 @@ from simdist.determinism._recorder import record
 from simdist.determinism._recording import Recording, Seen
 from simdist.determinism._report import DeterminismReport
 from simdist.determinism._slice import origin_of
-from simdist.determinism._usercode import Line
 from simdist.errors import SimdistError
+from simdist.frames import Line
 from simdist.process import current_process
 
 __all__ = ["check", "check_recording", "explained", "other_hash_seed", "require_host"]

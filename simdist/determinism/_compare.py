@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from simdist.determinism._recording import Noted, Recording
-from simdist.determinism._usercode import Line
+from simdist.frames import Line
 from simdist.trace import event_of
 
 __all__ = ["Difference", "Version", "compare"]

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from simdist.c10d import torch_generator
 from simdist.determinism._describe import describe
 from simdist.determinism._source import statement_at
-from simdist.determinism._usercode import is_user_file
-from simdist.process._randomness import _global_generators
+from simdist.frames import is_user_file
+from simdist.process import global_generators
 
 __all__ = ["GENERATORS", "RETURNED", "Budget", "LineTrace", "Step", "trace_lines"]
 
@@ -152,7 +153,7 @@ class _Tracer:
 
 def _generators() -> dict[str, str]:
     """Where the global generators stand; a line that draws from one, or seeds it, moves it."""
-    words = zip(GENERATORS, _global_generators(), strict=True)
+    words = zip(GENERATORS, global_generators(torch_generator()), strict=True)
     return {name: f"#{zlib.crc32(each.words):08x}" for name, each in words if each.words is not None}
 
 

@@ -12,12 +12,12 @@ from types import FrameType
 from typing import Any
 
 from simdist._observer import Observer, observed_by
-from simdist.c10d._numerics import whole_payloads
+from simdist.c10d import whole_payloads
 from simdist.determinism._describe import describe
 from simdist.determinism._lines import Budget, LineTrace, trace_lines
 from simdist.determinism._recording import MAIN, Noted, Recording, WorldRecord
 from simdist.determinism._surroundings import looked_at, shaken
-from simdist.determinism._usercode import Line, is_user_file, user_frame
+from simdist.frames import Line, is_user_file, user_frame
 from simdist.kernel import Simulation
 from simdist.process import SimProcess, current_process
 from simdist.result import RunResult

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simdist.determinism._lines import LineTrace
-from simdist.determinism._usercode import Line
+from simdist.frames import Line
 
 __all__ = ["MAIN", "Noted", "Recording", "Seen", "WorldRecord"]
 

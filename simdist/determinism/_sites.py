@@ -6,12 +6,11 @@ import sys
 from typing import Any
 
 from simdist._observer import Observer
-from simdist.determinism._usercode import Line
+from simdist.frames import Line, is_ours
 from simdist.kernel import Simulation
 
 __all__ = ["CallStacks"]
 
-_OURS = __file__.rpartition("determinism")[0]
 _DEEP = 48
 
 
@@ -37,8 +36,7 @@ class CallStacks(Observer):
         stack: list[Line] = []
         frame = sys._getframe(1)
         while frame is not None and len(stack) < _DEEP:
-            name = frame.f_code.co_filename
-            if not name.startswith(_OURS):
-                stack.append((name, frame.f_lineno, frame.f_code.co_name))
+            if not is_ours(frame):
+                stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back  # type: ignore[assignment]
         self.frames[time_ns, rank, group, operation, str(sequence)] = stack

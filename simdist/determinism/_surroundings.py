@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from simdist.determinism._recording import Seen
-from simdist.determinism._usercode import user_frame
+from simdist.frames import user_frame
 from simdist.process import current_process
 
 __all__ = ["looked_at", "shaken"]

@@ -30,7 +30,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
         "the wall clock",
         r"time\.(?!sleep\b)\w+|clock_gettime\w*|perf_counter\w*|monotonic\w*|process_time\w*|thread_time\w*|time|time_ns|now"
         r"|utcnow|today|times|getrusage|getloadavg|getmtime|getctime|getatime|st_[mca]time\w*|boot_time|cpu_times",
-        "it is not virtual here: call time.time() or its like through the module, on the rank",
+        "it is not virtual here: use time.time() or its like",
     ),
     (
         "when garbage is collected",

@@ -1,53 +1,78 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
-A fault is a frozen description: a kind (`Crash`, `Hang`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
-`StoreDelay`, `StoreLost`) and, for those that strike a rank, a trigger. The injector turns the descriptions into
-verdicts on the kernel's bus; no layer below knows a fault kind. Open `_kinds.py` first, then `_injector.py`;
-`_fields.py` says what fields have to be, `_operations.py` how operations are called, `_problems.py` what is wrong with
-a fault, `_words.py` what events say of it.
+A fault is a class: `Crash`, `HostCrash`, `Hang`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`, `StoreDelay`,
+`StoreLost`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault` and `Fault`.
+All that there is to know about a kind stands in its class: fields, problems in a world, the simulated and the real arm,
+words. Nothing else in simdist knows a kind; where a fault can strike is told by its base.
+
+Open `_fault.py` first: it is the contract. `_trigger.py` is when a rank is struck, the same for both arms;
+`_injector.py` the simulated arm with `_entry.py`, `simdist.hardware` the real one; `_stage.py` what either lets a fault
+do; `_fields.py` what fields have to be; `_operations.py` how operations are called; `_problems.py` what is wrong with
+faults.
 """
 
-from simdist.faults._fields import file_key
-from simdist.faults._kinds import (
-    Crash,
-    Fault,
-    Hang,
-    Hold,
-    LinkDelay,
-    Partition,
-    Raise,
-    RankFault,
-    SlowRank,
-    StoreDelay,
-    StoreLost,
-    When,
-    rank_of,
-)
+from simdist.faults._crash import Crash
+from simdist.faults._draws import draws_for
+from simdist.faults._fault import Fault, Machine, Problem, Surroundings
+from simdist.faults._fields import OPERATION, RANK, fields_of, file_key, ranks_in
+from simdist.faults._hang import Hang
+from simdist.faults._hold import Hold
+from simdist.faults._host_crash import HostCrash
+from simdist.faults._kinds import KINDS
+from simdist.faults._lasting import LastingFault
+from simdist.faults._link_delay import LinkDelay
+from simdist.faults._link_fault import LinkEffect, LinkFault
+from simdist.faults._operation_delay import OperationDelay
 from simdist.faults._operations import ALIASES, OPERATIONS, operations_of
-from simdist.faults._problems import problems_of
-from simdist.faults._words import begin_text, end_text, fault_call, kind_of
+from simdist.faults._partition import Partition
+from simdist.faults._problems import FaultProblem, problems_among, problems_of
+from simdist.faults._raise import Raise
+from simdist.faults._rank_fault import RankFault
+from simdist.faults._slow_rank import SlowRank
+from simdist.faults._stage import Stage, StruckRank
+from simdist.faults._store_delay import StoreDelay
+from simdist.faults._store_fault import StoreFault
+from simdist.faults._store_lost import StoreLost
+from simdist.faults._trigger import Trigger, Watch, Watches, When
 
 __all__ = [
     "ALIASES",
+    "KINDS",
+    "OPERATION",
     "OPERATIONS",
+    "RANK",
     "Crash",
     "Fault",
+    "FaultProblem",
     "Hang",
     "Hold",
+    "HostCrash",
+    "LastingFault",
     "LinkDelay",
+    "LinkEffect",
+    "LinkFault",
+    "Machine",
+    "OperationDelay",
     "Partition",
+    "Problem",
     "Raise",
     "RankFault",
     "SlowRank",
+    "Stage",
     "StoreDelay",
+    "StoreFault",
     "StoreLost",
+    "StruckRank",
+    "Surroundings",
+    "Trigger",
+    "Watch",
+    "Watches",
     "When",
-    "begin_text",
-    "end_text",
-    "fault_call",
+    "draws_for",
+    "fields_of",
     "file_key",
-    "kind_of",
     "operations_of",
+    "problems_among",
     "problems_of",
-    "rank_of",
+    "ranks_in",
 ]

@@ -1,9 +1,15 @@
-"""What the fields of faults have to be, once for Python and for scenario files."""
+"""What the fields of faults have to be, once for Python, scenario files and docs; see `fields_of`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import dataclasses
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +21,23 @@ from simdist.values import (
     Finding,
     ListOf,
     Maybe,
+    Number,
     OneOf,
     Spec,
+    Text,
     Truth,
     Unfit,
     Whole,
-    findings_of,
-    given_specs,
-    specs_of,
 )
 
-__all__ = ["DELAY", "EXIT_CODE", "GROUPS", "LIFE", "MOMENT", "NUMBER", "OPERATION", "RANK", "SIDE", "TRUTH"]
-__all__ += ["Checked", "Life", "file_key"]
+__all__ = ["COMMON", "COUNT", "DELAY", "EXIT_CODE", "GROUPS", "LIFE", "MOMENT", "NAME", "OPERATION", "PERIOD", "POINT"]
+__all__ += ["PROBABILITY", "RANK", "SIDE", "STEP", "TRUTH", "Field", "Life", "Rank", "fields_of", "file_key"]
+__all__ += ["kind_name", "ranks_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank(Whole):
+    """A rank; whether the world has it is told with the problems of the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +56,133 @@ class Life(Spec):
         return life
 
 
-RANK = Whole()  # whether the world has it is for `problems_of` to say
+@dataclass(frozen=True, slots=True)
+class _Probability(Number):
+    """A number greater than 0 and at most 1."""
+
+    above: float | None = 0
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> float:
+        number = Number.check(self, value, dialect)
+        if number > 1:
+            raise Unfit([Finding((), f"{number:g} is no probability; the most is 1")])
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Anything(Spec):
+    """Whatever the author of the fault makes of it."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+        return value
+
+
+RANK = Rank()
 MOMENT = Maybe(Duration())
 DELAY = Duration()
-NUMBER = Maybe(Whole())
+PERIOD = Maybe(Duration())  # that it is more than nothing is told with the problems of the fault
+COUNT = Maybe(Whole())  # likewise
+STEP = Maybe(Whole())  # likewise
 OPERATION = Maybe(OneOf(OPERATIONS, tuple(ALIASES), noun="operation"))
+POINT = Maybe(Text(title=True))
+NAME = Text(title=True)
 SIDE = OneOf(("before", "during", "after"))
+PROBABILITY = Maybe(_Probability())
 LIFE = Life()
 EXIT_CODE = Maybe(Whole(least=-(2**31), most=2**31 - 1))  # what `os._exit` takes
 GROUPS = ListOf(ListOf(RANK, of="ranks"), of="groups of ranks")
 TRUTH = Truth()
+COMMON = ("name", "after", "optional")  # the fields that every fault has
 
 
-class Checked:
-    """A fault whose fields have specs. Numbers of numpy become Python's, lists tuples; what does not fit stays.
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a fault: what it has to be, and its default; `...` if it has none."""
 
-    It is told when the fault is given to a world, with all other problems.
+    spec: Spec
+    default: Any
+
+
+def fields_of(kind: type) -> Mapping[str, Field]:
+    """The fields of a class of faults: first those without a default, last those that all faults have.
+
+    What a field has to be stands beside its type, `Annotated[int, RANK]`, or follows from it: a whole number, a number,
+    a text, a truth, each also with `| None`; a whole number whose name ends in `_ns` is a duration. Any other type
+    takes any value.
     """
+    known = kind.__dict__.get("_described")
+    if known is None:
+        specs = _specs(kind)
+        found = {each.name: Field(specs[each.name], _default(each)) for each in dataclasses.fields(kind)}
+        known = dict(sorted(found.items(), key=lambda item: (item[0] in COMMON, item[1].default is not ...)))
+        # On the class, not in a cache: classes of a scenario's folder are imported anew for each load.
+        kind._described = known  # type: ignore[attr-defined]
+    fields: Mapping[str, Field] = known
+    return fields
 
-    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        for name, spec, value in given_specs(self):
-            with contextlib.suppress(Unfit):
-                object.__setattr__(self, name, spec.check(value))
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return ... if field.default_factory is dataclasses.MISSING else field.default_factory()
 
-    def misfits(self) -> Mapping[str, tuple[Finding, ...]]:
-        """What is wrong with each field by itself; fields that are fine are left out."""
-        found = {name: findings_of(spec, getattr(self, name)) for name, spec in specs_of(type(self)).items()}
-        return {name: findings for name, findings in found.items() if findings}
+
+def _specs(kind: type) -> dict[str, Spec]:
+    specs: dict[str, Spec] = {}
+    for base in reversed(kind.__mro__):
+        for name, hint in _hints(base).items():
+            specs[name] = _spec(name, hint)
+    return specs
+
+
+def _hints(base: type) -> Mapping[str, Any]:
+    """The types of the fields that a class itself adds."""
+    names = inspect.get_annotations(base)
+    space = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
+    found = {}
+    for name, hint in names.items():
+        found[name] = hint
+        if isinstance(hint, str):
+            with contextlib.suppress(Exception):  # a name that only the function has in which the class was written
+                found[name] = eval(hint, dict(space), dict(vars(base)))
+    return found
+
+
+def _spec(name: str, hint: Any) -> Spec:
+    for each in getattr(hint, "__metadata__", ()):
+        if isinstance(each, Spec):
+            return each
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    inner = [part for part in parts if part is not type(None)]
+    spec = _PLAIN.get(inner[0]) if len(inner) == 1 and isinstance(inner[0], type) else None
+    if spec is None:
+        return _Anything()
+    if inner[0] is int and name.endswith("_ns"):
+        spec = Duration()
+    return Maybe(spec) if len(inner) < len(parts) else spec
+
+
+_PLAIN: Mapping[type, Spec] = {bool: Truth(), int: Whole(), float: Number(), str: Text()}
 
 
 def file_key(field: str) -> str:
     """The key in a scenario file for a field of a fault."""
-    return {"at_step": "step"}.get(field, field.removesuffix("_ns"))
+    return {"at_step": "step", "at_point": "point"}.get(field, field.removesuffix("_ns"))
+
+
+def kind_name(class_name: str) -> str:
+    """A class's name as scenario files and events write it: "link_delay"."""
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", class_name).lower()
+
+
+def ranks_in(spec: Spec, value: Any) -> Iterator[int]:
+    """The ranks that a value names, if that is what its spec says it does; the value may be wrong."""
+    if isinstance(spec, Maybe):
+        yield from ranks_in(spec.spec, value)
+    elif isinstance(spec, ListOf) and isinstance(value, list | tuple):
+        for item in value:
+            yield from ranks_in(spec.each, item)
+    elif isinstance(spec, Rank) and isinstance(value, int) and not isinstance(value, bool):
+        yield value

@@ -1,290 +1,300 @@
-"""Turns fault descriptions into verdicts, timers and network conditions."""
+"""Brings faults into a simulation: arms them, strikes where their triggers say, and keeps account of who struck when.
+
+What holds at any time:
+
+- Each fault of the run has one `Entry`, which is its `Stage`, for the whole run; a rank's triggers are watched anew in
+  each life. Two equal descriptions are two entries.
+- The injector is the only one on the bus on behalf of the faults of ranks: it adds up what several of them say to one
+  operation, since the bus takes the first verdict that is not `PASS`.
+- A fault that comes after another one is armed when that one strikes, and at most once; a rank's trigger is watched
+  from
+  the start of its life, and released then.
+- A period ends when nothing has happened since its last alarm and nothing else is to come. Without that rule a
+  deadlock,
+  or a rank that hangs for good, would be followed by strikes for ever.
+
+In doubt: a fault of a rank that another one releases with no trigger of its own strikes by a timer at that instant, so
+after whatever the striking fault does at once. That is a choice, not a fact about machines.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-import signal as _signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from simdist.c10d import OperationIssued, StepReached, StoreRequested
-from simdist.cluster import Condition, Network
-from simdist.faults._kinds import (
-    Crash,
-    Fault,
-    Hang,
-    Hold,
-    LinkDelay,
-    Partition,
-    Raise,
-    RankFault,
-    SlowRank,
-    StoreDelay,
-    StoreLost,
-)
-from simdist.faults._words import begin_text, end_text, kind_of
-from simdist.kernel import PASS, Simulation, Verdict
+from simdist.c10d import OperationIssued, PointReached, StepReached, StoreRequested
+from simdist.cluster import Host, Network
+from simdist.faults._draws import draws_for
+from simdist.faults._entry import Entry, Lateness, SimulatedRank
+from simdist.faults._fault import Fault
+from simdist.faults._rank_fault import RankFault
+from simdist.faults._trigger import Watch, Watches
+from simdist.kernel import PASS, Simulation, Timer, Verdict
 from simdist.process import SimProcess
+from simdist.result import FaultResult
 
 __all__ = ["Injector"]
 
 
 @dataclass(slots=True)
-class _Armed:
-    """A rank fault of one life, and how far its trigger has come."""
+class _Stop:
+    """A process that a fault has stopped, and when it may go on."""
 
-    fault: RankFault
-    matched: int = 0  # operations seen that match
-    in_step: bool = False
-    spent: bool = False
-    operations: tuple[str, ...] | None = field(init=False)  # that match
-
-    def __post_init__(self) -> None:
-        self.operations = self.fault.operations
-
-
-@dataclass(slots=True)
-class _Hanging:
-    """A hang that has struck, and when it ends."""
-
-    fault: Hang
+    entry: Entry
     until_ns: float
 
 
 class Injector:
-    """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts.
+    """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts; `account` tells who struck.
 
-    `lose_store` ends the launcher's store.
-
-    Faults are told apart by identity: two equal descriptions are two faults.
+    `lose_store` ends the launcher's store; `seed` is what the probabilities of triggers are drawn from.
     """
 
     def __init__(
-        self, simulation: Simulation, network: Network, faults: Sequence[Fault], lose_store: Callable[[], None]
+        self,
+        simulation: Simulation,
+        network: Network,
+        faults: Sequence[Fault],
+        lose_store: Callable[[], None],
+        *,
+        seed: int,
     ) -> None:
-        self._simulation = simulation
-        self._network = network
-        self._lose_store = lose_store
-        self._slow_stores: list[StoreDelay] = []
-        self._faults: list[Fault] = []
+        self.simulation = simulation
+        self.network = network
+        self.lose_store = lose_store
+        self.world_size = network.cluster.world_size
+        self.late_operations: list[tuple[Entry, Lateness]] = []
+        self.late_requests: list[tuple[Entry, Lateness]] = []
+        self.said = 0  # events of faults in the log
+        self._seed = seed
         self._life = 0
-        self._armed: dict[int, list[_Armed]] = {}
+        self._entries: list[Entry] = []
+        self._released: dict[str, int] = {}  # when faults with a name struck first
+        self._watches: dict[int, Watches[Entry]] = {}  # of the present life, by rank
         self._processes: dict[int, SimProcess] = {}
-        self._slow: dict[int, list[SlowRank]] = {}
-        self._hanging: dict[SimProcess, list[_Hanging]] = {}
-        self._conditions: list[tuple[Fault, list[Condition]]] = []
-        self._lifted: list[Fault] = []
+        self._stops: dict[SimProcess, list[_Stop]] = {}
+        self._moving: dict[Timer, None] = {}  # that keep nothing else going: periods, and the ends of stops
         for fault in faults:
             self._take(fault)
 
+    # -- what the world and the test say -------------------------------------------------------------------------
+
     def start_life(self, life: int, processes: dict[int, SimProcess]) -> None:
-        """Arm what strikes in this life of the world."""
+        """Watch for what strikes in this life of the world."""
         self._life = life
         self._processes = processes
-        self._armed = {}
-        for fault in self._faults:
-            if isinstance(fault, RankFault):
-                self._arm(fault)
+        self._watches = {}
+        for entry in self._entries:
+            self._watch(entry)
 
     def add(self, fault: Fault) -> None:
-        """Bring in a fault while the world runs. One whose time has come begins at once."""
-        self._take(fault)
-        if isinstance(fault, RankFault):
-            if fault.at_ns is not None and fault.at_ns <= self._simulation.now_ns:
-                if fault.life in (self._life, None):
-                    self._strike(fault, self._processes[fault.rank])
-            else:
-                self._arm(fault)
+        """Bring in a fault while the world runs. One whose time has come strikes at once."""
+        self._watch(self._take(fault), at_once=True)
 
     def lift(self, fault: Fault) -> None:
         """End a fault now: heal, release, let go on. One that has not struck yet never will; does nothing twice."""
-        if any(each is fault for each in self._lifted):
+        for entry in self._entries:
+            if entry.fault is fault and not entry.lifted:
+                self._lift(entry)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """All faults of the run, in the order in which they came in."""
+        return tuple(entry.fault for entry in self._entries)
+
+    def account(self) -> tuple[FaultResult, ...]:
+        """What became of each fault, in the order in which they came in."""
+        return tuple(entry.result() for entry in self._entries)
+
+    def release(self, name: str) -> None:
+        """A fault of this name strikes: those that come after it come into play."""
+        now_ns = self.simulation.now_ns
+        if name in self._released:
             return
-        self._lifted.append(fault)
-        now = self._simulation.now_ns
-        for known, conditions in self._conditions:
-            if known is fault:
-                if not _is_over(fault, now):
-                    self._tell(kind_of(fault), end_text(fault))
-                for condition in conditions:
-                    self._network.lift(condition, now)
-        if isinstance(fault, SlowRank):
-            self._slow[fault.rank] = [each for each in self._slow[fault.rank] if each is not fault]
-        if isinstance(fault, StoreDelay):
-            self._slow_stores = [each for each in self._slow_stores if each is not fault]
-        if isinstance(fault, Hang):
-            for process, hangs in self._hanging.items():
-                for hang in hangs:
-                    if hang.fault is fault:
-                        hang.until_ns = min(hang.until_ns, now)
-                        self._go_on(process)
+        self._released[name] = now_ns
+        for entry in list(self._entries):
+            if entry.fault.after == name and not isinstance(entry.fault, RankFault):
+                self._arm(entry, now_ns)
+        for watches in self._watches.values():
+            for entry, watch in watches:
+                if entry.fault.after == name:
+                    watch.released(now_ns, now_ns)
+                    self._set_alarm(entry, watch)
 
-    def _take(self, fault: Fault) -> None:
-        self._faults.append(fault)
-        bus = self._simulation.bus
-        if (isinstance(fault, SlowRank) or _on_operation(fault)) and not bus.wants(OperationIssued):
-            bus.intercept(OperationIssued, self._on_operation)
-        if isinstance(fault, RankFault) and fault.at_step is not None and not bus.wants(StepReached):
-            bus.intercept(StepReached, self._on_step)
-        if isinstance(fault, StoreDelay) and not bus.wants(StoreRequested):
-            bus.intercept(StoreRequested, self._on_store_request)
-        self._lay_on(fault)
+    # -- arming --------------------------------------------------------------------------------------------------
 
-    def _arm(self, fault: RankFault) -> None:
-        if fault.life not in (self._life, None):
-            return
-        self._armed.setdefault(fault.rank, []).append(_Armed(fault))
-        if fault.at_ns is not None:
-            at_ns = max(fault.at_ns, self._simulation.now_ns)
-            self._simulation.call_at(at_ns, self._striker(fault, self._processes[fault.rank]))
-
-    # -- links ---------------------------------------------------------------------------------------------------
-
-    def _lay_on(self, fault: Fault) -> None:
-        network = self._network
+    def _take(self, fault: Fault) -> Entry:
+        entry = Entry(self, fault)
+        self._entries.append(entry)
         if isinstance(fault, RankFault):
+            trigger, bus = fault.trigger, self.simulation.bus
+            if trigger.on_operation:
+                self.ask_before_operations()
+            if trigger.step is not None and not bus.wants(StepReached):
+                bus.intercept(StepReached, self._on_step)
+            if trigger.point is not None and not bus.wants(PointReached):
+                bus.intercept(PointReached, self._on_point)
+        elif fault.after is None:
+            self._arm(entry, 0)
+        elif fault.after in self._released:
+            self._arm(entry, self._released[fault.after])
+        return entry
+
+    def _arm(self, entry: Entry, origin_ns: int) -> None:
+        if not entry.in_play and not entry.lifted:
+            entry.in_play = True
+            entry.origin_ns = origin_ns
+            entry.fault.arm(entry)
+
+    def _watch(self, entry: Entry, *, at_once: bool = False) -> None:
+        fault = entry.fault
+        if not isinstance(fault, RankFault) or fault.life not in (self._life, None) or entry.lifted:
             return
-        if isinstance(fault, StoreLost):
-            self._simulation.call_at(max(fault.at_ns, self._simulation.now_ns), lambda: self._lose(fault))
+        now_ns = self.simulation.now_ns
+        earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
+        watch = Watch(fault.trigger, draws_for(fault, earlier, seed=self._seed, life=self._life), now_ns)
+        if fault.after is not None and fault.after in self._released:
+            watch.released(self._released[fault.after], now_ns)
+        self._watches.setdefault(fault.rank, Watches()).add(entry, watch)
+        if at_once and watch.alarm_ns == now_ns:
+            self._alarm(entry, watch, self._processes[fault.rank])
+        else:
+            self._set_alarm(entry, watch)
+
+    def _set_alarm(self, entry: Entry, watch: Watch) -> None:
+        if watch.alarm_ns is None or watch.spent:
             return
-        start_ns = max(fault.start_ns, self._simulation.now_ns)  # what has happened is not rewritten
-        if isinstance(fault, LinkDelay | Hold):
-            ways = [(fault.src, fault.dst)] + ([(fault.dst, fault.src)] if fault.both_ways else [])
-        if isinstance(fault, LinkDelay):
-            conditions = [
-                network.delay(src, dst, fault.delay_ns, start_ns=start_ns, until_ns=fault.until_ns) for src, dst in ways
-            ]
-            self._tell_at(start_ns, fault, begin_text(fault))
-        elif isinstance(fault, Hold):
-            conditions = [network.hold(src, dst, start_ns=start_ns, until_ns=fault.until_ns) for src, dst in ways]
-            self._tell_at(start_ns, fault, begin_text(fault))
-        elif isinstance(fault, Partition):
-            conditions = [network.cut(fault.groups, start_ns=start_ns, until_ns=fault.until_ns)]
-            self._tell_at(start_ns, fault, begin_text(fault))
-        elif isinstance(fault, StoreDelay):
-            conditions = []
-            self._slow_stores.append(fault)
-            self._tell_at(start_ns, fault, begin_text(fault), -1 if fault.rank is None else fault.rank)
-        else:
-            conditions = []
-            self._slow.setdefault(fault.rank, []).append(fault)
-            self._tell_at(start_ns, fault, begin_text(fault), fault.rank)
-        if isinstance(fault, Partition | Hold) and fault.until_ns is not None:
-            self._tell_at(fault.until_ns, fault, end_text(fault))
-        self._conditions.append((fault, conditions))
+        assert entry.fault.target is not None
+        process = self._processes[entry.fault.target]
+        self.simulation.call_at(watch.alarm_ns, lambda: self._alarm(entry, watch, process))
 
-    def _lose(self, fault: StoreLost) -> None:
-        if not any(each is fault for each in self._lifted):
-            self._tell("store_lost", begin_text(fault))
-            self._lose_store()
+    def _alarm(self, entry: Entry, watch: Watch, process: SimProcess, happened: int = -1) -> None:
+        """An alarm is due; `happened` is how much had at the last one, if it has a period."""
+        if happened == len(self.simulation.events) - self.said and not self._can_go_on():
+            return
+        if watch.alarm():
+            self._strike(entry, process)
+        if watch.alarm_ns is not None and process.running and not entry.lifted:
+            happened = len(self.simulation.events) - self.said
+            self._move_on(watch.alarm_ns, lambda: self._alarm(entry, watch, process, happened))
 
-    def _tell_at(self, time_ns: int, fault: Fault, text: str, rank: int = -1) -> None:
-        # Not a timer if it is now: a fault that lies in the future keeps the world from being at rest.
-        if time_ns <= self._simulation.now_ns:
-            self._tell(kind_of(fault), text, rank)
-        else:
-            self._simulation.call_at(time_ns, lambda: self._tell_of(fault, text, rank))
+    def _can_go_on(self) -> bool:
+        """True if anything can happen in the world but what periods of faults would do next."""
+        simulation = self.simulation
+        self._moving = {timer: None for timer in self._moving if timer.action is not None}
+        return bool(simulation.deadlines()) or any(timer not in self._moving for _, timer in simulation.timers())
 
-    def _tell_of(self, fault: Fault, text: str, rank: int) -> None:
-        if not any(each is fault for each in self._lifted):
-            self._tell(kind_of(fault), text, rank)
-
-    def _tell(self, kind: str, text: str, rank: int = -1, life: int = 0) -> None:
-        self._simulation.events.add((self._simulation.now_ns, "fault", rank, kind, text, life))
+    def _move_on(self, time_ns: int, action: Callable[[], None]) -> None:
+        self._moving[self.simulation.call_at(time_ns, action)] = None
 
     # -- verdicts ------------------------------------------------------------------------------------------------
 
+    def ask_before_operations(self) -> None:
+        """From now on judge operations."""
+        if not self.simulation.bus.wants(OperationIssued):
+            self.simulation.bus.intercept(OperationIssued, self._on_operation)
+
+    def ask_before_requests(self) -> None:
+        """From now on judge requests to the store."""
+        if not self.simulation.bus.wants(StoreRequested):
+            self.simulation.bus.intercept(StoreRequested, self._on_request)
+
     def _on_step(self, event: StepReached) -> Verdict:
-        verdict = PASS
-        for armed in self._armed.get(event.process.rank, ()):
-            if armed.spent or armed.fault.at_step is None:
-                continue
-            armed.in_step = event.step == armed.fault.at_step
-            armed.matched = 0
-            if armed.in_step and not armed.fault.on_operation and verdict is PASS:
-                armed.spent = True
-                verdict = self._verdict([armed.fault], event.process)
-        return verdict
+        watches = self._watches.get(event.process.rank)
+        return PASS if watches is None else self._verdict(watches.step(event.step), event.process)
+
+    def _on_point(self, event: PointReached) -> Verdict:
+        watches = self._watches.get(event.process.rank)
+        return PASS if watches is None else self._verdict(watches.point(event.name), event.process)
 
     def _on_operation(self, event: OperationIssued) -> Verdict:
-        rank = event.process.rank
-        struck: list[RankFault] = []
-        for armed in self._armed.get(rank, ()):
-            fault = armed.fault
-            if armed.spent or not fault.on_operation or (fault.at_step is not None and not armed.in_step):
-                continue
-            if armed.operations is not None and event.operation not in armed.operations:
-                continue
-            armed.matched += 1
-            if armed.matched >= (fault.nth or 1) and (not struck or struck[0].when == fault.when):
-                armed.spent = True
-                struck.append(fault)
-        late_ns = sum(slow.delay_ns for slow in self._slow.get(rank, ()) if self._is_on(slow))
-        if struck:
-            return self._verdict(struck, event.process, late_ns)
+        watches = self._watches.get(event.process.rank)
+        struck = [] if watches is None else watches.operation(event.operation)
+        late_ns = self._lateness_ns(self.late_operations, event.process.rank)
+        return self._verdict(struck, event.process, late_ns)
+
+    def _on_request(self, event: StoreRequested) -> Verdict:
+        late_ns = self._lateness_ns(self.late_requests, event.process.rank) if event.launchers else 0
         return Verdict(delay_ns=late_ns) if late_ns else PASS
 
-    def _verdict(self, faults: Sequence[RankFault], process: SimProcess, late_ns: int = 0) -> Verdict:
-        """What `faults` do to the process, one after the other; after an exception there is nothing left to strike."""
-        strikes = []
-        error = None
-        for fault in faults:
-            strikes.append(self._striker(fault, process))
-            if isinstance(fault, Raise) and not any(each is fault for each in self._lifted):
-                error = fault.make()
-                break
-        return Verdict(delay_ns=late_ns, strike=lambda: _call_all(strikes), when=faults[0].when, error=error)
+    def _lateness_ns(self, asked: list[tuple[Entry, Lateness]], rank: int) -> int:
+        now_ns = self.simulation.now_ns
+        return sum(lateness_ns(rank, now_ns) for entry, lateness_ns in asked if not entry.lifted)
 
-    def _on_store_request(self, event: StoreRequested) -> Verdict:
-        delays = [
-            slow.delay_ns
-            for slow in self._slow_stores
-            if slow.rank in (None, event.process.rank) and event.launchers and self._is_on(slow)
-        ]
-        return Verdict(delay_ns=sum(delays)) if delays else PASS
+    def _verdict(self, struck: Sequence[Entry], process: SimProcess, late_ns: int = 0) -> Verdict:
+        """What the faults do to the process, one after the other, and what its program gets at last."""
+        entries = [entry for entry in struck if not entry.lifted]
+        if not entries:
+            return Verdict(delay_ns=late_ns) if late_ns else PASS
+        last = entries[-1].fault
+        assert isinstance(last, RankFault)
 
-    def _is_on(self, slow: SlowRank | StoreDelay) -> bool:
-        now = self._simulation.now_ns
-        return slow.start_ns <= now and (slow.until_ns is None or now < slow.until_ns)
+        def strike() -> None:
+            for entry in entries:
+                self._strike(entry, process)
+
+        return Verdict(delay_ns=late_ns, strike=strike, when=last.when, error=last.exception())
 
     # -- strikes -------------------------------------------------------------------------------------------------
 
-    def _striker(self, fault: RankFault, process: SimProcess) -> Callable[[], None]:
-        return lambda: self._strike(fault, process)
+    def _strike(self, entry: Entry, process: SimProcess) -> None:
+        fault = entry.fault
+        if not process.running or entry.lifted:
+            return
+        assert isinstance(fault, RankFault)
+        entry.say(fault.begins(), process.rank, process.life)
+        entry.has_struck()
+        fault.strike(SimulatedRank(self, entry, process))
 
-    def _strike(self, fault: RankFault, process: SimProcess) -> None:
-        if not process.running or any(each is fault for each in self._lifted):
-            return
-        simulation = self._simulation
-        self._tell(kind_of(fault), begin_text(fault), process.rank, process.life)
-        if isinstance(fault, Crash):
-            if fault.exit_code is not None:
-                process.exit(fault.exit_code)
-            else:
-                process.kill(_signal.Signals[fault.signal])
-            return
-        if isinstance(fault, Raise):
-            return  # the verdict has the exception
+    def stop(self, entry: Entry, process: SimProcess, duration_ns: int | None) -> None:
+        """Stop a process for a while, or until the fault is lifted."""
+        now_ns = self.simulation.now_ns
         process.stop()
-        until_ns = math.inf if fault.duration_ns is None else simulation.now_ns + fault.duration_ns
-        self._hanging.setdefault(process, []).append(_Hanging(fault, until_ns))
-        if fault.duration_ns is not None:
-            simulation.call_at(simulation.now_ns + fault.duration_ns, lambda: self._go_on(process))
+        until_ns = math.inf if duration_ns is None else now_ns + duration_ns
+        self._stops.setdefault(process, []).append(_Stop(entry, until_ns))
+        if duration_ns is not None:
+            again = functools.partial(self._go_on, process)
+            if isinstance(entry.fault, RankFault) and entry.fault.period_ns is not None:
+                self._move_on(now_ns + duration_ns, again)
+            else:
+                self.simulation.call_at(now_ns + duration_ns, again)
+
+    def crash_host(self, entry: Entry, host: Host, down_ns: int | None) -> None:
+        """Bring a host down for a while, or until the fault is lifted. Called by one of its ranks: does not return."""
+        now_ns = self.simulation.now_ns
+        entry.hosts.append(host)
+        if down_ns is not None:
+            self.simulation.call_at(now_ns + down_ns, lambda: self._boot(entry, host))
+        host.crash(now_ns)
+
+    def _boot(self, entry: Entry, host: Host) -> None:
+        if host in entry.hosts:
+            entry.hosts.remove(host)
+            entry.tell_end()
+            host.boot(self.simulation.now_ns)
 
     def _go_on(self, process: SimProcess) -> None:
-        # Of hangs that overlap the last to end decides.
-        if process.running and max(hang.until_ns for hang in self._hanging[process]) <= self._simulation.now_ns:
+        # Of stops that overlap the last to end decides.
+        now_ns = self.simulation.now_ns
+        self._stops[process] = left = [stop for stop in self._stops[process] if stop.until_ns > now_ns]
+        if process.running and not left:
             process.resume()
 
-
-def _call_all(actions: Sequence[Callable[[], None]]) -> None:
-    for action in actions:
-        action()
-
-
-def _on_operation(fault: Fault) -> bool:
-    return isinstance(fault, RankFault) and fault.on_operation
-
-
-def _is_over(fault: Fault, now_ns: int) -> bool:
-    return not isinstance(fault, RankFault | StoreLost) and fault.until_ns is not None and fault.until_ns <= now_ns
+    def _lift(self, entry: Entry) -> None:
+        entry.lifted = True
+        now_ns = self.simulation.now_ns
+        if entry.hosts:
+            for host in list(entry.hosts):
+                self._boot(entry, host)
+        elif entry.struck_ns and not entry.over and entry.fault.ends() and not entry.has_passed():
+            entry.tell_end()
+        for condition in entry.conditions:
+            self.network.lift(condition, now_ns)
+        for process, stops in list(self._stops.items()):
+            mine = [stop for stop in stops if stop.entry is entry]
+            for stop in mine:
+                stop.until_ns = min(stop.until_ns, now_ns)
+            if mine:
+                self._go_on(process)

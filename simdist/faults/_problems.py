@@ -1,155 +1,97 @@
-"""What is wrong with faults: each field by itself, the fault as a whole, and the fault in its world."""
+"""What is wrong with faults: each field by itself, each fault as a whole, and all of them in their world."""
 
 from __future__ import annotations
 
-import builtins
-import signal as _signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from simdist.faults._kinds import (
-    TORCH_ERRORS,
-    Crash,
-    Fault,
-    Hold,
-    LinkDelay,
-    Partition,
-    Raise,
-    RankFault,
-    SlowRank,
-    StoreDelay,
-    StoreLost,
-    rank_of,
-)
-from simdist.values import brief, place, shown
+from simdist.faults._fault import Fault, Problem, Surroundings
+from simdist.faults._kinds import KINDS
+from simdist.values import place, shortened, shown, text_of
 
-__all__ = ["problems_of"]
+__all__ = ["FaultProblem", "problems_among", "problems_of"]
 
 
-def problems_of(faults: Iterable[object], world_size: int, *, max_restarts: int | None = None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class FaultProblem:
+    """One thing that is wrong with the fault at `index`: `path` is the field and the place in it, empty for the
+    whole."""
+
+    index: int
+    path: tuple[str | int, ...]
+    text: str
+
+
+def problems_of(
+    faults: Iterable[object],
+    world_size: int,
+    *,
+    max_restarts: int | None = None,
+    others: Iterable[Fault] = (),
+    names: Iterable[str] = (),
+) -> list[str]:
     """One line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all of it does.
 
-    With `max_restarts`, a fault of a life that never comes does not fit either.
+    With `max_restarts`, a fault of a life that never comes does not fit either. `others` are in the world already, and
+    `names` are of faults that may still come.
     """
-    lines: list[str] = []
-    for index, fault in enumerate(faults):
-        where = f"faults[{index}]"
-        if not isinstance(fault, Fault):
-            lines.append(f"{where}: {_no_fault(fault)}")
-            continue
+    given = list(faults)
+    if not given:
+        return []
+    lines = [[] if isinstance(each, Fault) else [f": {_no_fault(each)}"] for each in given]
+    places = [index for index, each in enumerate(given) if isinstance(each, Fault)]
+    good = [each for each in given if isinstance(each, Fault)]
+    for problem in problems_among(good, world_size, max_restarts, others=others, names=names):
+        inside = f".{place(problem.path)}" if problem.path else ""
+        lines[places[problem.index]].append(f"{inside}: {problem.text}")
+    return [f"faults[{index}]{line}" for index, told in enumerate(lines) for line in told]
+
+
+def problems_among(
+    faults: Iterable[Fault],
+    world_size: int,
+    max_restarts: int | None,
+    *,
+    others: Iterable[Fault] = (),
+    names: Iterable[str] = (),
+) -> Iterator[FaultProblem]:
+    """As `problems_of`, as data; all of `faults` are some. `names` are of faults of which no more is known."""
+    given = list(faults)
+    waits: dict[str, str] = dict.fromkeys(names, "")
+    everybody = [*others, *given]
+    for fault in everybody:
+        if isinstance(fault.name, str) and fault.name:
+            waits[fault.name] = fault.after if isinstance(fault.after, str) else ""
+    borne = Counter(fault.name for fault in everybody if isinstance(fault.name, str) and fault.name)
+    taken = frozenset(name for name, count in borne.items() if count > 1)
+    for index, fault in enumerate(given):
         misfits = fault.misfits()
-        lines += [
-            f"{where}.{place((name, *finding.path))}: {finding.text}"
-            for name, findings in misfits.items()
-            for finding in findings
-        ]
-        lines += [f"{where}{line}" for line in _Judge(fault, frozenset(misfits), world_size, max_restarts).lines()]
-    return lines
+        for name, findings in misfits.items():
+            for finding in findings:
+                yield FaultProblem(index, (name, *finding.path), finding.text)
+        surroundings = Surroundings(world_size, max_restarts, waits, taken, frozenset(misfits))
+        for field, text in _asked(fault, surroundings, misfits):
+            yield FaultProblem(index, (field,) if field else (), text)
+
+
+def _asked(fault: Fault, surroundings: Surroundings, misfits: Mapping[str, object]) -> list[Problem]:
+    """What the fault itself says is wrong; if it can't say, because of what is wrong already, nothing."""
+    if isinstance(fault, tuple(KINDS.values())):
+        return list(fault.problems(surroundings))
+    try:
+        return list(fault.problems(surroundings))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a class of the user's, which may raise anything
+        if misfits:
+            return []
+        return [("", f"its problems() raised {type(error).__name__}: {shortened(text_of(error), 300)}")]
 
 
 def _no_fault(value: object) -> str:
-    kinds = {kind.__name__: kind for kind in Fault.__args__}
-    if isinstance(value, type) and value in kinds.values():
+    if isinstance(value, type) and issubclass(value, Fault):
         return f"expected a fault from simdist.faults, found the class {value.__name__}; call it with its arguments"
-    name = "".join(word.title() for word in value.split("_")) if isinstance(value, str) else ""
-    hint = f"; write simdist.faults.{name}(...)" if name in kinds else ""
+    name = KINDS[value].__name__ if isinstance(value, str) and value in KINDS else ""
+    hint = f"; write simdist.faults.{name}(...)" if name else ""
     return f"expected a fault from simdist.faults, found {shown(value)}{hint}"
-
-
-class _Judge:
-    """What is wrong with one fault as a whole, and in its world; fields that are wrong by themselves are left alone."""
-
-    def __init__(self, fault: Fault, wrong: frozenset[str], world_size: int, max_restarts: int | None) -> None:
-        self._fault = fault
-        self._wrong = wrong
-        self._world_size = world_size
-        self._max_restarts = max_restarts
-
-    def lines(self) -> Iterator[str]:
-        """The problems, each with the field before it."""
-        fault = self._fault
-        if isinstance(fault, RankFault):
-            yield from self._of_trigger(fault)
-        if isinstance(fault, Raise):
-            yield from self._of_exception(fault)
-        if isinstance(fault, Crash) and self._fine("exit_code", "signal"):
-            yield from _of_signal(fault)
-        yield from self._of_ranks(fault)
-        if not isinstance(fault, RankFault | StoreLost) and self._fine("start_ns", "until_ns"):
-            yield from _of_span(fault)
-        if isinstance(fault, LinkDelay | Hold) and self._fine("src", "dst") and fault.src == fault.dst:
-            yield ": a rank has no link to itself"
-        if isinstance(fault, Partition) and self._fine("groups"):
-            yield from _of_groups(fault)
-
-    def _fine(self, *names: str) -> bool:
-        return self._wrong.isdisjoint(names)
-
-    def _of_trigger(self, fault: RankFault) -> Iterator[str]:
-        if self._fine("at_ns", "at_step", "op", "nth"):
-            if fault.at_ns is None and fault.at_step is None and not fault.on_operation:
-                yield ": no trigger; give a time, a step, or an operation"
-            if fault.at_ns is not None and (fault.at_step is not None or fault.on_operation):
-                yield ": a time and a step or operation are two triggers; give one of them"
-        if self._fine("when", "op", "nth") and fault.when != "before" and not fault.on_operation:
-            yield f".when: {fault.when!r} needs an operation; give op or nth"
-        if self._fine("nth") and fault.nth is not None and fault.nth < 1:
-            yield f".nth: {fault.nth} is not a count; the first operation is 1"
-        last = self._max_restarts
-        if last is not None and self._fine("life") and fault.life is not None and fault.life > last:
-            yield f".life: {fault.life} never comes: with max_restarts = {last} the last life is {last}"
-
-    def _of_exception(self, fault: Raise) -> Iterator[str]:
-        if self._fine("at_ns") and fault.at_ns is not None:
-            yield ".at_ns: no program raises at a time; give an operation or a step"
-        if self._fine("when", "op", "nth") and fault.when in ("during", "after") and fault.on_operation:
-            yield f".when: {fault.when!r} is too late to raise; the exception comes in place of the operation"
-        if self._fine("error") and not _can_be_raised(fault.error):
-            yield (
-                f".error: unknown exception {brief(fault.error)}; expected one of Python's that takes a text, or one "
-                f"of torch.distributed: {', '.join(TORCH_ERRORS)}"
-            )
-
-    def _of_ranks(self, fault: Fault) -> Iterator[str]:
-        if isinstance(fault, LinkDelay | Hold):
-            ranks = [("src", fault.src), ("dst", fault.dst)]
-        elif isinstance(fault, Partition):
-            ranks = [("groups", rank) for group in fault.groups for rank in group] if self._fine("groups") else []
-        else:
-            rank = rank_of(fault)
-            ranks = [] if rank is None else [("rank", rank)]
-        for name, rank in ranks:
-            if self._fine(name) and not 0 <= rank < self._world_size:
-                yield f".{name}: rank {rank} is outside the world of {self._world_size} ranks"
-
-
-def _of_signal(fault: Crash) -> Iterator[str]:
-    if fault.exit_code is None and fault.signal not in _signal.Signals.__members__:
-        yield f".signal: unknown signal {brief(fault.signal)}; expected a name such as 'SIGKILL'"
-
-
-def _of_span(fault: SlowRank | LinkDelay | Partition | Hold | StoreDelay) -> Iterator[str]:
-    if fault.until_ns is not None and fault.until_ns <= fault.start_ns:
-        yield ".until_ns: ends before it starts"
-
-
-def _of_groups(fault: Partition) -> Iterator[str]:
-    members = Counter(rank for group in fault.groups for rank in group)
-    if len(fault.groups) < 2:
-        yield ".groups: a partition needs at least two groups"
-    for rank in sorted(members):
-        if members[rank] > 1:
-            yield f".groups: rank {rank} is in more than one group"
-
-
-def _can_be_raised(name: str) -> bool:
-    kind = getattr(builtins, name, None)
-    if name in TORCH_ERRORS:
-        return True
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return False
-    try:
-        kind("text")
-    except TypeError:  # it wants more than a text
-        return False
-    return True

@@ -28,18 +28,49 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simdist.hardware._calibrate import calibrate, rows_of
+    from simdist.hardware._compare import Point
+    from simdist.hardware._dumps import write_dumps
     from simdist.hardware._launch import Nodes
+    from simdist.hardware._match import Match
+    from simdist.hardware._page import html_page
+    from simdist.hardware._parity import ParityReport, check_parity, exit_code
     from simdist.hardware._portable import NotReplayed
-    from simdist.hardware._replay import RealReport, replay
+    from simdist.hardware._replay import RealReport, replay, unavailable
 
-__all__ = ["Nodes", "NotReplayed", "RealReport", "replay"]
+__all__ = [
+    "Match",
+    "Nodes",
+    "NotReplayed",
+    "ParityReport",
+    "Point",
+    "RealReport",
+    "calibrate",
+    "check_parity",
+    "exit_code",
+    "html_page",
+    "replay",
+    "rows_of",
+    "unavailable",
+    "write_dumps",
+]
 
 # Loaded on first use: ranks and their supervisors import this package too, and need none of it.
 _HOMES = {
+    "Match": "simdist.hardware._match",
     "Nodes": "simdist.hardware._launch",
     "NotReplayed": "simdist.hardware._portable",
+    "ParityReport": "simdist.hardware._parity",
+    "Point": "simdist.hardware._compare",
     "RealReport": "simdist.hardware._replay",
+    "calibrate": "simdist.hardware._calibrate",
+    "check_parity": "simdist.hardware._parity",
+    "exit_code": "simdist.hardware._parity",
+    "html_page": "simdist.hardware._page",
     "replay": "simdist.hardware._replay",
+    "rows_of": "simdist.hardware._calibrate",
+    "unavailable": "simdist.hardware._replay",
+    "write_dumps": "simdist.hardware._dumps",
 }
 
 

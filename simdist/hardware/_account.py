@@ -1,4 +1,4 @@
-"""What a run came to, point by point, in words that do not depend on when and where it ran."""
+"""The outcome of a run, point by point, in words that do not depend on when and where it ran."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def account_of(result: RunResult, state: Mapping[str, str], scale: float = 1.0) 
     for event in result.events:
         book.read(event)
     last = result.restarts
-    ended_by_launcher = {key for key in book.operations if key[1] < last and key not in book.struck}
+    struck = {(rank, life) for fault in result.faults for rank, life, how in fault.ended if how != "hung"}
+    ended_by_launcher = {key for key in book.operations if key[1] < last and key not in struck}
     ended_by_launcher |= {(rank.rank, last) for rank in result.ranks if rank.exit_code == -15}
     return Account(
         outcomes={rank.rank: _outcome(rank) for rank in result.ranks},
@@ -109,7 +110,6 @@ class _Book:
         self.errors: dict[tuple[int, int], dict[Operation, str]] = {}
         self.steps: dict[tuple[int, int], list[int]] = {}
         self.faults: list[str] = []
-        self.struck: set[tuple[int, int]] = set()
 
     def read(self, event: Event) -> None:
         data = event.data
@@ -123,8 +123,6 @@ class _Book:
             return
         if event.kind == "fault":
             self.faults.append(f"{data['text']} (life {data['life']})")
-            if data["fault"] == "crash":
-                self.struck.add((event.rank, int(data["life"])))
             return
         if event.rank < 0 or event.rank not in self._life:
             return

@@ -34,6 +34,7 @@ class Board:
         self._entered: set[Any] = set()
         self._ended: dict[int, set[int]] = {}
         self._given: dict[int, Any] = {}
+        self._struck: dict[str, int] = {}
         self._listener = connection.Listener(address, authkey=key, backlog=4 * world_size + 16)
         self._closed = False
         self._key = key
@@ -106,6 +107,18 @@ class Board:
         with self._changed:
             self._wait(lambda: what in self._entered or rank in self._ended.get(life, ()), limit_s)
             return what in self._entered, rank in self._ended.get(life, ())
+
+    def struck(self, name: str, time_ns: int) -> None:
+        """A fault with a name has struck, so long after the run began; only the first time counts."""
+        with self._changed:
+            self._struck.setdefault(name, time_ns)
+            self._changed.notify_all()
+
+    def wait_struck(self, names: Sequence[str], limit_s: float) -> dict[str, int]:
+        """Wait until some of these faults have struck; when they did, by name."""
+        with self._changed:
+            self._wait(lambda: not self._struck.keys().isdisjoint(names), limit_s)
+            return {name: self._struck[name] for name in names if name in self._struck}
 
     def end(self, life: int, rank: int) -> None:
         """The rank's process is gone."""

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from simdist.c10d._flow import Done, Flow
-from simdist.c10d._operation import Operation
+from simdist.c10d import GLOO, Done, Flow, Operation
 from simdist.errors import SimdistError
 from simdist.hardware._job import Job
 from simdist.hardware._keeper import Keeper
@@ -109,7 +108,7 @@ def calibrate(backend: str, world_sizes: Sequence[int], *, limit_s: float = _LIM
     """Measure, fit, and measure again.
 
     Raises:
-        SimdistError: a measurement did not come to an end.
+        SimdistError: a measurement did not end.
     """
     first = [measured_on(backend, ranks, limit_s=limit_s) for ranks in world_sizes]
     models = [fit_model(ranks, measured) for ranks, measured in zip(world_sizes, first, strict=True)]
@@ -125,7 +124,7 @@ def measured_on(backend: str, ranks: int, *, limit_s: float = _LIMIT_S) -> Measu
     """Times on real processes of this machine.
 
     Raises:
-        SimdistError: they did not come to an end.
+        SimdistError: they did not end.
     """
     with Keeper() as keeper:
         job = Job(
@@ -181,8 +180,11 @@ def predict_s(operation: str, size: int, ranks: int, model: Model) -> float:
     what = Operation(operation, size, _ELEMENT, torch.float32, (size // _ELEMENT,), "sum", 0)
     if operation == "all_reduce":
         slower, longer = (model.latency_slowdown, model.slowdown) if size >= model.from_bytes else (1.0, 1.0)
-        return what.duration_ns(ranks, round(model.latency_ns * slower), model.byte_ns * longer) / 1e9
-    flow = Flow(lambda rank: what.program(rank, ranks, lambda _: ([], [])), _Links(model.latency_ns, model.byte_ns))
+        return GLOO.algorithm.duration_ns(what, ranks, round(model.latency_ns * slower), model.byte_ns * longer) / 1e9
+    flow = Flow(
+        lambda rank: GLOO.algorithm.program(what, rank, ranks, lambda _: ([], [])),
+        _Links(model.latency_ns, model.byte_ns),
+    )
     for rank in range(ranks):
         flow.arrive(rank, 0)
     ends = [outcome.time_ns for rank in range(ranks) if isinstance(outcome := flow.outcome(rank), Done)]

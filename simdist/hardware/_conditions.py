@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simdist.faults import Fault, Hold, LinkDelay, Partition, begin_text, end_text
+from simdist.faults import Fault, LinkFault
 
 __all__ = ["Conditions", "link_faults"]
 
 
-def link_faults(faults: Sequence[Fault]) -> list[LinkDelay | Partition | Hold]:
+def link_faults(faults: Sequence[Fault]) -> list[LinkFault]:
     """Those that befall links."""
-    return [fault for fault in faults if isinstance(fault, LinkDelay | Partition | Hold)]
+    return [fault for fault in faults if isinstance(fault, LinkFault)]
 
 
 class Conditions:
@@ -31,34 +31,27 @@ class Conditions:
         due_s = now_s
         for fault in self._faults:
             start_s, until_s = self._span_s(fault)
-            if not start_s <= now_s < until_s:
+            effect = fault.effect_on(src, dst) if start_s <= now_s < until_s else None
+            if effect is None:
                 continue
-            if isinstance(fault, Partition):
-                if _is_cut(fault, src, dst):
-                    return None
-            elif (src, dst) == (fault.src, fault.dst) or (fault.both_ways and (dst, src) == (fault.src, fault.dst)):
-                if isinstance(fault, LinkDelay):
-                    due_s += fault.delay_ns / 1e9 * self._scale
-                else:
-                    due_s = max(due_s, until_s)
+            if effect.blocked:
+                return None
+            due_s += effect.delay_ns / 1e9 * self._scale
+            if effect.held:
+                due_s = max(due_s, until_s)
         self._last_s[src, dst] = due_s = max(due_s, self._last_s.get((src, dst), due_s))
         return due_s
 
-    def events(self) -> list[tuple[float, Fault, str]]:
+    def events(self) -> list[tuple[float, LinkFault, str]]:
         """What the run's events say of them, and when."""
-        told: list[tuple[float, Fault, str]] = []
+        told: list[tuple[float, LinkFault, str]] = []
         for fault in self._faults:
             start_s, until_s = self._span_s(fault)
-            told.append((start_s, fault, begin_text(fault)))
-            if fault.until_ns is not None and not isinstance(fault, LinkDelay):
-                told.append((until_s, fault, end_text(fault)))
+            told.append((start_s, fault, fault.begins()))
+            if fault.until_ns is not None and fault.says_its_end:
+                told.append((until_s, fault, fault.ends()))
         return sorted(told, key=lambda event: event[0])
 
-    def _span_s(self, fault: LinkDelay | Partition | Hold) -> tuple[float, float]:
+    def _span_s(self, fault: LinkFault) -> tuple[float, float]:
         until_s = float("inf") if fault.until_ns is None else fault.until_ns / 1e9 * self._scale
         return fault.start_ns / 1e9 * self._scale, until_s
-
-
-def _is_cut(fault: Partition, src: int, dst: int) -> bool:
-    sides = [index for rank in (src, dst) for index, group in enumerate(fault.groups) if rank in group]
-    return len(sides) == 2 and sides[0] != sides[1]

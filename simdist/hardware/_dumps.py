@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simdist.frames import is_our_file
 from simdist.hardware._flight import Frame
 from simdist.trace import trace_of, write_flight_recorder
 
@@ -55,10 +56,10 @@ def _frames(report: RealReport) -> dict[tuple[int, int, str, str, str], Sequence
             op, group, sequence = (event.data[name] for name in ("op", "group", "seq"))
             entry = entries.get((event.rank, lives.get(event.rank, 0)), {}).get((op, group, sequence))
             if entry is not None:
-                lines = [frame for frame in entry.frames if not _is_ours(frame[0])]
+                lines = [frame for frame in entry.frames if not _leads_to_the_program(frame[0])]
                 frames[event.time_ns, event.rank, str(group), str(op), str(sequence)] = lines
     return frames
 
 
-def _is_ours(file: str) -> bool:
-    return "/simdist/hardware/" in file.replace("\\", "/") or file.startswith("<frozen runpy")
+def _leads_to_the_program(file: str) -> bool:
+    return is_our_file(file) or file.startswith("<frozen runpy")

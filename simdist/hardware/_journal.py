@@ -18,7 +18,7 @@ Record = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The journal of one rank in one life: its events, without calls that were refused.
+    """The journal of one rank in one life: its events, without calls that were refused. `strikes` are those of faults.
 
     `origin_ns` is when the run began, by the system's clock; `ended` the note of the rank's parent about how the
     process ended, None if there is none.
@@ -29,6 +29,7 @@ class Life:
     records: list[Record]
     origin_ns: int
     ended: Record | None
+    strikes: tuple[Record, ...] = ()
 
 
 class Journal:
@@ -78,15 +79,18 @@ def read_events(folder: Path, rank: int, life: int) -> Iterator[Record]:
 def read_life(folder: Path, rank: int, life: int) -> Life:
     """The journal of one rank in one life."""
     kept: list[Record] = []
+    strikes: list[Record] = []
     ended, origin_ns = None, 0
     for record in read_events(folder, rank, life):
         if record[1] == "ended":
             ended = record
         elif record[1] == "origin":
             origin_ns = record[3]
+        elif record[1] == "strike":
+            strikes.append(record)
         elif record[1] == "refused":
             key = record[3:6]
             kept = [other for other in kept if not (other[1] == "issue" and other[3:6] == key)]
         else:
             kept.append(record)
-    return Life(rank, life, kept, origin_ns, ended)
+    return Life(rank, life, kept, origin_ns, ended, tuple(strikes))

@@ -48,8 +48,9 @@ class Keeper:
 
     Example:
         >>> with Keeper() as keeper:
-        ...     pid = keeper.start([sys.executable, "-m", "train"])
+        ...     pid = keeper.start([sys.executable, "-c", "import this"], stdout=2)
         ...     keeper.wait(pid, limit_s=60)
+        True
     """
 
     def __init__(self, keep: Path | None = None) -> None:

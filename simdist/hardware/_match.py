@@ -13,7 +13,7 @@ from typing import Any
 
 from simdist.hardware._flight import Entry, FlightRecord
 from simdist.hardware._journal import Record
-from simdist.trace._flight_recorder import TORCH_TYPES
+from simdist.trace import TORCH_TYPES
 
 __all__ = ["Match", "match", "with_device_times"]
 

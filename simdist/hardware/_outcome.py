@@ -10,10 +10,10 @@ from typing import Any
 
 from simdist.hardware._flight import read_record
 from simdist.hardware._job import Job
-from simdist.hardware._journal import Life, Record, read_events, read_life, read_lives
+from simdist.hardware._journal import Life, Record, read_life, read_lives
 from simdist.hardware._match import Match, match, with_device_times
-from simdist.result import RankResult, RunResult, Status
-from simdist.trace._stream import EventStream
+from simdist.result import FaultResult, RankResult, RunResult, Status
+from simdist.trace import EventStream
 
 __all__ = ["matches_of", "outcome_of"]
 
@@ -58,7 +58,8 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
         if journal.life == last[journal.rank]:
             ranks.append(_rank_result(folder, journal))
     events += [(time_ns, "group", -1, *told[1:]) for told, time_ns in groups.items()]
-    events += read_events(folder, -1, 0)  # what befell no rank in particular
+    world = read_life(folder, -1, 0)  # what befell no rank in particular
+    events += world.records
     restarts = max(last.values(), default=0)
     starts = [journal.records for journal in journals if journal.life]
     for life in range(1, restarts + 1):
@@ -70,7 +71,25 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
     ranks += [RankResult(rank, "hung", waiting="never started", lives=0) for rank in missing]
     results = tuple(_with_operations(result, operations) for result in sorted(ranks, key=lambda each: each.rank))
     end_ns = max((record[0] for record in events), default=0)
-    return RunResult("", end_ns, restarts, results, EventStream(events), job.seed, replay)
+    strikes = [(record[0], journal.rank, *record[3:]) for journal in (*journals, world) for record in journal.strikes]
+    faults = tuple(_fault_result(job, index, sorted(strikes)) for index in range(len(job.faults)))
+    return RunResult(
+        "", end_ns, restarts, results, EventStream(events), job.seed, replay, backend=job.backend, faults=faults
+    )
+
+
+def _fault_result(job: Job, index: int, strikes: Sequence[Record]) -> FaultResult:
+    fault = job.faults[index]
+    mine = [(time_ns, rank, life, how) for time_ns, rank, struck, life, how in strikes if struck == index]
+    return FaultResult(
+        call=repr(fault),
+        called=fault.called,
+        kind=fault.kind,
+        rank=-1 if fault.target is None else fault.target,
+        required=not fault.optional,
+        struck_ns=tuple(time_ns for time_ns, _, _, how in mine if not how),
+        ended=tuple(dict.fromkeys((rank, life, how) for _, rank, life, how in mine if how)),
+    )
 
 
 def _death(journal: Life) -> list[Record]:

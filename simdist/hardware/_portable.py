@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simdist.faults import Fault, Hold, RankFault, SlowRank, StoreDelay, StoreLost
+from simdist.faults import Machine
 from simdist.hardware._namespaces import why_none
 from simdist.scenario import Plan
 
@@ -29,24 +30,16 @@ def not_replayed(plan: Plan, backend: str, nodes: int = 1) -> tuple[NotReplayed,
         found.append(NotReplayed(f"backend {plan.backend!r}", "it exists only in simulation"))
     if plan.strict:
         found.append(NotReplayed("strict", "a real backend has no strict mode"))
+    machine = Machine(backend, nodes, plan.max_restarts, why_none)
     for index, fault in enumerate(plan.faults):
-        reason = _why_not(fault, plan, backend, nodes)
+        reason = fault.real_obstacle(machine) or _comes_after(fault.after, found, plan)
         if reason:
             found.append(NotReplayed(f"faults[{index}] ({type(fault).__name__})", reason))
     return tuple(found)
 
 
-def _why_not(fault: Fault, plan: Plan, backend: str, nodes: int) -> str:
-    if isinstance(fault, RankFault | SlowRank):
-        return ""
-    if isinstance(fault, StoreDelay | StoreLost):
-        # See simdist.hardware._agent.
-        return "with restarts rank 0 serves the store itself, and no launcher's" if plan.max_restarts else ""
-    if backend != "gloo":
-        return f"link faults need ranks that talk through the network, and those of {backend} on one machine do not"
-    if nodes > 1:
-        return "link faults befall links between ranks on one machine"
-    if isinstance(fault, Hold) and not fault.both_ways:
-        return "Gloo sends nothing that the receiver has not asked for, so holding one direction stops the other, too"
-    missing = why_none()
-    return f"link faults need root, network namespaces and TUN devices: {missing}" if missing else ""
+def _comes_after(after: str | None, left_out: Sequence[NotReplayed], plan: Plan) -> str:
+    """A fault that comes after one that is left out never comes."""
+    names = {f"faults[{i}] ({type(fault).__name__})": fault.name for i, fault in enumerate(plan.faults)}
+    missing = after is not None and any(names.get(each.what) == after for each in left_out)
+    return f"it comes after {after!r}, which is not replayed" if missing else ""

@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from simdist.faults import StoreDelay, StoreLost, begin_text, kind_of
+from simdist.faults import LastingFault, StoreFault
 from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
@@ -25,7 +26,7 @@ _CHUNK = 1 << 16
 
 def has_store_faults(job: Job) -> bool:
     """True if a rank's way to the store has to be watched."""
-    return any(isinstance(fault, StoreDelay | StoreLost) for fault in job.faults)
+    return any(isinstance(fault, StoreFault) for fault in job.faults)
 
 
 class StoreProxy:
@@ -42,8 +43,7 @@ class StoreProxy:
         self._store = (host, port)
         self._listener = listener
         self._origin_ns: int | None = None
-        self._delays = [f for f in job.faults if isinstance(f, StoreDelay) and f.rank in (None, rank)]
-        self._losses = [f for f in job.faults if isinstance(f, StoreLost)]
+        self._faults = {index: f for index, f in enumerate(job.faults) if isinstance(f, StoreFault)}
         self._lines: set[asyncio.Task[None]] = set()
         threading.Thread(target=lambda: asyncio.run(self._serve()), name="simdist store proxy", daemon=True).start()
 
@@ -53,42 +53,43 @@ class StoreProxy:
         if began is None:
             return
         self._origin_ns = began
-        tellers = [asyncio.create_task(self._tell(fault)) for fault in self._delays]
-        if self._losses:
-            first = min(self._losses, key=lambda fault: fault.at_ns)
-            await self._until(first.at_ns)
+        tellers = [asyncio.create_task(self._tell(index, fault)) for index, fault in self._faults.items()]
+        losses = [lost_ns for fault in self._faults.values() if (lost_ns := fault.lost_at_ns()) is not None]
+        if losses:
+            await self._until(min(losses))
             server.close()
             for line in list(self._lines):
                 line.cancel()
-            if self._rank == 0:
-                for fault in self._losses:
-                    await self._until(fault.at_ns)
-                    self._note(fault, -1)
         await asyncio.gather(*tellers)
         await asyncio.Event().wait()  # as long as the supervisor lives
 
     def _began(self) -> int | None:
+        origin_ns: int | None = self._ask("wait_begun", self._job.limit_s)
+        return origin_ns
+
+    def _ask(self, *request: Any) -> Any:
         board = BoardClient(self._job.board, self._job.key)
         try:
-            origin_ns: int | None = board.call("wait_begun", self._job.limit_s)
+            return board.call(*request)
         finally:
             board.close()
-        return origin_ns
 
     async def _until(self, time_ns: int) -> None:
         assert self._origin_ns is not None
         await asyncio.sleep(self._job.scaled_s(time_ns) - (time.time_ns() - self._origin_ns) / 1e9)
 
-    async def _tell(self, fault: StoreDelay) -> None:
-        if fault.rank is not None or self._rank == 0:
-            await self._until(fault.start_ns)
-            self._note(fault, -1 if fault.rank is None else fault.rank)
-
-    def _note(self, fault: StoreDelay | StoreLost, rank: int) -> None:
+    async def _tell(self, index: int, fault: StoreFault) -> None:
+        if self._rank != (0 if fault.target is None else fault.target):
+            return
+        lost_ns = fault.lost_at_ns()
+        await self._until(lost_ns if lost_ns is not None else fault.start_ns if isinstance(fault, LastingFault) else 0)
         assert self._origin_ns is not None
-        journal = Journal(Path(self._job.out), rank, 0)
+        journal = Journal(Path(self._job.out), -1 if fault.target is None else fault.target, 0)
         now_ns = time.time_ns() - self._origin_ns
-        journal.add("fault", kind_of(fault), begin_text(fault), 0, time_ns=now_ns)
+        journal.add("fault", fault.kind, fault.begins(), 0, time_ns=now_ns)
+        journal.add("strike", index, 0, "", time_ns=now_ns)
+        if fault.name:
+            self._ask("struck", fault.name, now_ns)
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -131,13 +132,8 @@ class StoreProxy:
     def _delay_s(self) -> float:
         if self._origin_ns is None:
             return 0.0
-        now_s = (time.time_ns() - self._origin_ns) / 1e9
-        scaled = self._job.scaled_s
-        return sum(
-            scaled(fault.delay_ns)
-            for fault in self._delays
-            if scaled(fault.start_ns) <= now_s and (fault.until_ns is None or now_s < scaled(fault.until_ns))
-        )
+        now_ns = round((time.time_ns() - self._origin_ns) / self._job.time_scale)
+        return self._job.scaled_s(sum(f.request_delay_ns(self._rank, now_ns) for f in self._faults.values()))
 
 
 async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,14 +17,14 @@ from simdist.hardware._match import Match
 from simdist.hardware._outcome import matches_of, outcome_of
 from simdist.hardware._portable import NotReplayed, not_replayed
 from simdist.result import RunResult
-from simdist.scenario import Plan, Verdict, fill, judge_real, state_of
+from simdist.scenario import Plan, Verdict, fill, filled_faults, judge_real, state_of
 
 __all__ = ["RealReport", "replay", "unavailable", "without"]
 
 
 @dataclass(frozen=True, slots=True)
 class RealReport:
-    """What a real run of a scenario came to.
+    """The outcome of a real run of a scenario.
 
     `not_replayed` lists what did not happen, and why; `matches` has torch's own flight record of each rank and life
     that left one, beside simdist's.
@@ -145,7 +145,7 @@ def _run(
         out=str(out),
         board=("", 0),
         key=b"",
-        faults=plan.faults,
+        faults=filled_faults(plan.faults, str(tmp)),
         env=dict(plan.env),
         wait=wait,
     )

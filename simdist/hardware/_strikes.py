@@ -2,91 +2,137 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from simdist.faults import Crash, Fault, Raise, RankFault, SlowRank, begin_text, kind_of
+from simdist.faults import OperationDelay, RankFault, Watch, Watches, draws_for
 from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
+from simdist.hardware._struck import RealRank
 
 __all__ = ["UNDER_WAY", "Strikes"]
 
-UNDER_WAY = 16 << 20  # bytes; see simdist.c10d._collective
+UNDER_WAY = 16 << 20  # bytes; see simdist.c10d.engine._collective
 
 _SETTLED_S = 0.1  # from the last peer's call until its messages are certainly under way
 _FLYING_S = 0.02  # into a large operation
 _DOOR_S = 5.0  # how long a rank that is to die inside an operation waits for its peers there
 
 
-@dataclass(slots=True)
-class _Armed:
-    """A fault of this rank in this life, and how far its trigger has come; see `simdist.faults`."""
-
-    fault: RankFault
-    matched: int = 0
-    in_step: bool = False
-    spent: bool = False
-
-
 class Strikes:
-    """The faults of one rank: `before`, `inside` and `after` surround each operation, `on_step` is for the program.
+    """The faults of one rank: `before`, `inside` and `after` surround each operation, the others are for the program.
 
-    A fault that strikes during an operation waits until all peers are inside it, and strikes before this rank's part
-    of it has begun: its data is still in its own buffers, as in a simulation. If the operation is large, a part of it
-    is under way.
+    When they strike is for `simdist.faults.Watches` to say, in virtual time, as in a simulation. A fault that strikes
+    during an operation waits until all peers are inside it, and strikes before this rank's part of it has begun: its
+    data is still in its own buffers, as in a simulation. If the operation is large, a part of it is under way.
 
-    While a crash or an exception of another rank is still to come, a collective that both take part in is entered when
-    that rank has entered it too, or is gone: whether a message of ours lies unread in a process that dies decides
-    between "closed" and "reset", and a race of microseconds must not decide that.
+    While a fault is still to come that may keep another rank out of an operation, a collective that both take part in
+    is entered when that rank has entered it too, or is gone: whether a message of ours lies unread in a process that
+    dies decides between "closed" and "reset", and a race of microseconds must not decide that.
     """
 
-    def __init__(self, job: Job, journal: Journal, board: BoardClient, rank: int, life: int, orders: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        journal: Journal,
+        board: BoardClient,
+        rank: int,
+        life: int,
+        orders: int,
+        listener: BoardClient | None = None,
+    ) -> None:
         self._job = job
         self._journal = journal
         self._board = board
+        self._listener = listener  # for waiting: a client waits for one answer at a time
         self._rank = rank
         self._life = life
         self._orders = orders
-        mine = [f for f in job.faults if isinstance(f, RankFault) and f.rank == rank and f.life in (life, None)]
-        self._armed = [_Armed(fault) for fault in mine]
-        self._slow = [fault for fault in job.faults if isinstance(fault, SlowRank) and fault.rank == rank]
-        self._told: list[SlowRank] = []
-        others = [f for f in job.faults if isinstance(f, Crash | Raise) and f.rank != rank and f.life in (life, None)]
-        self._awaited = [fault for fault in others if fault.at_ns is None]
-        self._pending: dict[tuple[str, str], list[RankFault]] = {}  # by when and operation, struck by this call
-        self._after: dict[tuple[str, str, int], list[RankFault]] = {}
-        # Others have to know that this rank is inside only if somebody is to be struck at an operation or a step.
-        self._doors = any(isinstance(f, RankFault) and f.at_ns is None for f in job.faults)
+        self._watches: Watches[int] = Watches()  # by the fault's place in the job
+        self._slow: dict[int, OperationDelay] = {}
+        self._told: list[int] = []
+        self._awaited: list[RankFault] = []
+        self._doors = (
+            False  # others have to know that this rank is inside: somebody is struck at an operation or a step
+        )
+        for index, fault in enumerate(job.faults):
+            if isinstance(fault, OperationDelay) and fault.rank == rank:
+                self._slow[index] = fault
+            if isinstance(fault, RankFault):
+                self._take(index, fault)
+        self._pending: dict[tuple[str, str], list[int]] = {}  # by when and operation, struck by this call
+        self._after: dict[tuple[str, str, int], list[int]] = {}
+
+    def _take(self, index: int, fault: RankFault) -> None:
+        is_timed = fault.trigger.is_timed
+        self._doors = self._doors or not is_timed
+        if fault.life not in (self._life, None):
+            return
+        if fault.rank == self._rank:
+            draw = draws_for(fault, self._job.faults[:index], seed=self._job.seed, life=self._life)
+            self._watches.add(index, Watch(fault.trigger, draw))
+        elif fault.may_keep_out and not is_timed:
+            self._awaited.append(fault)
 
     def arm(self) -> None:
-        """Start the clocks of the faults that strike at a time."""
-        for armed in self._armed:
-            fault = armed.fault
-            if fault.at_ns is not None:
-                threading.Thread(target=self._strike_at, args=(fault, fault.at_ns), daemon=True).start()
+        """Start the clocks of the faults that strike at a time, and listen for those that others come after."""
+        for index, watch in self._watches:
+            if watch.alarm_ns is not None:
+                self._start_alarm(index, watch)
+        if self._listener is not None and any(watch.trigger.waits for _, watch in self._watches):
+            threading.Thread(target=self._listen, args=(self._listener,), daemon=True).start()
 
-    def _strike_at(self, fault: RankFault, at_ns: int) -> None:
-        # The journal's origin is set when the run has begun.
-        time.sleep(max(0.0, self._job.scaled_s(at_ns) - self._journal.now_ns() / 1e9))
-        self._strike(fault)
+    # -- alarms, and faults that come after others ---------------------------------------------------------------
+
+    @property
+    def _now_ns(self) -> int:
+        """Virtual time: that of the run, counted back by its scale."""
+        return round(self._journal.now_ns() / self._job.time_scale)
+
+    def _start_alarm(self, index: int, watch: Watch) -> None:
+        threading.Thread(target=self._follow_alarm, args=(index, watch), daemon=True).start()
+
+    def _follow_alarm(self, index: int, watch: Watch) -> None:
+        while watch.alarm_ns is not None:
+            # The journal's origin is set when the run has begun.
+            time.sleep(max(0.0, self._job.scaled_s(watch.alarm_ns) - self._journal.now_ns() / 1e9))
+            if watch.alarm():
+                self._strike(index)
+
+    def _listen(self, listener: BoardClient) -> None:
+        """Hear of the strikes of faults, those of other ranks included, that this rank's faults come after."""
+        names = sorted({str(self._job.faults[index].after) for index, watch in self._watches if watch.trigger.waits})
+        while names:
+            try:
+                struck = listener.call("wait_struck", names, self._job.limit_s)
+            except (EOFError, OSError):  # the run is over
+                return
+            if not struck:
+                return
+            for name, struck_ns in struck.items():
+                names.remove(name)
+                self._release(name, round(struck_ns / self._job.time_scale))
+
+    def _release(self, name: str, struck_ns: int) -> None:
+        for index, watch in self._watches:
+            if self._job.faults[index].after == name and watch.alarm_ns is None:
+                watch.released(struck_ns, self._now_ns)
+                if watch.alarm_ns is not None:
+                    self._start_alarm(index, watch)
+
+    # -- what the program does -----------------------------------------------------------------------------------
 
     def on_step(self, index: int) -> None:
         """Stand in for `simdist.step`."""
         self._journal.add("step", int(index))
-        for armed in self._armed:
-            if armed.spent or armed.fault.at_step is None:
-                continue
-            armed.in_step = index == armed.fault.at_step
-            armed.matched = 0
-            if armed.in_step and not armed.fault.on_operation:
-                armed.spent = True
-                self._strike(armed.fault)
+        self._strike_all(self._watches.step(int(index)))
+
+    def on_point(self, name: str) -> None:
+        """Stand in for `simdist.point`."""
+        self._strike_all(self._watches.point(str(name)))
 
     def before(self, op: str, group: str) -> None:
         """An operation is about to be issued: be late, or be struck.
@@ -94,23 +140,13 @@ class Strikes:
         Raises:
             Exception: that of a fault, in place of the operation.
         """
-        due: list[RankFault] = []
-        for armed in self._armed:
-            fault = armed.fault
-            if armed.spent or not fault.on_operation or (fault.at_step is not None and not armed.in_step):
-                continue
-            if fault.operations is not None and op not in fault.operations:
-                continue
-            armed.matched += 1
-            if armed.matched >= (fault.nth or 1) and (not due or due[0].when == fault.when):
-                armed.spent = True
-                due.append(fault)
+        due = self._watches.operation(op)
         self._be_late()
-        for fault in due:
-            if fault.when == "before":
-                self._strike(fault)
-            else:
-                self._pending.setdefault((fault.when, op), []).append(fault)
+        when = self._of_rank(due[0]).when if due else "before"
+        if when == "before":
+            self._strike_all(due)
+        else:
+            self._pending.setdefault((when, op), []).extend(due)
 
     def inside(self, op: str, group: str, sequence: int, ranks: Sequence[int], peer: int, nbytes: int) -> None:
         """The operation has been issued, but its data has not left."""
@@ -126,24 +162,24 @@ class Strikes:
             doors = [self._door(group, "peer", self._rank, ranks[peer])]
         else:
             doors = [self._door(group, op, sequence, rank) for rank in ranks if rank != self._rank]
-        for fault in during:
+        for index in during:
             if nbytes >= UNDER_WAY:
-                threading.Thread(target=self._strike_inside, args=(fault, doors, _FLYING_S), daemon=True).start()
+                threading.Thread(target=self._strike_inside, args=(index, doors, _FLYING_S), daemon=True).start()
             else:
-                self._strike_inside(fault, doors, _SETTLED_S)
+                self._strike_inside(index, doors, _SETTLED_S)
         if peer < 0:
             self._await(op, group, sequence, ranks)
 
     def _door(self, *what: Any) -> tuple[Any, ...]:
         return (self._life, *what)
 
-    def _strike_inside(self, fault: RankFault, doors: Sequence[Any], after_s: float) -> None:
+    def _strike_inside(self, index: int, doors: Sequence[Any], after_s: float) -> None:
         self._board.call("wait_entered", doors, _DOOR_S)
         time.sleep(after_s)
-        self._strike(fault)
+        self._strike(index)
 
     def _await(self, op: str, group: str, sequence: int, ranks: Sequence[int]) -> None:
-        """Wait for those whose crash is still to come: they enter too, or they are gone."""
+        """Wait for those who may be struck before they come: they enter too, or they are gone."""
         for fault in list(self._awaited):
             if fault.rank not in ranks:
                 continue
@@ -156,37 +192,46 @@ class Strikes:
 
     def after(self, op: str, group: str, sequence: int) -> None:
         """The operation is over for this rank."""
-        for fault in self._after.pop((op, group, sequence), []):
-            self._strike(fault)
+        self._strike_all(self._after.pop((op, group, sequence), []))
+
+    # -- strikes -------------------------------------------------------------------------------------------------
 
     def _be_late(self) -> None:
-        now_ns = self._journal.now_ns()
-        for fault in self._slow:
-            end = None if fault.until_ns is None else self._job.scaled_s(fault.until_ns) * 1e9
-            if self._job.scaled_s(fault.start_ns) * 1e9 <= now_ns and (end is None or now_ns < end):
-                if fault not in self._told:
-                    self._told.append(fault)
-                    self._tell(fault)
-                time.sleep(self._job.scaled_s(fault.delay_ns))
+        for index, fault in self._slow.items():
+            now_ns = self._now_ns
+            if fault.is_on(now_ns):
+                if index not in self._told:
+                    self._told.append(index)
+                    self._tell(index)
+                time.sleep(self._job.scaled_s(fault.lateness_ns(now_ns - fault.start_ns)))
 
-    def _tell(self, fault: Fault) -> None:
-        self._journal.add("fault", kind_of(fault), begin_text(fault), self._life)
+    def _tell(self, index: int) -> None:
+        fault = self._job.faults[index]
+        struck_ns = self._journal.now_ns()
+        self._journal.add("fault", fault.kind, fault.begins(), self._life, time_ns=struck_ns)
+        self._journal.add("strike", index, self._life, "", time_ns=struck_ns)
+        if any(each.after == fault.name for each in self._job.faults):
+            self._board.call("struck", fault.name, struck_ns)
+            self._release(fault.name, round(struck_ns / self._job.time_scale))
 
-    def _strike(self, fault: RankFault) -> None:
-        self._tell(fault)
-        if isinstance(fault, Crash):
-            self._die(fault)
-        if isinstance(fault, Raise):
-            raise fault.make()
-        seconds = "never" if fault.duration_ns is None else str(self._job.scaled_s(fault.duration_ns))
-        os.write(self._orders, f"{seconds}\n".encode())  # who is stopped can't wake himself
-        os.kill(os.getpid(), signal.SIGSTOP)
+    def _strike_all(self, indices: Sequence[int]) -> None:
+        """One after the other; the last one's exception is raised.
 
-    def _die(self, fault: Crash) -> NoReturn:
-        if fault.exit_code is None:
-            number = signal.Signals[fault.signal]
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-            os.kill(os.getpid(), number)
-            time.sleep(1.0)  # until it is delivered
-        os._exit(fault.exit_code if fault.exit_code is not None else 1)
+        Raises:
+            Exception: in the program, from a step, a point or an operation.
+        """
+        for index in indices:
+            self._strike(index)
+            error = self._of_rank(index).exception()
+            if error is not None:
+                raise error
+
+    def _strike(self, index: int) -> None:
+        self._tell(index)
+        rank = RealRank(self._job, self._journal, self._rank, self._life, self._orders, index)
+        self._of_rank(index).strike(rank)
+
+    def _of_rank(self, index: int) -> RankFault:
+        fault = self._job.faults[index]
+        assert isinstance(fault, RankFault)
+        return fault

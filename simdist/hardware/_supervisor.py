@@ -133,7 +133,7 @@ def main(job_path: str, agent: int) -> int:
             rank.hung = True
             rank.kill()
         elif rank.said_code is not None and time.monotonic() > rank.said_at + _EXIT_S:
-            # Its program is over, but the interpreter does not come to its end: Gloo's threads are joined with the
+            # Its program is over, but the interpreter does not end: Gloo's threads are joined with the
             # interpreter locked when a DDP model outlives its group (torch 2.13).
             rank.kill()
             rank.process.returncode = rank.said_code

@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from simdist.errors import SimdistError
-from simdist.faults import kind_of
 from simdist.hardware._board import BoardClient
 from simdist.hardware._conditions import Conditions, link_faults
 from simdist.hardware._job import Job
@@ -126,7 +125,12 @@ def _follow(job: Job, switch: _Switch, board: BoardClient, conditions: Condition
     journal.origin_ns = origin_ns
     for when_s, fault, text in conditions.events():
         time.sleep(max(0.0, when_s - journal.now_ns() / 1e9))
-        journal.add("fault", kind_of(fault), text, 0)
+        journal.add("fault", fault.kind, text, 0)
+        if text == fault.begins():
+            index = next(index for index, each in enumerate(job.faults) if each is fault)
+            journal.add("strike", index, 0, "")
+            if fault.name:
+                board.call("struck", fault.name, journal.now_ns())
 
 
 def main() -> None:

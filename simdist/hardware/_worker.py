@@ -37,12 +37,13 @@ def main(job_path: str, orders: int, supervisor: int) -> None:
     rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     os.environ.update({**watchdog_environment(job, life), **job.env})
     board = BoardClient(job.board, job.key)  # before this process leaves the host's network
+    listener = BoardClient(job.board, job.key) if any(fault.after for fault in job.faults) else None
     if job.networks:
         enter(job.networks[rank])
     journal = Journal(Path(job.out), rank, life)
     sys.argv[:] = sys.argv[:1]
 
-    function, strikes = _prepared(job, journal, board, rank, life, orders)
+    function, strikes = _prepared(job, journal, (board, listener), rank, life, orders)
     began = board.call("begin", life, rank, _READY_S)
     if began is None:
         raise SystemExit("some rank of this life never got as far as its workload")
@@ -55,7 +56,9 @@ def main(job_path: str, orders: int, supervisor: int) -> None:
     sys.exit(code)
 
 
-def _prepared(job: Job, journal: Journal, board: BoardClient, rank: int, life: int, orders: int) -> tuple[Any, Any]:
+def _prepared(
+    job: Job, journal: Journal, boards: tuple[BoardClient, BoardClient | None], rank: int, life: int, orders: int
+) -> tuple[Any, Any]:
     """Import everything, and lay the recorder over torch before the workload can take names from it."""
     import torch
 
@@ -74,13 +77,14 @@ def _prepared(job: Job, journal: Journal, board: BoardClient, rank: int, life: i
         import numpy as np
 
         np.random.seed(job.seed % 2**32)  # the legacy generator is what programs draw from
-    strikes = Strikes(job, journal, board, rank, life, orders)
+    strikes = Strikes(job, journal, boards[0], rank, life, orders, boards[1])
     recorder = Recorder(journal, strikes)
     serve_on_loopback("torch.distributed.rendezvous")  # with restarts, rank 0 serves the store itself
     scale_time(job.time_scale)
     use_device(job)
-    # Set on the package, it is what `simdist.step` and `from simdist import step` find.
+    # Set on the package, they are what `simdist.step` and `from simdist import step` find.
     simdist.step = strikes.on_step
+    simdist.point = strikes.on_point
     sys.path.insert(0, job.folder)
     module, _, name = job.target.partition(":")
     function = getattr(importlib.import_module(module), name)

@@ -16,7 +16,7 @@ from simdist.kernel._events import EventLog
 from simdist.kernel._policy import FifoPolicy, Policy, RandomPolicy, make_policy
 from simdist.kernel._simulation import Simulation, Timer
 from simdist.kernel._streams import stream
-from simdist.kernel._task import Task, TaskKilled
+from simdist.kernel._task import Task, TaskKilled, TaskState
 
 __all__ = [
     "PASS",
@@ -28,6 +28,7 @@ __all__ = [
     "Simulation",
     "Task",
     "TaskKilled",
+    "TaskState",
     "Timer",
     "Verdict",
     "Wait",

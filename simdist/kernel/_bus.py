@@ -16,7 +16,7 @@ __all__ = ["PASS", "Bus", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an announced effect must suffer.
+    """What becomes of an announced effect.
 
     `delay_ns` holds it back; `drop` loses it; `strike` is called before, during or after it (`when`), and may kill or
     stop the very task that causes it; `error` is raised in its place, after a delay and a strike before it.

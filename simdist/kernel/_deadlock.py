@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import networkx as nx
 
 from simdist.errors import DeadlockError, LivelockError
+from simdist.frames import user_line
 from simdist.kernel._task import Task, TaskState
 
 if TYPE_CHECKING:
     from simdist.kernel._simulation import Simulation
 
 __all__ = ["Wait", "describe_deadlock", "describe_livelock"]
-
-_OURS = str(Path(__file__).parents[1])
 
 
 class Wait(Protocol):
@@ -51,22 +49,14 @@ def describe_deadlock(simulation: Simulation) -> DeadlockError | None:
 def describe_livelock(simulation: Simulation) -> LivelockError:
     """The report of the tasks that go on sleeping and asking, each with its line of code."""
     alive = [task for task in simulation.tasks if task.state not in (TaskState.DONE, TaskState.FROZEN)]
+    frames = sys._current_frames()
     lines = [f"at {simulation.now_ns / 1e9:.9f} s nothing has happened for long but sleeping and asking:"]
     for task in alive[:32]:
         wait = f", in {task.waiting.describe()}" if task.waiting is not None else ""
-        lines.append(f"  {task.name}{_line_of(task)}{wait}")
+        lines.append(f"  {task.name}{user_line(frames.get(task.ident))}{wait}")
     if len(alive) > 32:
         lines.append(f"  and {len(alive) - 32} more tasks")
     return LivelockError("\n".join(lines))
-
-
-def _line_of(task: Task) -> str:
-    frame = sys._current_frames().get(task.ident)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def _shortest_cycle(graph: nx.DiGraph[str]) -> list[str]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simdist.frames import is_ours
 from simdist.kernel._deadlock import describe_livelock
 from simdist.kernel._task import Task, TaskState
 
@@ -35,7 +35,6 @@ _PATIENCE = 5  # for those that do not repeat themselves
 _MOST = 20  # times as long at most, whatever is due
 
 _LOOKS = 8  # within the shorter limit
-_OURS = str(Path(__file__).parents[1])
 _PLAIN = (int, float, str, bytes, type(None))
 
 
@@ -99,7 +98,7 @@ def _held_by(task: Task, frame: Any) -> list[Any]:
     held: list[Any] = [task.name]
     while frame is not None and len(held) < 64:
         code = frame.f_code
-        if not code.co_filename.startswith(_OURS) and code.co_flags & inspect.CO_OPTIMIZED:
+        if not is_ours(frame) and code.co_flags & inspect.CO_OPTIMIZED:
             held.append(code)
             # Sorted by name, of which there is one each: values may not be comparable.
             held += [pair for pair in sorted(frame.f_locals.items(), key=_name) if isinstance(pair[1], _PLAIN)]

@@ -29,7 +29,7 @@ from simdist.kernel._idle import IDLE_TURNS, Idleness
 from simdist.kernel._lock_watch import named
 from simdist.kernel._policy import FifoPolicy, Policy
 from simdist.kernel._task import Task, TaskKilled, TaskState
-from simdist.kernel._unwinding import calm, insist, without_collector
+from simdist.kernel._unwinding import calm, insist, settle, without_collector
 from simdist.kernel._watchdog import Watchdog, processor_seconds
 
 __all__ = ["Expiring", "Simulation", "Timer"]
@@ -107,7 +107,7 @@ class Expiring(Protocol):
     deadline_ns: int | None
 
     def expire(self) -> None:
-        """The deadline has come."""
+        """The deadline expired."""
 
 
 class _Sleep:
@@ -209,6 +209,9 @@ class Simulation:
     def spawn(self, function: Callable[[], None], name: str, context: Any = None) -> Task:
         """Add a task that calls `function`; it becomes runnable now. `context` is handed to the switch hook."""
         task = Task(self, name, function, context)
+        spawner = self.current
+        if spawner is not None and spawner.context is context and self.owns_this_thread():
+            task.parent = spawner
         self.tasks.append(task)
         self._alive += 1
         self._ready.push(task)
@@ -421,6 +424,8 @@ class Simulation:
         self._switch_context(None)
         self.current = None
         self.current_ident = 0
+        if any(task.insisted for task in self.tasks):
+            settle()
         for task in self.tasks:
             task.context = task.waiting = None  # these and the task refer to each other
         return leaked

@@ -45,6 +45,7 @@ class Task:
         "insisted",
         "lock",
         "name",
+        "parent",
         "parked_at_ns",
         "paused",
         "simulation",
@@ -60,6 +61,7 @@ class Task:
         self.name = name
         self.function = function
         self.context = context
+        self.parent: Task | None = None  # the task of the same context that spawned it
         self.lock = _thread.allocate_lock()  # held while the task is parked
         self.lock.acquire()
         self.state = TaskState.READY
@@ -77,7 +79,7 @@ class Task:
         self.error: BaseException | None = None  # what escaped from `function`; the layer above catches its own
 
     def expire(self) -> None:
-        """The deadline of a parked task has come: wake it; `Simulation.park` tells it so."""
+        """The deadline of a parked task expired: wake it; `Simulation.park` tells it so."""
         self.deadline_ns = -1
         self.simulation.wake(self)
 

@@ -15,15 +15,14 @@ import ctypes
 import gc
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from simdist.frames import is_ours
 from simdist.kernel._task import Task, TaskKilled
 
-__all__ = ["calm", "insist", "without_collector"]
+__all__ = ["calm", "insist", "settle", "without_collector"]
 
-_OURS = str(Path(__file__).parents[1])
 _raise_in: Any = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -35,13 +34,13 @@ class _Insisted(TaskKilled):
         sys.settrace(_raise_again)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if not frame.f_code.co_filename.startswith(_OURS):
+            if not is_ours(frame):
                 frame.f_trace = _raise_again
             frame = frame.f_back
 
 
 def _raise_again(frame: FrameType, event: str, argument: Any) -> Any:
-    if frame.f_code.co_filename.startswith(_OURS):
+    if is_ours(frame):
         return None
     _raise_in(ctypes.c_ulong(_thread.get_ident()), ctypes.py_object(_Insisted))
     return _raise_again
@@ -59,6 +58,23 @@ def calm(task: Task) -> None:
     task.calm = True
     sys.settrace(None)
     _raise_in(ctypes.c_ulong(task.ident), None)
+
+
+class _Settled(BaseException):
+    """Raised in the thread that settles, and caught there."""
+
+
+def settle() -> None:
+    """Called by the host when it has insisted: the interpreter forgets that exceptions are to be raised in threads.
+
+    CPython 3.11 keeps a note of it for all threads until some thread raises one, and a thread that ended or calmed down
+    never does. With the note there, every thread looks again and again for what is not there; and where a profiler is
+    set, it never gets past the beginning of a function.
+    """
+    with contextlib.suppress(_Settled):
+        _raise_in(ctypes.c_ulong(_thread.get_ident()), ctypes.py_object(_Settled))
+        for _ in range(1000):  # it is raised at one of these jumps back
+            pass
 
 
 @contextlib.contextmanager

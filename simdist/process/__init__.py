@@ -1,24 +1,44 @@
 """What makes a task look like an operating-system process.
 
-Per rank: environment, arguments, standard streams, clock, random generators, pid, exit code, signals, `atexit`. Two
-techniques: what Python code *calls* (`time.sleep`, `os._exit`, `print`) is replaced for the length of a world by a
-function that asks which thread is calling, so that every other thread of the host sees the original; what code *reads*
-(generator states, `sys.argv`) is swapped when the baton changes hands.
+Per rank: environment, arguments, standard streams, clock, random generators, entropy, pid, exit code, signals, atexit.
+Three techniques:
+
+- What Python code *calls* (`time.sleep`, `os._exit`, `uuid.uuid4`) does something else for the length of a world: it
+  asks which thread is calling, so that every other thread of the host sees the original. The function object itself
+  is redirected (`_redirect`), so it does not matter who took it and when; `original` gives what it was.
+- What code *reads* (generator states, `sys.argv`) is swapped when the baton goes to another process (`_slots`); the
+  layers above add what is theirs.
+- What is a method of a class is replaced in the class, and found where user code took it before (`_early`).
+
+A process has tasks: threads of control that share all this and end with it. It lives on a host of the cluster.
 
 Open `_process.py` for the process itself, `_runtime.py` for who is running and what is patched; each other file holds
-one group of replacements. Nothing here knows about process groups.
+one group of replacements. Nothing here knows about torch or process groups.
 """
 
+from simdist.process._entropy import drawn_from
+from simdist.process._environ import encoded
 from simdist.process._process import ProcessEnded, SimProcess
+from simdist.process._randomness import GlobalGenerator, global_generators, words_at
+from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
+from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 
 __all__ = [
+    "GlobalGenerator",
     "Patches",
     "ProcessEnded",
     "RankStream",
     "Runtime",
     "SimProcess",
+    "Slot",
+    "Slots",
     "current_process",
     "current_runtime",
+    "drawn_from",
+    "encoded",
+    "global_generators",
+    "original",
+    "words_at",
 ]

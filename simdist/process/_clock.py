@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import datetime
 import functools
+import queue
+import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from simdist.process._runtime import Patches, current_process
+from simdist.process._early import EarlyMethods
+from simdist.process._redirect import original
+from simdist.process._runtime import Patches, Replacement, current_process
 
-__all__ = ["install"]
+__all__ = ["follow", "install"]
 
 _FLOAT_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 
 
 def install(patches: Patches) -> None:
     """Replace the clocks and `sleep`."""
-    for name in _FLOAT_CLOCKS:
-        patches.wrap(time, name, _seconds)
-        patches.wrap(time, f"{name}_ns", _nanoseconds)
-    for name in ("localtime", "gmtime", "ctime"):
-        patches.wrap(time, name, _defaulting_to_now)
-    patches.wrap(time, "strftime", _strftime)
-    patches.wrap(time, "asctime", _asctime)
-    if hasattr(time, "clock_gettime"):
-        patches.wrap(time, "clock_gettime", _by_number)
-        patches.wrap(time, "clock_gettime_ns", _by_number_ns)
+    patches.redirect(_REPLACEMENTS)
     # The class stays what it is, so that its instances pickle, and whoever imported it early has virtual time too. Its
     # other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
     patches.wrap_in_type(datetime.datetime, "now", _now)
     patches.wrap_in_type(datetime.datetime, "utcnow", _utcnow)
-    patches.wrap(time, "sleep", _sleep)
+    # These measure how long a thread really waits.
+    for owner, name in _REAL_WAITS:
+        patches.replace(owner, name, original(getattr(owner, name)))
+
+
+def follow(patches: Patches, called: Iterable[Any]) -> None:
+    """Replace also the methods of the class that somebody took before; `called` is what runs on the ranks."""
+    patches.switch_on(_EARLY.among(called))
 
 
 def _seconds(original: Callable[[], float]) -> Callable[[], float]:
@@ -118,21 +121,68 @@ def _by_number_ns(original: Callable[[int], int]) -> Callable[[int], int]:
 
 def _now(original: Any) -> Any:
     def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
-        process = current_process()
-        if process is None:
-            moment: datetime.datetime = original.__get__(None, cls)(tz)
-            return moment
-        return cls.fromtimestamp(process.simulation.read_clock() / 1e9, tz)
+        return _now_of_class(cls, original.__get__(None, cls), tz)
 
     return classmethod(functools.wraps(original)(now))
 
 
 def _utcnow(original: Any) -> Any:
     def utcnow(cls: type[datetime.datetime]) -> datetime.datetime:
-        process = current_process()
-        if process is None:
-            moment: datetime.datetime = original.__get__(None, cls)()
-            return moment
-        return cls.fromtimestamp(process.simulation.read_clock() / 1e9, datetime.UTC).replace(tzinfo=None)
+        return _utcnow_of_class(cls, original.__get__(None, cls))
 
     return classmethod(functools.wraps(original)(utcnow))
+
+
+def _early_now(original: Any) -> Any:
+    @functools.wraps(original)
+    def now(tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        return _now_of_class(original.__self__, original, tz)
+
+    return now
+
+
+def _early_utcnow(original: Any) -> Any:
+    @functools.wraps(original)
+    def utcnow() -> datetime.datetime:
+        return _utcnow_of_class(original.__self__, original)
+
+    return utcnow
+
+
+def _now_of_class(cls: type[datetime.datetime], real: Any, tz: datetime.tzinfo | None) -> datetime.datetime:
+    process = current_process()
+    if process is None:
+        moment: datetime.datetime = real(tz)
+        return moment
+    return cls.fromtimestamp(process.simulation.read_clock() / 1e9, tz)
+
+
+def _utcnow_of_class(cls: type[datetime.datetime], real: Any) -> datetime.datetime:
+    process = current_process()
+    if process is None:
+        moment: datetime.datetime = real()
+        return moment
+    return cls.fromtimestamp(process.simulation.read_clock() / 1e9, datetime.UTC).replace(tzinfo=None)
+
+
+def _replacements() -> Iterator[Replacement]:
+    for name in _FLOAT_CLOCKS:
+        yield Replacement(time, name, _seconds)
+        yield Replacement(time, f"{name}_ns", _nanoseconds)
+    for name in ("localtime", "gmtime", "ctime"):
+        yield Replacement(time, name, _defaulting_to_now)
+    yield Replacement(time, "strftime", _strftime)
+    yield Replacement(time, "asctime", _asctime)
+    if hasattr(time, "clock_gettime"):
+        yield Replacement(time, "clock_gettime", _by_number)
+        yield Replacement(time, "clock_gettime_ns", _by_number_ns)
+    yield Replacement(time, "sleep", _sleep)
+
+
+_REPLACEMENTS = tuple(_replacements())
+_REAL_WAITS = [
+    (module, name)
+    for module, name in ((threading, "_time"), (queue, "time"), (subprocess, "_time"))
+    if hasattr(module, name)
+]
+_EARLY = EarlyMethods(datetime.datetime, {"now": _early_now, "utcnow": _early_utcnow})

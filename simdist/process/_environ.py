@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from simdist.process._runtime import Patches, current_process
+from simdist.process._runtime import Patches, Replacement, current_process
 
-__all__ = ["encoded", "install"]
+__all__ = ["encoded", "host_environ", "install"]
 
 
 class _EnvironData(MutableMapping[Any, Any]):
     """Stands in for `os.environ._data`: encoded names and values, of the rank that asks or of the host."""
 
     def __init__(self, host: dict[Any, Any]) -> None:
-        self._host = host
+        self.of_host = host
 
     def _here(self) -> dict[Any, Any]:
         process = current_process()
-        return self._host if process is None else process.environ
+        return self.of_host if process is None else process.environ
 
     def __getitem__(self, key: Any) -> Any:
         return self._here()[key]
@@ -43,6 +44,14 @@ class _EnvironData(MutableMapping[Any, Any]):
         return self._here().copy()
 
 
+def host_environ() -> Mapping[Any, Any]:
+    """The host's own environment, also while a world lives; names and values encoded."""
+    environ: Any = os.environ
+    data = environ._data
+    found: Mapping[Any, Any] = data.of_host if isinstance(data, _EnvironData) else data
+    return found
+
+
 def encoded(environ: dict[str, str]) -> dict[Any, Any]:
     """`environ` as `os.environ` keeps it: names and values encoded."""
     encode_key, encode_value = os.environ.encodekey, os.environ.encodevalue
@@ -56,15 +65,16 @@ def install(patches: Patches) -> None:
     patches.replace(environ, "_data", data)
     if hasattr(os, "environb"):
         patches.replace(os.environb, "_data", data)
-    real_putenv, real_unsetenv = os.putenv, os.unsetenv
+    patches.redirect(_REPLACEMENTS)
 
-    def putenv(name: Any, value: Any) -> None:
+
+def _of_host_alone(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def change(*args: Any) -> None:
         if current_process() is None:
-            real_putenv(name, value)
+            original(*args)
 
-    def unsetenv(name: Any) -> None:
-        if current_process() is None:
-            real_unsetenv(name)
+    return change
 
-    patches.replace(os, "putenv", putenv)
-    patches.replace(os, "unsetenv", unsetenv)
+
+_REPLACEMENTS = tuple(Replacement(os, name, _of_host_alone) for name in ("putenv", "unsetenv"))

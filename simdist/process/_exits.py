@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from simdist.errors import UnsupportedError
-from simdist.process._runtime import Patches, current_process, current_runtime
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
 __all__ = ["install"]
 
@@ -20,21 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def install(patches: Patches) -> None:
     """Replace what ends a process, names it, or starts another."""
-    for owner, name, replacement in (
-        (os, "getpid", _getpid),
-        (os, "_exit", _exit),
-        (os, "kill", _kill),
-        (os, "abort", _abort),
-        (signal, "raise_signal", _raise_signal),
-        (signal, "signal", _signal),
-        (atexit, "register", _atexit_register),
-        (atexit, "unregister", _atexit_unregister),
-        (os, "fork", _refused("os.fork (and with it DataLoader workers and multiprocessing)")),
-        (os, "forkpty", _refused("os.forkpty")),
-        (threading.Thread, "start", _refused("starting a thread", of_method=True)),
-    ):
-        if hasattr(owner, name):
-            patches.wrap(owner, name, replacement)
+    patches.redirect(_REPLACEMENTS)
 
 
 def _getpid(original: Callable[[], int]) -> Callable[[], int]:
@@ -44,6 +30,15 @@ def _getpid(original: Callable[[], int]) -> Callable[[], int]:
         return original() if process is None else process.pid
 
     return getpid
+
+
+def _getppid(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def getppid() -> int:
+        process = current_process()
+        return original() if process is None else process.parent_pid
+
+    return getppid
 
 
 def _exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -80,6 +75,11 @@ def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
             original(pid, number)
             return
         runtime.simulation.check()
+        process = current_process()
+        if process is not None and pid == process.parent_pid:
+            if number != 0:
+                raise UnsupportedError(f"rank {process.rank}: signals to the launcher are not simulated")
+            return
         target = runtime.processes.get(pid)
         if target is None or not target.running:
             raise ProcessLookupError(3, "No such process")
@@ -165,3 +165,23 @@ def _refused(what: str, *, of_method: bool = False) -> Callable[[Callable[..., A
         return refuse
 
     return wrap
+
+
+_REPLACEMENTS = tuple(
+    Replacement(owner, name, make)
+    for owner, name, make in (
+        (os, "getpid", _getpid),
+        (os, "getppid", _getppid),
+        (os, "_exit", _exit),
+        (os, "kill", _kill),
+        (os, "abort", _abort),
+        (signal, "raise_signal", _raise_signal),
+        (signal, "signal", _signal),
+        (atexit, "register", _atexit_register),
+        (atexit, "unregister", _atexit_unregister),
+        (os, "fork", _refused("os.fork (and with it DataLoader workers and multiprocessing)")),
+        (os, "forkpty", _refused("os.forkpty")),
+        (threading.Thread, "start", _refused("starting a thread", of_method=True)),
+    )
+    if hasattr(owner, name)
+)

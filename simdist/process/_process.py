@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from simdist.kernel import Simulation, Task
+from simdist.cluster import Host
+from simdist.kernel import Simulation, Task, TaskState
 
 if TYPE_CHECKING:
     from simdist.process._randomness import States
@@ -40,19 +41,23 @@ class SimProcess:
         rank: int,
         pid: int,
         life: int,
-        host: str,
+        host: Host,
+        parent_pid: int = 1,
         environ: dict[str, str],
         argv: list[str],
     ) -> None:
         self.simulation = simulation
         self.rank = rank
         self.pid = pid
+        self.parent_pid = parent_pid  # the launcher's on its host
         self.life = life
         self.host = host
+        host.residents.append(self)
         self.environ = environ
         self.argv = argv
         self.streams: tuple[Any, Any] | None = None  # what it has in sys.stdout and sys.stderr; None: never looked
-        self.task: Task | None = None
+        self.excepthook: Any = None  # likewise
+        self.tasks: list[Task] = []  # its threads of control, the main one first
         self.status: Status = "running"
         self.exit_code: int | None = None
         self.value: Any = None
@@ -65,6 +70,7 @@ class SimProcess:
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
         self.ignored: set[int] = set()  # signals
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.entropy: dict[str, int] = {}  # how often it has drawn, by stream
         self.random_states: States = ((), (), ())  # set before its first turn
         self.torch_state: Any = None  # belongs to the c10d layer
         self.end_listeners: dict[Callable[[SimProcess], None], None] = {}
@@ -76,8 +82,37 @@ class SimProcess:
         """False once it has returned, raised, exited or been killed."""
         return self.status == "running"
 
+    @property
+    def has_baton(self) -> bool:
+        """True if one of its tasks is the one that runs, and it is this that the caller's thread is."""
+        current = self.simulation.current
+        return current in self.tasks and current.state is TaskState.RUNNING and self.simulation.owns_this_thread()
+
+    @property
+    def main(self) -> Task | None:
+        """The task that the process began with; None before it began, and when its world is gone."""
+        return self.tasks[0] if self.tasks else None
+
+    def spawn(self, function: Callable[[], None], name: str) -> Task:
+        """Begin a task of this process: the main one, or another beside it, whose `parent` is the one that asks."""
+        task = self.simulation.spawn(function, name, self)
+        self.tasks.append(task)
+        return task
+
+    def task_in(self, wait: object) -> Task | None:
+        """The task that is parked on `wait`; the main one if none is."""
+        return next((task for task in self.tasks if task.waiting is wait), self.main)
+
+    def wake(self) -> None:
+        """Wake every task that is parked: each looks again whether it may go on."""
+        for task in self.tasks:
+            self.simulation.wake(task)
+
     def end(self, status: Status, exit_code: int, exception: BaseException | None = None) -> None:
-        """Mark the process as ended, and tell the listeners; does nothing to one that has ended."""
+        """Mark the process as ended, tell the listeners, and stop its tasks; does nothing to one that has ended.
+
+        A task of its own that calls this goes on, to its return.
+        """
         if not self.running:
             return
         simulation = self.simulation
@@ -90,30 +125,31 @@ class SimProcess:
         for listener in list(self.end_listeners):
             listener(self)
         self.end_listeners.clear()
+        for task in self.tasks:
+            if task.state is not TaskState.RUNNING:
+                simulation.kill(task)
 
     def kill(self, signal: int) -> None:
         """Die by a signal. The process may be the running one; then this does not return."""
         if self.running:
             self.end("killed", -int(signal))
-            assert self.task is not None
-            self.simulation.kill(self.task)
+            self._stop_running()
 
     def exit(self, code: int) -> None:
         """Leave at once, as `os._exit` does. Same rules as `kill`."""
         if self.running:
             self.end("exited", code & 0xFF)
-            assert self.task is not None
-            self.simulation.kill(self.task)
+            self._stop_running()
 
     def stop(self) -> None:
         """Stop as under SIGSTOP, connections open; `resume` lets it go on."""
-        assert self.task is not None
-        self.simulation.pause(self.task)
+        for task in self.tasks:
+            self.simulation.pause(task)
 
     def resume(self) -> None:
         """Go on as after SIGCONT."""
-        assert self.task is not None
-        self.simulation.resume(self.task)
+        for task in self.tasks:
+            self.simulation.resume(task)
         listeners, self.resume_listeners = self.resume_listeners, []
         for listener in listeners:
             listener()
@@ -130,10 +166,9 @@ class SimProcess:
             self.kill(number)
 
     def deliver(self, callback: Callable[[], None]) -> None:
-        """Run `callback` on the process's own thread, as soon as that gets the baton."""
+        """Run `callback` on a thread of the process, as soon as one gets the baton that waits for its like."""
         self.inbox.append(callback)
-        assert self.task is not None
-        self.simulation.wake(self.task)
+        self.wake()
 
     def drain(self) -> None:
         """Run what was delivered. Called on the process's own thread."""
@@ -141,6 +176,12 @@ class SimProcess:
             pending, self.inbox = self.inbox, []
             for callback in pending:
                 callback()
+
+    def _stop_running(self) -> None:
+        """The last step of a process that ends itself; does not return then."""
+        for task in self.tasks:
+            if task.state is TaskState.RUNNING:
+                self.simulation.kill(task)
 
     def flush(self) -> None:
         """Complete the last lines of both streams."""

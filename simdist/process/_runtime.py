@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import functools
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
 from simdist.process._process import SimProcess
+from simdist.process._redirect import Redirection, can_be_redirected
+from simdist.process._slots import Slot, Slots
 
-__all__ = ["Patches", "Runtime", "current_process", "current_runtime"]
+__all__ = ["Patches", "Replacement", "Runtime", "current_process", "current_runtime"]
 
 _MISSING = object()
+_REDIRECTED = object()
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
 
@@ -34,6 +38,30 @@ def _set_in_type(owner: type, name: str, attribute: Any) -> None:
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
+class Replacement:
+    """What the function `owner.name` does while a world lives: what `make(original)` does.
+
+    `make` must depend on nothing but the original. The function is the one that is there now; what a program puts in
+    its place later, a mock of its own, stays what it is.
+    """
+
+    __slots__ = ("function", "make", "name", "owner")
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self.make = make
+        self.function: Any = getattr(owner, name)
+
+
+@functools.cache
+def _redirections_of(replacements: tuple[Replacement, ...]) -> tuple[list[Redirection], list[Replacement]]:
+    """The redirections, and what can have none: somebody put an object of another kind in the function's place."""
+    functions = [each for each in replacements if can_be_redirected(each.function)]
+    others = [each for each in replacements if not can_be_redirected(each.function)]
+    return [Redirection.of(each.function, each.make) for each in functions], others
+
+
 class Patches:
     """Attributes replaced for a while; `undo` puts every one back, the last first."""
 
@@ -42,13 +70,11 @@ class Patches:
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any]] = []
-        self._by_original: dict[int, tuple[Any, Any]] = {}  # id -> (original, replacement); never leaves this object
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
         """Set `owner.name`; where it did not exist before, `undo` deletes it."""
         original = vars(owner).get(name, _MISSING) if isinstance(owner, type) else getattr(owner, name, _MISSING)
         self._done.append((owner, name, original))
-        self._by_original[id(original)] = (original, replacement)
         setattr(owner, name, replacement)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -72,13 +98,18 @@ class Patches:
         self._done.append((owner, name, _InType(original)))
         _set_in_type(owner, name, made[2])
 
-    def follow_into(self, namespace: dict[str, Any]) -> None:
-        """Replace what a module took with `from time import sleep` before the world began."""
-        for name, value in list(namespace.items()):
-            found = self._by_original.get(id(value))
-            if found is not None and found[0] is value and value is not None and callable(value):
-                self._done.append((namespace, name, value))
-                namespace[name] = found[1]
+    def redirect(self, replacements: tuple[Replacement, ...]) -> None:
+        """Let functions themselves do what their replacements do, whoever took them and when."""
+        redirections, others = _redirections_of(replacements)
+        self.switch_on(redirections)
+        for each in others:
+            self.wrap(each.owner, each.name, each.make)
+
+    def switch_on(self, redirections: Sequence[Redirection]) -> None:
+        """Let functions do the other thing."""
+        for redirection in redirections:
+            redirection.switch(on=True)
+        self._done.append((redirections, "redirections", _REDIRECTED))
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Call `action` when everything is put back, in its turn."""
@@ -90,22 +121,22 @@ class Patches:
             owner, name, original = self._done.pop()
             if not name:
                 owner()
-            elif isinstance(owner, dict):
-                owner[name] = original
+            elif original is _REDIRECTED:
+                for redirection in owner:
+                    redirection.switch(on=False)
             elif isinstance(original, _InType):
                 _set_in_type(owner, name, original.attribute)
             elif original is _MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
-        self._by_original.clear()
 
 
 class Runtime:
     """The processes of the one world that is active in this interpreter.
 
     Example:
-        >>> runtime = Runtime(simulation, echo=None)
+        >>> runtime = Runtime(simulation, slots, seed=0)
         >>> runtime.activate()          # from here on ranks see their own process
         >>> runtime.deactivate()
     """
@@ -113,11 +144,13 @@ class Runtime:
     def __init__(
         self,
         simulation: Simulation,
+        slots: Slots,
         *,
         seed: int,
         echo: Callable[[int, int, str, str], None] | None = None,
     ) -> None:
         self.simulation = simulation
+        self.slots = slots  # whose `switch` is the simulation's `on_switch`
         self.seed = seed
         self.echo = echo
         self.patches = Patches()
@@ -125,13 +158,13 @@ class Runtime:
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
-    def activate(self, namespaces: Iterable[dict[str, Any]] = ()) -> None:
-        """Install every replacement. `namespaces` are module dictionaries to search for names imported early.
+    def activate(self, *called: Any) -> None:
+        """Install every replacement; `called` is what runs on the ranks.
 
         Raises:
             SimdistError: another world is active.
         """
-        from simdist.process import _clock, _environ, _exits, _stdio, _warnings
+        from simdist.process import _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings
 
         global _active
         if _active is not None:
@@ -139,10 +172,16 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         _active = self
-        for module in (_clock, _environ, _exits, _stdio, _warnings):
+        for module in (_clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings):
             module.install(self.patches)
-        for namespace in namespaces:
-            self.patches.follow_into(namespace)
+        self.slots.remember_host()
+        _clock.follow(self.patches, called)
+
+    def separate(self, slot: Slot[Any]) -> None:
+        """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
+        task = self.simulation.current
+        assert task is not None
+        self.slots.separate(slot, task.context)
 
     def deactivate(self) -> None:
         """Put everything back."""

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Runtime, current_runtime
+from simdist.process._runtime import Patches, Replacement, current_runtime
+from simdist.process._slots import Slot
 
 __all__ = ["install"]
 
@@ -21,27 +22,6 @@ _State = tuple[list[Any], Any, Any]
 
 _module: Any = warnings  # has what the stubs leave out
 _filters_changed: Callable[[], None] = getattr(_module, "_filters_mutated", None) or _module._filters_mutated_lock_held
-
-
-class _Swapper:
-    """Whose filters are in the module: the host's, or those of one process."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._host = _save()
-        self._of: dict[SimProcess, _State] = {}
-        running = runtime.simulation.current
-        assert running is not None
-        self.swap(None, running.context)
-        runtime.simulation.also_on_switch(self.swap)
-
-    def swap(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
-        if leaving is not None:
-            self._of[leaving] = _save()
-        if entering is None:
-            _load(self._host)
-            return
-        filters, *rest = self._host
-        _load(self._of.get(entering) or (list(filters), rest[0], rest[1]))
 
 
 def _save() -> _State:
@@ -53,19 +33,30 @@ def _load(state: _State) -> None:
     _filters_changed()
 
 
+def _fresh(process: SimProcess, host: _State) -> _State:
+    return list(host[0]), host[1], host[2]
+
+
+_SLOT: Slot[_State] = Slot("warnings", _save, _load, _fresh)
+
+
 def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def touch(*args: Any, **kwargs: Any) -> Any:
         runtime = current_runtime()
-        if runtime is not None and _Swapper not in runtime.extras:
-            runtime.extras[_Swapper] = _Swapper(runtime)
+        if runtime is not None:
+            runtime.separate(_SLOT)
         return original(*args, **kwargs)
 
     return touch
 
 
+_REPLACEMENTS = (
+    Replacement(warnings.catch_warnings, "__enter__", _separating),
+    *(Replacement(warnings, name, _separating) for name in ("simplefilter", "filterwarnings", "resetwarnings")),
+)
+
+
 def install(patches: Patches) -> None:
     """Watch for a rank that touches the filters."""
-    patches.wrap(warnings.catch_warnings, "__enter__", _separating)
-    for name in ("simplefilter", "filterwarnings", "resetwarnings"):
-        patches.wrap(warnings, name, _separating)
+    patches.redirect(_REPLACEMENTS)

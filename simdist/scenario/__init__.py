@@ -15,9 +15,8 @@ from simdist.scenario._oracles import judge_real
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdict, Workload
 from simdist.scenario._runner import ScenarioReport, run_scenario
 from simdist.scenario._state import state_of
-from simdist.scenario._text import rank_text, without_source
-from simdist.scenario._workload import fill
-from simdist.values import format_duration, parse_bandwidth, parse_duration
+from simdist.scenario._workload import fill, filled_faults
+from simdist.values import format_duration, parse_bandwidth, parse_duration, rank_text, without_source
 
 __all__ = [
     "Expectations",
@@ -29,6 +28,7 @@ __all__ = [
     "check_plan",
     "difference",
     "fill",
+    "filled_faults",
     "format_duration",
     "judge_real",
     "load",

@@ -12,26 +12,25 @@ from simdist._settings import SETTINGS
 from simdist.errors import ScenarioError, SimdistError
 from simdist.result import Status
 from simdist.scenario._calibration import CalibrationError, calibrated
+from simdist.scenario._fault_kinds import KindError, built_fault, fault_kind, fault_section
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
 from simdist.scenario._reader import apply_overrides, read
 from simdist.scenario._schema import (
-    CLUSTER_KEYS,
     ENV,
-    FAULTS,
     HEADER,
     RANK_RANGES,
     SECTIONS,
     Expect,
     Problem,
     Target,
-    built_fault,
     check,
     check_spec,
+    cluster_keys,
     cluster_section,
-    fault_section,
+    topology_spec,
 )
 from simdist.scenario._workload import WorkloadError, import_workload, importable
-from simdist.values import brief, found, guess_or_list
+from simdist.values import brief, found
 
 __all__ = ["load"]
 
@@ -119,13 +118,19 @@ class _Loader:
         return workload
 
     def _cluster(self) -> Mapping[str, Any]:
-        if "cluster" not in self.table:
+        raw = self.table.get("cluster")
+        if raw is None:
             return {}
-        section = check(cluster_section(), self.table["cluster"], ("cluster",), self.problems)
+        named = raw.get("topology", "uniform") if isinstance(raw, dict) else "uniform"
+        topology = check_spec(topology_spec(), named, ("cluster", "topology"), self.problems)
+        if topology is None:
+            return {}
+        section = check(cluster_section(topology), raw, ("cluster",), self.problems)
         if section is None:
             return {}
         said = dict(section)
-        arguments: dict[str, Any] = {name: said[key] for key, name in CLUSTER_KEYS.items() if said[key] is not None}
+        keys = cluster_keys(topology)
+        arguments: dict[str, Any] = {name: said[key] for key, name in keys.items() if said[key] is not None}
         calibration = said["calibration"]
         if calibration is not None and self.world_size is not None:
             try:
@@ -133,19 +138,28 @@ class _Loader:
                 arguments = calibrated(path, self.world_size) | arguments
             except CalibrationError as error:
                 self._problem(("cluster", "calibration"), str(error))
+        if topology != "uniform":
+            arguments = {"topology": topology, **arguments}
         if self.world_size is not None:
             if arguments.get("hosts", 1) > self.world_size:
                 text = f"{arguments['hosts']} hosts for {self.world_size} ranks; a host has at least one"
                 self._problem(("cluster", "hosts"), text)
                 return {}
-            self._build_cluster(self.world_size, arguments)
+            self._make_cluster(self.world_size, topology, arguments)
         return arguments
 
-    def _build_cluster(self, world_size: int, arguments: Mapping[str, Any]) -> None:
+    def _make_cluster(self, world_size: int, topology: str, arguments: Mapping[str, Any]) -> None:
         from simdist import cluster
 
+        settings = {name: value for name, value in arguments.items() if name != "topology"}
+        key_of = {name: key for key, name in cluster_keys(topology).items()}
+        problems = cluster.topology_problems(topology, world_size, settings)
+        for name, text in problems:
+            self._problem(("cluster", key_of.get(name, name)), text)
+        if problems:
+            return
         try:
-            cluster.build(world_size, **arguments)
+            cluster.make(world_size, **arguments)
         except SimdistError as error:
             self._problem(("cluster",), str(error))
 
@@ -155,39 +169,51 @@ class _Loader:
             self._problem(("faults",), f"expected a list of tables, [[faults]], found {found(raw)}")
             return ()
         built = [self._fault(("faults", index), entry) for index, entry in enumerate(raw)]
-        return tuple(fault for fault in built if fault is not None)
+        good = {index: fault for index, fault in enumerate(built) if fault is not None}
+        # A fault that is wrong by itself may still be the one that another comes after.
+        names = [entry["name"] for entry in raw if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        places = list(good)
+        size = self.world_size or 2**63  # as long as it isn't known, every rank is inside
+        for problem in faults.problems_among(good.values(), size, self.last_life, names=names):
+            keys = (*(faults.file_key(str(part)) for part in problem.path[:1]), *problem.path[1:])
+            self._problem(("faults", places[problem.index], *keys), problem.text)
+        self.problems.sort(key=lambda problem: problem.path[1] if problem.path[:1] == ("faults",) else -1)
+        return tuple(good.values())
 
     def _fault(self, path: tuple[str, int], raw: object) -> faults.Fault | None:
         if not isinstance(raw, dict):
             self._problem(path, f"expected a table, found {found(raw)}")
             return None
-        kind = raw.get("kind")
-        if not isinstance(kind, str) or kind not in FAULTS:
-            if "kind" not in raw:
-                text = f"missing; the kinds are {', '.join(FAULTS)}"
-            elif isinstance(kind, str):
-                text = f"unknown fault {brief(kind)}{guess_or_list(kind, FAULTS)}"
-            else:
-                text = f"expected the name of a fault, found {found(kind)}"
-            self._problem((*path, "kind"), text)
+        if "kind" not in raw:
+            self._problem((*path, "kind"), f"missing; the kinds are {', '.join(faults.KINDS)}")
+            return None
+        folder = Path(self.source).resolve().parent
+        try:
+            kind = fault_kind(raw["kind"], folder)
+        except KindError as error:
+            self._problem((*path, "kind"), str(error))
             return None
         keys = {key: value for key, value in raw.items() if key != "kind"}
         section = check(fault_section(kind), keys, path, self.problems)
         if section is None:
-            self._ranks_of_a_bad_fault(path, raw)
+            self._ranks_of_a_bad_fault(kind, path, raw)
             return None
-        fault = built_fault(kind, section)
-        # The engine's own check, one fault at a time; without a known world size every rank is inside.
-        for line in faults.problems_of([fault], self.world_size or 2**63, max_restarts=self.last_life):
-            self._problem(*_in_keys(line, path))
-        return fault
+        try:
+            return built_fault(kind, section, folder)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a class of the user's with an __init__ of its own
+            self._problem(path, f"{kind.__name__}() raised {type(error).__name__}: {brief(str(error))}")
+            return None
 
-    def _ranks_of_a_bad_fault(self, path: tuple[str, int], raw: Mapping[str, Any]) -> None:
+    def _ranks_of_a_bad_fault(self, kind: type[faults.Fault], path: tuple[str, int], raw: Mapping[str, Any]) -> None:
         """A rank outside the world is told even if another key of the fault is wrong."""
-        for key in ("rank", "src", "dst"):
-            rank, size = raw.get(key), self.world_size
-            if isinstance(rank, int) and not isinstance(rank, bool) and size is not None and not 0 <= rank < size:
-                self._problem((*path, key), f"rank {rank} is outside the world of {size} ranks")
+        size = self.world_size
+        for name, field in faults.fields_of(kind).items():
+            key = faults.file_key(name)
+            for rank in faults.ranks_in(field.spec, raw.get(key)):
+                if size is not None and not 0 <= rank < size:
+                    self._problem((*path, key), f"rank {rank} is outside the world of {size} ranks")
 
     def _expect(self) -> Expectations | None:
         section = check(Expect, self.table.get("expect", {}), ("expect",), self.problems)
@@ -272,14 +298,6 @@ class _Loader:
 
     def _problem(self, path: Sequence[str | int], text: str) -> None:
         self.problems.append(Problem(tuple(path), text))
-
-
-def _in_keys(line: str, path: tuple[str, int]) -> tuple[tuple[str | int, ...], str]:
-    """A line of `problems_of` for one fault, at `path`, with the API's names turned into the file's keys."""
-    where, _, text = line.partition(": ")
-    field = where.partition(".")[2]
-    key = faults.file_key(field)
-    return ((*path, key) if key else path), text
 
 
 def _optional_tuple(keys: list[str] | None) -> tuple[str, ...] | None:

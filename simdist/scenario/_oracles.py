@@ -6,18 +6,15 @@ Every oracle is a generator of verdicts over `Seen`; one that was not asked for 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.faults import Fault, kind_of, rank_of
 from simdist.result import RankResult, RunResult
 from simdist.scenario._equality import difference
 from simdist.scenario._plan import ExpectedException, Plan, Verdict
-from simdist.scenario._text import rank_text, without_source
 from simdist.scenario._workload import fill
-from simdist.values import format_duration, repr_of, shortened, text_of
+from simdist.values import format_duration, rank_text, repr_of, shortened, text_of, without_source
 
 __all__ = ["Seen", "judge", "judge_real"]
 
@@ -97,23 +94,10 @@ def _restarts(seen: Seen) -> Iterator[Verdict]:
 def _faults_strike(seen: Seen) -> Iterator[Verdict]:
     if not seen.plan.faults or not seen.plan.expect.faults_strike:
         return
-    struck = Counter((str(e.data.get("fault")), e.rank) for e in seen.result.events if e.kind == "fault")
-    by_kind = Counter(str(e.data.get("fault")) for e in seen.result.events if e.kind == "fault")
-    missing = []
-    for kind, rank in _targets(seen.plan.faults):
-        left = struck if rank is not None else by_kind
-        key: Any = (kind, rank) if rank is not None else kind
-        if left[key] < 1:
-            missing.append(kind if rank is None else f"{kind} of rank {rank}")
-        left[key] -= 1
-    count = len(seen.plan.faults)
-    text = f"never struck: {', '.join(missing)}" if missing else f"{count} of {count} struck"
-    yield Verdict("faults_strike", not missing, text)
-
-
-def _targets(faults: Sequence[Fault]) -> Iterator[tuple[str, int | None]]:
-    for fault in faults:
-        yield kind_of(fault), rank_of(fault)
+    idle = [fault.called for fault in seen.result.faults if not fault.ok]
+    count, struck = len(seen.result.faults), sum(fault.struck for fault in seen.result.faults)
+    text = f"never struck: {', '.join(idle)}" if idle else f"{struck} of {count} struck"
+    yield Verdict("faults_strike", not idle, text)
 
 
 def _equal_values(seen: Seen) -> Iterator[Verdict]:

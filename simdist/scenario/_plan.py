@@ -61,7 +61,7 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One scenario, checked. `cluster` holds the arguments of `simdist.cluster.build`, empty for the default."""
+    """One scenario, checked. `cluster` holds the arguments of `simdist.cluster.make`, empty for the default."""
 
     source: str
     title: str

@@ -12,7 +12,7 @@ from simdist.result import RunResult
 from simdist.scenario._oracles import Seen, judge
 from simdist.scenario._plan import Plan, Verdict
 from simdist.scenario._state import state_of
-from simdist.scenario._workload import WorkloadError, fill, import_workload, importable
+from simdist.scenario._workload import WorkloadError, fill, filled_faults, import_workload, importable
 
 __all__ = ["Echo", "Progress", "ScenarioReport", "run_scenario"]
 
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioReport:
-    """What a scenario came to.
+    """The outcome of a scenario.
 
     `baseline` is the fault-free run, where an expectation asked for one; `state` a hash for each expected checkpoint.
     """
@@ -102,8 +102,8 @@ def _simulate(
         kwargs=fill(plan.workload.kwargs, tmp),
         backend=plan.backend,
         seed=plan.seed,
-        cluster=simdist.cluster.build(plan.world_size, **plan.cluster) if plan.cluster else None,
-        faults=plan.faults,
+        cluster=simdist.cluster.make(plan.world_size, **plan.cluster) if plan.cluster else None,
+        faults=filled_faults(plan.faults, tmp),
         max_restarts=plan.max_restarts,
         env=dict(plan.env),
         policy=plan.policy,

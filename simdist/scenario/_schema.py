@@ -1,7 +1,7 @@
 """The keys of a scenario file, section by section, as pydantic models; and pydantic's findings in plain words.
 
-What the Python API has too (a world's settings, the cluster, faults) is not said here again: those sections are made
-from the same specs.
+What the Python API has too (a world's settings, the cluster) is not said here again: those sections are made from the
+same specs. Faults are in `_fault_kinds`.
 
 Each section is checked on its own, so that a slip in one does not hide the problems of the others. The models hold
 what the file says; `_loader` turns them into the plan.
@@ -9,7 +9,6 @@ what the file says; `_loader` turns them into the plan.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -18,13 +17,13 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, create_model
 
-from simdist import faults
 from simdist._settings import SETTINGS
 from simdist.result import Status
 from simdist.values import (
     FILE,
     Maybe,
     Number,
+    OneOf,
     Spec,
     Text,
     Truth,
@@ -34,11 +33,10 @@ from simdist.values import (
     guess_or_list,
     parse_duration,
     place,
-    specs_of,
 )
 
-__all__ = ["CLUSTER_KEYS", "ENV", "FAULTS", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target"]
-__all__ += ["built_fault", "check", "check_spec", "cluster_section", "fault_section", "section"]
+__all__ = ["ENV", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target", "check"]
+__all__ += ["check_spec", "cluster_keys", "cluster_section", "section", "topology_spec"]
 
 Path = tuple[str | int, ...]
 SECTIONS = ("workload", "cluster", "env", "faults", "expect")
@@ -134,50 +132,41 @@ class Target(_Section):
     kwargs: dict[str, Any] = {}
 
 
-# [cluster]; the arguments of `simdist.cluster.build` without their units.
-CLUSTER_KEYS = {
-    "hosts": "hosts",
-    "latency": "latency_ns",
-    "bandwidth": "bandwidth_bytes_per_s",
-    "local_latency": "local_latency_ns",
-    "local_bandwidth": "local_bandwidth_bytes_per_s",
-}
+@functools.cache
+def topology_spec() -> Spec:
+    """What `cluster.topology` has to be."""
+    from simdist.cluster import TOPOLOGIES  # networkx comes with it
+
+    return OneOf(tuple(TOPOLOGIES))
 
 
 @functools.cache
-def cluster_section() -> type[_Section]:
-    """The keys of [cluster]."""
-    from simdist.cluster import BUILD  # networkx comes with it
+def cluster_keys(topology: str) -> Mapping[str, str]:
+    """The keys of [cluster] for a topology, each with the setting that it is: the same without its unit."""
+    from simdist.cluster import TOPOLOGIES  # networkx comes with it
 
-    keys: dict[str, tuple[Spec, Any]] = {key: (BUILD[name], None) for key, name in CLUSTER_KEYS.items()}
+    settings = TOPOLOGIES[topology].settings
+    return {
+        name.removesuffix("_ns").removesuffix("_bytes_per_s"): name
+        for name in settings
+        if not name.startswith("reduction_")  # which come with a calibration
+    }
+
+
+@functools.cache
+def cluster_section(topology: str) -> type[_Section]:
+    """The keys of [cluster] for a topology."""
+    from simdist.cluster import TOPOLOGIES  # networkx comes with it
+
+    settings = TOPOLOGIES[topology].settings
+    keys: dict[str, tuple[Spec, Any]] = {key: (settings[name], None) for key, name in cluster_keys(topology).items()}
+    own: dict[str, tuple[Spec, Any]] = {"topology": (topology_spec(), "uniform")}
     # A file that `simdist calibrate` has written.
-    return section("Cluster", keys | {"calibration": (Maybe(Text()), None)})
+    return section("Cluster", own | keys | {"calibration": (Maybe(Text()), None)})
 
 
 # [env]
 ENV: Spec = SETTINGS["env"]
-
-FAULTS: Mapping[str, type[faults.Fault]] = {
-    re.sub(r"(?<!^)([A-Z])", r"_\1", kind.__name__).lower(): kind for kind in faults.Fault.__args__
-}
-
-
-@functools.cache
-def fault_section(kind: str) -> type[_Section]:
-    """The keys of a fault, from the fields of its class."""
-    described = FAULTS[kind]
-    specs = specs_of(described)
-    defaults = {
-        field.name: ... if field.default is dataclasses.MISSING else field.default
-        for field in dataclasses.fields(described)
-    }
-    return section(kind, {faults.file_key(name): (spec, defaults[name]) for name, spec in specs.items()})
-
-
-def built_fault(kind: str, section: BaseModel) -> faults.Fault:
-    """The fault that a checked section describes."""
-    values = dict(section)
-    return FAULTS[kind](**{name: values[faults.file_key(name)] for name in specs_of(FAULTS[kind])})
 
 
 class _Exception(_Section):

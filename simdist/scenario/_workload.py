@@ -1,4 +1,4 @@
-"""The workload's function: found from the scenario's folder, and forgotten after the run."""
+"""The workload's function, and whatever else a file names: found from its folder, and forgotten after the run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from simdist.faults import Fault
 from simdist.scenario._plan import Workload
 from simdist.values import brief, guess, plain, shortened, text_of
 
-__all__ = ["WorkloadError", "fill", "import_workload", "importable"]
+__all__ = ["ImportProblem", "WorkloadError", "fill", "filled_faults", "import_name", "import_workload", "importable"]
+
+
+class ImportProblem(Exception):
+    """A name "module:function" leads nowhere; the text says why."""
 
 
 class WorkloadError(Exception):
@@ -65,29 +70,43 @@ def import_workload(workload: Workload) -> Callable[..., Any]:
     Raises:
         WorkloadError: no such module or function, an exception while importing, or arguments that do not fit.
     """
-    module_name, colon, function_name = workload.target.partition(":")
-    if not (colon and re.fullmatch(r"\w+(\.\w+)*", module_name) and function_name.isidentifier()):
-        raise WorkloadError("target", f"{brief(workload.target)} is no 'module:function'")
-    module = _import(module_name, workload.folder)
     try:
-        function = getattr(module, function_name, None)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a module's own __getattr__, which may raise anything
-        text = f"module {brief(module_name)} has no function {brief(function_name)}: its __getattr__ raised "
-        raise WorkloadError("target", f"{text}{type(error).__name__}: {shortened(text_of(error), 300)}") from None
-    if function is None:
-        what = "module" if isinstance(module, ModuleType) else f"the {type(module).__name__} in place of module"
-        names = [name for name, value in _names(module).items() if inspect.isfunction(value)]
-        hint = guess(function_name, names)
-        raise WorkloadError("target", f"{what} {brief(module_name)} has no function {brief(function_name)}{hint}")
+        function = import_name(workload.target, workload.folder, "function", inspect.isfunction)
+    except ImportProblem as problem:
+        raise WorkloadError("target", str(problem)) from problem.__cause__
     if not callable(function):
         raise WorkloadError("target", f"{brief(workload.target)} is no function but a {type(function).__name__}")
     kind = _what_does_not_run(function)
     if kind:
         raise WorkloadError("target", f"{brief(workload.target)} is {kind}; a rank calls a plain function")
     _check_arguments(function, workload)
-    return function  # type: ignore[no-any-return]  # getattr's; callable was checked
+    return function
+
+
+def import_name(target: str, folder: Path, noun: str, is_one: Callable[[object], bool]) -> object:
+    """What "module:name" stands for, found from `folder` first; call it inside `importable`.
+
+    `noun` is what it should be, and `is_one` tells which of the module's names are that, for a guess at a slip.
+
+    Raises:
+        ImportProblem: no such module or name, or an exception while importing.
+    """
+    module_name, colon, name = target.partition(":")
+    if not (colon and re.fullmatch(r"\w+(\.\w+)*", module_name) and name.isidentifier()):
+        raise ImportProblem(f"{brief(target)} is no 'module:{noun}'")
+    module = _import(module_name, folder)
+    try:
+        value: object = getattr(module, name, None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module's own __getattr__, which may raise anything
+        text = f"module {brief(module_name)} has no {noun} {brief(name)}: its __getattr__ raised "
+        raise ImportProblem(f"{text}{type(error).__name__}: {shortened(text_of(error), 300)}") from None
+    if value is None:
+        what = "module" if isinstance(module, ModuleType) else f"the {type(module).__name__} in place of module"
+        hint = guess(name, [known for known, each in _names(module).items() if is_one(each)])
+        raise ImportProblem(f"{what} {brief(module_name)} has no {noun} {brief(name)}{hint}")
+    return value
 
 
 def fill(value: Any, tmp: str) -> Any:
@@ -101,6 +120,11 @@ def fill(value: Any, tmp: str) -> Any:
     return value
 
 
+def filled_faults(faults: Sequence[Fault], tmp: str) -> tuple[Fault, ...]:
+    """The faults with "{tmp}" replaced in their texts."""
+    return tuple(fault.with_texts(lambda text: text.replace("{tmp}", tmp)) for fault in faults)
+
+
 def _import(name: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -109,10 +133,10 @@ def _import(name: str, folder: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             text = f"no module {brief(error.name)} in {folder} or on Python's path{_near(name, folder)}"
-            raise WorkloadError("target", text) from None
-        raise WorkloadError("target", _failed(name, error)) from error
+            raise ImportProblem(text) from None
+        raise ImportProblem(_failed(name, error)) from error
     except BaseException as error:  # a module may raise anything, SystemExit included
-        raise WorkloadError("target", _failed(name, error)) from error
+        raise ImportProblem(_failed(name, error)) from error
 
 
 def _failed(name: str, error: BaseException) -> str:

@@ -4,8 +4,7 @@
 options `--simdist-...`. `MultiProcessTestCase`, `MultiThreadedTestCase` and `spawn_threads_and_init_comms` stand in for
 torch's of the same name: the same test methods, one changed import. `simulated` makes such a class from one that exists
 already. `run_tests` runs a whole class and reports on each test; `distributed_test_case` is the suite that the torch
-wheel ships. `bits_cases` is a list of collectives that `run_bits` runs on a rank, simulated or real, to compare results
-in every bit. Open `plugin.py` first, then `_plugin/__init__.py`; for the test cases `_multiprocess.py`.
+wheel ships. Open `plugin.py` first, then `_plugin/__init__.py`; for the test cases `_multiprocess.py`.
 
 Every name is loaded when it is first used: pytest imports this package in each of its runs, and torch takes a second.
 """
@@ -16,7 +15,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simdist.testing._bits import BITS_FAMILIES, Bench, BitsCase, bits_cases, digest, name_difference, run_bits
     from simdist.testing._conformance import Outcome, Report, run_tests
     from simdist.testing._distributed_test import distributed_test_case
     from simdist.testing._multiprocess import MultiProcessTestCase, SimulatedProcesses, simulated
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
     from simdist.testing._plugin._sim import FaultHandle, Sim
 
 __all__ = [
-    "BITS_FAMILIES",
-    "Bench",
-    "BitsCase",
     "FaultHandle",
     "LiveWorld",
     "MultiProcessTestCase",
@@ -38,20 +33,13 @@ __all__ = [
     "Sim",
     "SimulatedProcesses",
     "SimulatedThreads",
-    "bits_cases",
-    "digest",
     "distributed_test_case",
-    "name_difference",
-    "run_bits",
     "run_tests",
     "simulated",
     "spawn_threads_and_init_comms",
 ]
 
 _HOMES = {
-    "BITS_FAMILIES": "_bits",
-    "Bench": "_bits",
-    "BitsCase": "_bits",
     "FaultHandle": "_plugin._sim",
     "LiveWorld": "_plugin._live",
     "MultiProcessTestCase": "_multiprocess",
@@ -62,11 +50,7 @@ _HOMES = {
     "Sim": "_plugin._sim",
     "SimulatedProcesses": "_multiprocess",
     "SimulatedThreads": "_multithreaded",
-    "bits_cases": "_bits",
-    "digest": "_bits",
     "distributed_test_case": "_distributed_test",
-    "name_difference": "_bits",
-    "run_bits": "_bits",
     "run_tests": "_conformance",
     "simulated": "_multiprocess",
     "spawn_threads_and_init_comms": "_multithreaded",

@@ -124,7 +124,6 @@ class SimulatedProcesses:
         run: Any = type(self)._run  # type: ignore[attr-defined]  # torch's, or the suite's own
         name, file_name = self._current_test_name(), self.file_name
         pipes = [process.pipe for process in self.processes]
-        module = sys.modules[type(self).__module__]
         spec = WorldSpec(
             call=lambda rank: run(rank, name, file_name, pipes[rank], fake_pg=getattr(self, "fake_pg", False)),
             world_size=len(self.processes),
@@ -133,7 +132,6 @@ class SimulatedProcesses:
             policy=self.sim_policy,
             stall_s=self.sim_stall_s,
             torchrun=False,
-            namespaces=[vars(module)],
         )
         result = self.simulation = World(spec).run()
         for process, rank in zip(self.processes, result.ranks, strict=True):

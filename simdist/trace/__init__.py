@@ -23,18 +23,20 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 | deadlock | cycle, text |
 """
 
+from simdist.result import Span
 from simdist.trace._axis import short_duration
 from simdist.trace._chrome import chrome_trace, write_chrome_trace
 from simdist.trace._figure import save, timeline
-from simdist.trace._flight_recorder import flight_recorder_dumps, write_flight_recorder
+from simdist.trace._flight_recorder import TORCH_TYPES, flight_recorder_dumps, write_flight_recorder
 from simdist.trace._lines import event_line, write_events
-from simdist.trace._notes import notes_of, rank_list, short_message
+from simdist.trace._notes import notes_of, short_message
 from simdist.trace._reader import read_trace
-from simdist.trace._spans import Span
-from simdist.trace._stream import event_of
+from simdist.trace._stream import EventStream, event_of
 from simdist.trace._trace import Trace, trace_of
 
 __all__ = [
+    "TORCH_TYPES",
+    "EventStream",
     "Span",
     "Trace",
     "chrome_trace",
@@ -42,7 +44,6 @@ __all__ = [
     "event_of",
     "flight_recorder_dumps",
     "notes_of",
-    "rank_list",
     "read_trace",
     "save",
     "short_duration",

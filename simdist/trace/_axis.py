@@ -6,6 +6,7 @@ that happens is a *break*: it gets a fixed width, and everything else shares the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,21 +69,26 @@ class TimeAxis:
         gap_weight = 0.35 / max(1, len(cut))
         scale = (right - left) / (sum(weights) + gap_weight * len(cut))
         x = left
+        self._stretches: list[Segment | Break] = []  # both, by time: each begins where the one before ends
         for index, ((start, end), weight) in enumerate(zip(stretches, weights, strict=True)):
             self.segments.append(Segment(start, end, x, x + weight * scale))
+            self._stretches.append(self.segments[-1])
             x += weight * scale
             if index < len(cut):
                 self.breaks.append(Break(*cut[index], x, x + gap_weight * scale))
+                self._stretches.append(self.breaks[-1])
                 x += gap_weight * scale
+        self._ends = [stretch.end_ns for stretch in self._stretches]
 
     def x(self, time_ns: int) -> float:
         """The place of an instant; one outside lies at the nearest end."""
-        for stretch in self._stretches():
-            if time_ns <= stretch.end_ns:
-                length = stretch.end_ns - stretch.start_ns
-                share = (time_ns - stretch.start_ns) / length if length else 0.0
-                return stretch.left + max(0.0, share) * (stretch.right - stretch.left)
-        return self.segments[-1].right
+        index = bisect_left(self._ends, time_ns)
+        if index == len(self._ends):
+            return self.segments[-1].right
+        stretch = self._stretches[index]
+        length = stretch.end_ns - stretch.start_ns
+        share = (time_ns - stretch.start_ns) / length if length else 0.0
+        return stretch.left + max(0.0, share) * (stretch.right - stretch.left)
 
     def ticks(self) -> list[Tick]:
         """The labelled places: each segment's start, and round times after it."""
@@ -98,10 +104,6 @@ class TimeAxis:
                 sign = "+" if segment.start_ns else ""
                 ticks.append(Tick(self.x(segment.start_ns + offset), sign + short_duration(offset), False))
         return ticks
-
-    def _stretches(self) -> list[Segment | Break]:
-        both: list[Segment | Break] = [*self.segments, *self.breaks]
-        return sorted(both, key=lambda stretch: (stretch.start_ns, stretch.end_ns))
 
 
 def short_duration(duration_ns: int) -> str:

@@ -121,11 +121,14 @@ class Canvas:
         bars.append((left, top, right, bottom))
 
     def line(
-        self, points: Sequence[tuple[float, float]], color: str, *, width: float = 1.0, dash: str = "-", layer: int = 3
+        self, points: Sequence[tuple[float, float]], color: str, *, width: float = 1.0, dash: Any = "-", layer: int = 3
     ) -> None:
         """A line through the points."""
+        from matplotlib.lines import Line2D
+
         xs, ys = [point[0] for point in points], [point[1] for point in points]
-        self._axes.plot(xs, ys, color=color, linewidth=width * _PT, linestyle=dash, zorder=layer, solid_capstyle="butt")
+        line = Line2D(xs, ys, color=color, linewidth=width * _PT, linestyle=dash, zorder=layer, solid_capstyle="butt")
+        self._axes.add_artist(line)  # `plot` and `add_patch` would work out limits, which are set
 
     def arrow(
         self,
@@ -206,7 +209,7 @@ class Canvas:
             for left, top, right, bottom in bars:
                 corners += [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
             codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY] * len(bars)
-            self._axes.add_patch(
+            self._axes.add_artist(
                 PathPatch(
                     Outline([(round(x, 2), round(y, 2)) for x, y in corners], codes),
                     facecolor=style.fill,

@@ -11,9 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from simdist.result import Event, RunResult
+from simdist.result import Event, RunResult, Span, spans_of
 from simdist.trace._messages import Groups, messages
-from simdist.trace._spans import Span, spans_of
 from simdist.trace._trace import IN_SPANS
 from simdist.trace._tracks import Track, Tracks
 

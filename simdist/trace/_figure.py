@@ -2,21 +2,23 @@
 
 From top to bottom: title, notes (`_notes.py`), the steps, the lanes, the axis (`_axis.py`), the legend. In a lane a
 rank's operations lie side by side, those that overlap one below the other; the light part of an operation is waiting
-for peers, the dark part is data on its way.
+for peers, the dark part is data on its way. What is narrower than a pixel is merged (`_columns.py`).
 """
 
 from __future__ import annotations
 
+import functools
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simdist.result import Event
+from simdist.result import Event, Span
 from simdist.trace._axis import TimeAxis, short_duration
 from simdist.trace._canvas import WIDTH, Canvas, Style, save, text_width
+from simdist.trace._columns import Bar, Columns
 from simdist.trace._messages import Groups, messages
 from simdist.trace._notes import NOTE_PX, Note, Placed, notes_of, placed
-from simdist.trace._spans import Span
 from simdist.trace._trace import Trace
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ _GAP_PX = 9  # between lanes
 _ROOMY = 16  # lanes; from here on they are narrower, and without words
 _MOST_LANES = 64
 _MOST_ARROWS = 600
+_STEP_PX = 2.5  # steps nearer to each other share a line
 
 
 def timeline(trace: Trace, *, title: str = "") -> Figure:
@@ -102,7 +105,11 @@ class _Timeline:
         self._rows, depth = _rows_of(self._spans)
         self._axis = TimeAxis(self._points(), left=_LEFT, right=_RIGHT)
         self._notes, self._lost = placed(notes, self._axis, _LEFT, WIDTH - 12, _ROWS)
-        self._steps = [mark for mark in trace.of_kind("step") if mark.rank == _first_with_steps(trace)]
+        first = min((mark.rank for mark in trace.of_kind("step")), default=-1)
+        self._steps = [mark for mark in trace.of_kind("step") if mark.rank == first]
+        self._columns = Columns(list(_LEGEND), self._bar)
+        self._labels: set[tuple[int, int, str]] = set()  # where each text stands already: rank and place
+        self._failed: set[tuple[int, int, int]] = set()  # likewise: rank, row and pixel of each that is outlined
         y = 62 + _ROW_PX * (1 + max((note.row for note in self._notes), default=-1))
         self._notes_bottom = y - 4
         self._lanes: dict[int, _Lane] = {}
@@ -195,11 +202,13 @@ class _Timeline:
             return
         y = self._lanes_top - 9
         self._canvas.text(16, y, "step", color=_SOFT, size=_SMALL_PX)
-        free_from = 0.0
+        free_from = line_from = 0.0
         for mark in self._steps:
             x = self._axis.x(mark.time_ns)
             text = str(mark.data.get("step", ""))
-            self._canvas.line([(x, y + 4), (x, y + 8)], _SOFT, width=0.8)
+            if x >= line_from:
+                self._canvas.line([(x, y + 4), (x, y + 8)], _SOFT, width=0.8)
+                line_from = x + _STEP_PX
             if x >= free_from:
                 self._canvas.text(x, y - 1, text, color=_SOFT, size=9.5, align="center", halo=True)
                 free_from = x + text_width(text, 9.5) + 9
@@ -241,7 +250,7 @@ class _Timeline:
 
     def _draw_legend(self) -> None:
         y, x = self._height - 18, 16.0
-        used = set().union(*(kinds for _, kinds, _ in self._parts()), {"stopped"} if self._stopped() else set())
+        used = {kind for _, kinds, _ in self._parts() for kind in kinds} | ({"stopped"} if self._stopped else set())
         for kind, text in _LEGEND.items():
             if kind in used:
                 self._canvas.bar(_STYLES[kind], x, y - 6, x + 22, y + 6)
@@ -258,7 +267,11 @@ class _Timeline:
         if self._axis.breaks:
             for shift in (0.0, 4.0):
                 self._canvas.line([(x + shift, y + 6), (x + 6 + shift, y - 6)], _SOFT, width=1.3)
-            self._legend_text(x + 16, y, "time cut out")
+            x = self._legend_text(x + 16, y, "time cut out")
+        if self._columns.divided:
+            text = "many at once: by share of time"
+            if x + text_width(text, _TEXT_PX) <= WIDTH:
+                self._legend_text(x, y, text)
 
     def _legend_text(self, x: float, y: float, text: str) -> float:
         self._canvas.text(x, y, text, color=_SOFT, size=_TEXT_PX)
@@ -279,49 +292,64 @@ class _Timeline:
 
     def _draw_spans(self) -> None:
         canvas, x = self._canvas, self._axis.x
-        groups = self._trace.groups
-        told: set[tuple[int, int, str]] = set()
         for index, parts, span in self._parts():
-            lane = self._lanes[span.rank]
-            top, bottom = lane.row(self._rows[index])
+            lane, number = self._lanes[span.rank], self._rows[index]
+            top, bottom = lane.row(number)
             for kind, (begin, end) in parts.items():
                 left, right = x(begin), x(end)
                 inset = (bottom - top) * 0.16 if kind in ("wait", "sleep") else 0.0
                 if kind == "transfer" and right - left > 4:
                     right -= 1  # so that the next one does not melt into it
-                canvas.bar(_STYLES.get(kind, _STYLES["sleep"]), left, top + inset, max(right, left + 1), bottom - inset)
+                self._columns.add((span.rank, number), Bar(kind, left, top + inset, right, bottom - inset))
             left, right = x(span.start_ns), x(span.end_ns)
-            if span.end == "error":
+            place = span.rank, number, int(left)
+            if span.end == "error" and (right - left >= 1 or place not in self._failed):
+                self._failed.add(place)
                 inset = (bottom - top) * 0.16
                 canvas.bar(_FAILED, left, top + inset, max(right, left + 3), bottom - inset, layer=4)
-            text = _label(span, groups)
-            if bottom - top >= 12 and right - left >= text_width(text, _SMALL_PX) + 10 and (
-                right - left > 160 or (span.rank, round(left / 90), text) not in told
-            ):  # fmt: skip
-                told.add((span.rank, round(left / 90), text))
-                dark = max(parts, key=lambda kind: parts[kind][1] - parts[kind][0], default="wait") == "transfer"
-                self._label(span, parts, text, "white" if dark else _INK, (top + bottom) / 2)
-        for lane, begin, end in self._stopped():
+            if bottom - top >= 12 and right - left >= 10:
+                self._label(span, parts, left, right, (top + bottom) / 2)
+        self._columns.finish()
+        for lane, begin, end in self._stopped:
             canvas.bar(_STYLES["stopped"], x(begin), lane.top + 4, x(end), lane.bottom - 4, layer=1)
 
-    def _label(self, span: Span, parts: dict[str, tuple[int, int]], text: str, color: str, y: float) -> None:
-        """Write the operation's name into its widest part, left of a break if it crosses one."""
+    def _bar(self, bar: Bar) -> None:
+        self._canvas.bar(_STYLES.get(bar.kind, _STYLES["sleep"]), bar.left, bar.top, bar.right, bar.bottom)
+
+    def _label(self, span: Span, parts: dict[str, tuple[int, int]], left: float, right: float, y: float) -> None:
+        """Write the operation's name into its widest part, left of a break if it crosses one, if there is room."""
+        text = _name_of(span, self._trace.groups)
+        place = span.rank, round(left / 90), text
+        if right - left < text_width(text, _SMALL_PX) + 10 or (right - left <= 160 and place in self._labels):
+            return
+        self._labels.add(place)
+        dark = max(parts, key=lambda kind: parts[kind][1] - parts[kind][0], default="wait") == "transfer"
         begin, end = max(parts.values(), key=lambda part: self._axis.x(part[1]) - self._axis.x(part[0]))
         left, right = self._axis.x(begin), self._axis.x(end)
         if right - left >= text_width(text, _SMALL_PX) + 8:
-            self._canvas.text(left + 5, y, text, color=color, size=_SMALL_PX)
+            self._canvas.text(left + 5, y, text, color="white" if dark else _INK, size=_SMALL_PX)
 
+    @functools.cached_property
     def _stopped(self) -> list[tuple[_Lane, int, int]]:
         """From when to when ranks were stopped by a hang: to the next thing that they do."""
+        hangs = [m for m in self._trace.of_kind("fault") if m.data.get("fault") == "hang" and m.rank in self._lanes]
+        times: dict[int, list[int]] = {mark.rank: [] for mark in hangs}
+        for rank, time_ns in (
+            *((mark.rank, mark.time_ns) for mark in self._trace.marks),
+            *((span.rank, span.start_ns) for span in self._spans),
+        ):
+            if rank in times:
+                times[rank].append(time_ns)
+        for each in times.values():
+            each.sort()
         found = []
-        for mark in self._trace.of_kind("fault"):
-            if mark.data.get("fault") == "hang" and mark.rank in self._lanes:
-                later = [m.time_ns for m in self._trace.marks if m.rank == mark.rank and m.time_ns > mark.time_ns]
-                later += [s.start_ns for s in self._spans if s.rank == mark.rank and s.start_ns > mark.time_ns]
-                found.append((self._lanes[mark.rank], mark.time_ns, min(later, default=self._trace.end_ns)))
+        for mark in hangs:
+            later = bisect_right(times[mark.rank], mark.time_ns)
+            until = times[mark.rank][later] if later < len(times[mark.rank]) else self._trace.end_ns
+            found.append((self._lanes[mark.rank], mark.time_ns, until))
         return found
 
-    @property
+    @functools.cached_property
     def _arrows(self) -> list[tuple[int, int]]:
         pairs = messages(self._spans, self._trace.groups)
         return pairs if len(pairs) <= _MOST_ARROWS else []
@@ -376,7 +404,7 @@ class _Timeline:
             return
         bottom = max(lane.middle for lane in lanes) if lanes else self._lanes_bottom - 4
         dash = "-" if lanes else (0, (4, 3))
-        self._canvas.line([(at.x, y - 6), (at.x, bottom)], color, width=1.1, dash=dash, layer=4)  # type: ignore[arg-type]
+        self._canvas.line([(at.x, y - 6), (at.x, bottom)], color, width=1.1, dash=dash, layer=4)
         for lane in lanes:
             if note.tone == "fault":
                 self._canvas.cross(at.x, lane.middle, color)
@@ -394,11 +422,7 @@ def _rows_of(spans: Sequence[Span]) -> tuple[list[int], dict[int, int]]:
     return rows, {rank: max(1, len(ends)) for rank, ends in busy_until.items()}
 
 
-def _first_with_steps(trace: Trace) -> int:
-    return min((mark.rank for mark in trace.of_kind("step")), default=-1)
-
-
-def _label(span: Span, groups: Groups) -> str:
+def _name_of(span: Span, groups: Groups) -> str:
     peer = groups.peer(span)
     if span.name == "send" and peer is not None:
         return f"send to {peer}"

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simdist.result import Span
 from simdist.trace._messages import Groups
-from simdist.trace._spans import Span
 from simdist.trace._trace import Trace
 
 __all__ = ["TORCH_TYPES", "Frames", "flight_recorder_dumps", "write_flight_recorder"]

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from simdist.result import Event
-from simdist.trace._spans import Span
+from simdist.result import Event, Span
 
 __all__ = ["Groups", "messages"]
 
@@ -27,7 +26,7 @@ class Groups:
                 self.descriptions[name] = str(event.data.get("desc", "undefined"))
 
     def names(self) -> list[str]:
-        """Every group, in the order in which they came to be."""
+        """Every group, in the order in which they were made."""
         return list(self._known)
 
     def members(self, name: str, time_ns: int) -> list[int]:

@@ -1,8 +1,9 @@
-"""What a person must be told beside the picture: faults, restarts, failures, deadlocks; and where the words go."""
+"""The notes above a picture: faults, restarts, failures, deadlocks; and the place of each."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,8 +11,9 @@ from typing import Literal
 from simdist.trace._axis import TimeAxis, short_duration
 from simdist.trace._canvas import text_width
 from simdist.trace._trace import Trace
+from simdist.values import rank_text
 
-__all__ = ["Note", "Placed", "notes_of", "placed", "rank_list", "short_message"]
+__all__ = ["Note", "Placed", "notes_of", "placed", "short_message"]
 
 NOTE_PX = 11.5
 _MESSAGE = 76  # letters of an exception that are shown
@@ -40,7 +42,7 @@ class Placed:
 
 
 def notes_of(trace: Trace) -> list[Note]:
-    """The notes of a run, by time; what several ranks suffer alike is said once."""
+    """The notes of a run, by time; what happens to several ranks alike is said once."""
     notes = []
     for mark in trace.of_kind("fault"):
         ranks = (mark.rank,) if mark.rank >= 0 else ()
@@ -50,8 +52,8 @@ def notes_of(trace: Trace) -> list[Note]:
         notes.append(Note(mark.time_ns, "deadlock: " + " \N{RIGHTWARDS ARROW} ".join(cycle), (), "deadlock"))
     ends = sorted({mark.time_ns for mark in trace.of_kind("exit")})
     for mark in trace.of_kind("restart"):
-        before = [end for end in ends if end < mark.time_ns]
-        after = f" after {short_duration(mark.time_ns - before[-1])}" if before else ""
+        before = bisect_left(ends, mark.time_ns)
+        after = f" after {short_duration(mark.time_ns - ends[before - 1])}" if before else ""
         notes.append(Note(mark.time_ns, f"every rank starts again{after}", (), "restart"))
     return sorted([*notes, *_failures(trace)], key=lambda note: (note.time_ns, note.tone, note.ranks))
 
@@ -62,7 +64,7 @@ def _failures(trace: Trace) -> Iterable[Note]:
     told: dict[tuple[int, str], Note] = {}
     for span in trace.spans:
         if span.end == "error":
-            life = sum(restart <= span.end_ns for restart in restarts)
+            life = bisect_right(restarts, span.end_ns)
             text = short_message(span.message)
             known = told.get((life, text))
             if known is None:
@@ -72,7 +74,7 @@ def _failures(trace: Trace) -> Iterable[Note]:
                     known, time_ns=max(known.time_ns, span.end_ns), ranks=tuple(sorted((*known.ranks, span.rank)))
                 )
     for note in told.values():
-        yield replace(note, text=f"{rank_list(note.ranks)}: {note.text}")
+        yield replace(note, text=f"{rank_text(note.ranks)}: {note.text}")
 
 
 def short_message(message: str) -> str:
@@ -83,21 +85,6 @@ def short_message(message: str) -> str:
     first = re.sub(r"\b(\d+)000ms\b", lambda found: short_duration(int(found[1]) * 10**9), first)
     first = re.sub(r"\s+", " ", first.split(". This is typically caused")[0]).strip()
     return first if len(first) <= _MESSAGE else first[: _MESSAGE - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """ "rank 2", "ranks 0, 1, 3", "ranks 0-5, 7"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [
-        str(first) if first == last else f"{first}-{last}" if last > first + 1 else f"{first}, {last}"
-        for first, last in runs
-    ]
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(parts)}"
 
 
 def placed(notes: Sequence[Note], axis: TimeAxis, left: float, right: float, rows: int) -> tuple[list[Placed], int]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from simdist.errors import TraceError
-from simdist.result import Event
-from simdist.trace._spans import Span
+from simdist.result import Event, Span
 from simdist.trace._stream import VALUES
 from simdist.trace._trace import Trace, trace_of_events
 from simdist.values import (

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from simdist.result import Event, RunResult
+from simdist.result import Event, RunResult, Span, spans_of
 from simdist.trace._messages import Groups
-from simdist.trace._spans import Span, spans_of
 
 __all__ = ["IN_SPANS", "Trace", "trace_of", "trace_of_events"]
 
-# Kinds that are told by spans; every other kind, known or not, is a mark.
+# Kinds that spans show; every other kind, known or not, is a mark.
 IN_SPANS = ("issue", "complete", "error", "sleep", "delay")
 
 
@@ -24,20 +23,29 @@ class Trace:
     start_ns: int
     end_ns: int
     seed: int | None = None  # None: the file does not tell
+    _by_kind: Mapping[str, list[Event]] = field(init=False, repr=False, compare=False)  # the marks
+    _groups: Groups = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_kind: dict[str, list[Event]] = {}
+        for mark in self.marks:
+            by_kind.setdefault(mark.kind, []).append(mark)
+        object.__setattr__(self, "_by_kind", by_kind)
+        object.__setattr__(self, "_groups", Groups(by_kind.get("group", ())))
 
     @property
     def ranks(self) -> list[int]:
-        """Every rank of which anything is told."""
+        """Every rank that has a span or a mark."""
         return sorted({s.rank for s in self.spans} | {m.rank for m in self.marks if m.rank >= 0})
 
     @property
     def groups(self) -> Groups:
         """The groups of the run."""
-        return Groups(self.marks)
+        return self._groups
 
-    def of_kind(self, *kinds: str) -> list[Event]:
-        """The marks of these kinds, in order."""
-        return [mark for mark in self.marks if mark.kind in kinds]
+    def of_kind(self, kind: str) -> Sequence[Event]:
+        """The marks of this kind, in order."""
+        return self._by_kind.get(kind, ())
 
     def only(
         self,

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.result import Event
-from simdist.trace._spans import Span
+from simdist.result import Event, Span
 
 __all__ = ["Track", "Tracks"]
 

@@ -6,10 +6,12 @@ are nanoseconds and `True`. The specs of a fault stand at the fields of its clas
 `simdist._settings`, those of a cluster beside `build`.
 
 Open `_specs.py` first. `_units.py` reads durations and bandwidths, `_words.py` has the wordings that messages share,
-`_plain.py` makes any text safe to print. Nothing here imports anything but the standard library.
+`_ranks.py` writes ranks, `_plain.py` makes any text safe to print. Nothing here imports anything but the standard
+library.
 """
 
 from simdist.values._plain import awkward_character, escaped, plain, repr_of, text_of
+from simdist.values._ranks import number_text, rank_text, without_source
 from simdist.values._specs import (
     FILE,
     JSON,
@@ -73,13 +75,16 @@ __all__ = [
     "guess",
     "guess_or_list",
     "items_of",
+    "number_text",
     "parse_bandwidth",
     "parse_duration",
     "place",
     "plain",
+    "rank_text",
     "repr_of",
     "shortened",
     "shown",
     "specs_of",
     "text_of",
+    "without_source",
 ]

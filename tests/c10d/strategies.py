@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from simdist.c10d import _programs
-from simdist.c10d._programs import Program
+from simdist.c10d.backends.gloo import _schedules as _programs
+from simdist.c10d.engine import Program
 
 __all__ = ["Case", "FakeCosts", "cases", "costs", "store_steps"]
 

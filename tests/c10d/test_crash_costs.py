@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.c10d._collective import Collective
-from simdist.c10d._flow import Flow
-from simdist.c10d._ring import RingFlow
+from simdist.c10d.engine._collective import Collective
+from simdist.c10d.engine._flow import Flow
+from simdist.c10d.engine._ring import RingFlow
 from simdist.faults import Crash
 
 

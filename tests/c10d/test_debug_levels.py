@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdist
-from simdist.c10d._fingerprint import Fingerprint
+from simdist.c10d.watch._fingerprint import Fingerprint
 from simdist.errors import SimdistError, StrictError
 from simdist.faults import Crash
 from tests.c10d.worlds import ones, values

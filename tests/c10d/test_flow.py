@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simdist.c10d._flow import Blocked, Done, Failed, Flow
-from simdist.c10d._operation import Operation
+from simdist.c10d.backends import GLOO
+from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
+from simdist.c10d.surface._operation import Operation
 from tests.c10d.strategies import Case, FakeCosts, cases, costs
 
 SECOND = 1_000_000_000
@@ -129,7 +130,9 @@ def test_the_closed_form_of_an_idle_network_agrees_with_the_messages(name: str, 
     case = Case(name, ranks, size * ranks, 0)  # no clipped segments
     last = max(ends(case, FakeCosts(50_000, 0.25), [0] * ranks, list(range(ranks))))
 
-    assert Operation(name, case.size, 4).duration_ns(ranks, 50_000, 0.25) == pytest.approx(last, rel=0.05)
+    assert GLOO.algorithm.duration_ns(Operation(name, case.size, 4), ranks, 50_000, 0.25) == pytest.approx(
+        last, rel=0.05
+    )
 
 
 # -- who is stuck in what when one rank never comes: the kinds that real Gloo reports ---------------------------------

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdist
-from simdist.c10d._matching import Matching
+from simdist.c10d.engine._matching import Matching
 from simdist.faults import Crash
 
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.integers(0, 2), st.integers(0, 1), st.integers(0, 1)),
         st.tuples(st.just("receive"), st.none() | st.integers(0, 2), st.integers(0, 1), st.integers(0, 1)),
+        st.tuples(st.just("hear"), st.integers(0, 2), st.integers(0, 1), st.integers(0, 1)),
         st.tuples(st.just("withdraw"), st.integers(0, 40)),
         st.tuples(st.just("put back"), st.integers(0, 2), st.integers(0, 1), st.integers(0, 1)),
     ),
@@ -42,18 +43,29 @@ class Search:
     def send(self, name: int, source: int, target: int, tag: int) -> int | None:
         for entry in self.receives:
             if entry[2:] == (target, tag) and entry[1] in (None, source):
+                if entry[1] is None:
+                    break  # it meets that one when it is heard of
                 self.receives.remove(entry)
                 return entry[0]
         self.sends.append((name, source, target, tag))
         return None
 
     def receive(self, name: int, source: int | None, target: int, tag: int) -> int | None:
-        for entry in self.sends:
-            if entry[2:] == (target, tag) and source in (None, entry[1]):
+        for entry in self.sends if source is not None else ():
+            if entry[2:] == (target, tag) and source == entry[1]:
                 self.sends.remove(entry)
                 return entry[0]
         self.receives.append((name, source, target, tag))
         return None
+
+    def hear(self, source: int, target: int, tag: int) -> tuple[int, int] | None:
+        sends = [entry for entry in self.sends if entry[1:] == (source, target, tag)]
+        receives = [entry for entry in self.receives if entry[2:] == (target, tag) and entry[1] in (None, source)]
+        if not sends or not receives:
+            return None
+        self.sends.remove(sends[0])
+        self.receives.remove(receives[0])
+        return sends[0][0], receives[0][0]
 
     def withdraw(self, name: int) -> None:
         self.sends = [entry for entry in self.sends if entry[0] != name]
@@ -71,6 +83,12 @@ def test_matching_finds_what_a_search_finds(steps: list[tuple[Any, ...]]) -> Non
                 matching.withdraw(messages[details[0]])
                 search.withdraw(details[0])
             continue
+        if action == "hear":
+            waits = any(each[2:] == tuple(details[1:]) and each[1] in (None, details[0]) for each in search.receives)
+            assert matching.awaited(*details) == waits
+            both = matching.hear(*details)
+            assert (None if both is None else tuple(each.name for each in both)) == search.hear(*details)
+            continue
         name = len(messages)
         message = Message(name)
         messages.append(message)
@@ -80,6 +98,13 @@ def test_matching_finds_what_a_search_finds(steps: list[tuple[Any, ...]]) -> Non
                 continue  # only a send that nobody here receives is put back
             matching.put_back(message, source, target, tag)
             search.sends.append((name, source, target, tag))
+            continue
+        if action == "receive" and source is None:
+            matching.receive_from_any(message, target, tag)
+            search.receive(name, source, target, tag)
+            firsts = {entry[1]: entry[0] for entry in reversed(search.sends) if entry[2:] == (target, tag)}
+            assert [each.name for each in matching.offered(target, tag)] == sorted(firsts.values())
+            assert matching.awaits_any(target, tag)
             continue
         call: Callable[..., Message | None] = matching.send if action == "send" else matching.receive
         found = call(message, source, target, tag)
@@ -106,9 +131,12 @@ def looks_per_message(count: int) -> float:
     matching: Matching[CountingMessage] = Matching()
     CountingMessage.looks = 0
     for name in range(count):
-        matching.receive(CountingMessage(name), 1 if name % 3 else None, 0, 0)
+        if name % 3:
+            matching.receive(CountingMessage(name), 1, 0, 0)
+        else:
+            matching.receive_from_any(CountingMessage(name), 0, 0)
     for name in range(count):
-        assert matching.send(CountingMessage(name), 1, 0, 0) is not None
+        assert matching.send(CountingMessage(name), 1, 0, 0) is not None or matching.hear(1, 0, 0) is not None
     return CountingMessage.looks / count
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import simdist
 from simdist.cluster import build
 from simdist.errors import MismatchError
+from simdist.faults import Hold, LinkDelay
 from tests.c10d.worlds import APP_CLOSED, BROKEN, CLOSED, MS, Diary, attempt, in_group, now_ns, ones, sleep_s, timed_out
 
 LATENCY_NS = 50_000
@@ -132,6 +133,76 @@ def test_a_receive_from_anyone_takes_who_comes_first_and_says_who_it_was() -> No
         return [(dist.recv(tensor), tensor.item()) for _ in range(3)]
 
     assert in_group(body, 4)[0] == [(2, 2.0), (3, 3.0), (1, 1.0)]
+
+
+def test_a_receive_from_anyone_takes_what_arrives_first_and_not_what_was_sent_first() -> None:
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if rank:
+            sleep_s(0.001 * rank)
+            dist.send(ones(), 0)
+            return None
+        begin = now_ns()
+        return [(dist.recv(ones()), now_ns() - begin) for _ in range(2)]
+
+    undisturbed = simdist.run(body, world_size=3)
+    late = simdist.run(body, world_size=3, faults=[LinkDelay(src=1, dst=0, delay_ns=10_000_000, both_ways=False)])
+    held = simdist.run(body, world_size=3, faults=[Hold(src=1, dst=0, until_ns=20_000_000)])
+
+    # Word of the send, word that it is taken, the data: three latencies of 50 us; 16 bytes take 4 ns.
+    assert undisturbed.values[0] == [(1, 1_150_004), (2, 2_150_004)]
+    assert late.values[0] == [(2, 2_150_004), (1, 21_150_004)]
+    assert held.values[0][0] == (2, 2_150_004)
+    assert held.values[0][1][0] == 1
+
+
+def from_anyone(*sources: int | None) -> list[float]:
+    """Rank 1 sends 1 and 2 before rank 0 posts a receive for each of the `sources`, but before it has heard of them."""
+    dist.init_process_group("gloo")
+    if dist.get_rank():
+        sent = [dist.isend(ones() * number, 0) for number in (1, 2)]
+        for work in sent:
+            assert work is not None
+            work.wait()
+        return []
+    sleep_s(0.00001)
+    tensors = [ones(), ones()]
+    works = [dist.irecv(tensor, source) for tensor, source in zip(tensors, sources, strict=True)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    return [tensor[0].item() for tensor in tensors]
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"), [((None, None), [1, 2]), ((None, 1), [2, 1]), ((1, None), [1, 2])], ids=str
+)
+def test_every_send_that_is_under_way_meets_its_receive(sources: tuple[int | None, ...], expected: list[float]) -> None:
+    result = simdist.run(from_anyone, world_size=2, args=sources)
+
+    assert result.values[0] == expected
+
+
+def test_who_is_late_at_a_receive_from_anyone_meets_the_one_for_itself() -> None:
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if rank:
+            sleep_s(0.001)
+            dist.send(ones() * rank, 0)
+            return None
+        tensors = [ones(), ones()]
+        works = [dist.irecv(tensors[0]), dist.irecv(tensors[1], 1)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        return [tensor[0].item() for tensor in tensors]
+
+    faults = [LinkDelay(src=1, dst=0, delay_ns=10_000_000, both_ways=False)]
+    result = simdist.run(body, world_size=3, faults=faults)
+
+    assert result.values[0] == [2.0, 1.0]
 
 
 def test_a_receive_from_anyone_heeds_the_tag() -> None:

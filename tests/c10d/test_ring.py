@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simdist.c10d import _numerics
-from simdist.c10d._flow import Blocked, Done, Failed, Flow
-from simdist.c10d._movement import Movement
-from simdist.c10d._operation import Operation
-from simdist.c10d._ring import RingFlow, ring_of
+from simdist.c10d.backends import GLOO
+from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
+from simdist.c10d.engine._movement import Movement
+from simdist.c10d.engine._ring import RingFlow
+from simdist.c10d.surface._operation import Operation
 
 CLOSED = "Connection closed by peer"
 
@@ -118,7 +118,7 @@ def follow(story: Story, flow: Any, enter: Any, known: dict[tuple[int, int], int
 @given(stories())
 def test_both_flows_tell_the_same_story(story: Story) -> None:
     operation = Operation(story.name, 4 * story.count, 4, torch.float32, (story.count,), "sum")
-    ring = ring_of(story.name, story.ranks, operation.size, 4)
+    ring = GLOO.algorithm.ring(operation, story.ranks)
     assert ring is not None
     seen = []
     tensors = []
@@ -134,13 +134,13 @@ def test_both_flows_tell_the_same_story(story: Story) -> None:
         flow: Flow | RingFlow
         kept: Movement | RingFlow
         if arrays:
-            movement = ("sum", torch.float32) if ring.moves else None
+            movement = (GLOO.algorithm.combine("sum", torch.float32), torch.float32) if ring.moves else None
             flow = kept = RingFlow(ring, story.ranks, story.network, movement=movement, closed=closed, broken=broken)
         else:
-            kept = moved = Movement()
+            kept = moved = Movement(GLOO.algorithm.combine)
 
             def program(rank: int, moved: Movement = moved) -> Any:
-                steps = operation.program(rank, story.ranks, lambda _: ([], []))
+                steps = GLOO.algorithm.program(operation, rank, story.ranks, lambda _: ([], []))
                 if ring.moves:
                     moved.enter(rank, tensor(rank, story.count), steps, "sum")
                 return steps
@@ -166,11 +166,13 @@ def test_an_undisturbed_ring_reduces_as_the_closed_fold_does(ranks: int, dtype: 
     count = 5 * ranks + 7
     inputs = [(10 * tensor(rank, count)).to(dtype) for rank in range(ranks)]
     expected = [each.clone() for each in inputs]
-    _numerics.all_reduce(expected, "sum")
+    GLOO.algorithm.all_reduce(expected, "sum")
     element = dtype.itemsize
-    ring = ring_of("all_reduce", ranks, count * element, element)
+    ring = GLOO.algorithm.ring(Operation("all_reduce", count * element, element), ranks)
     assert ring is not None
-    flow = RingFlow(ring, ranks, Network(50_000, 0.1, uneven=False), movement=("sum", dtype))
+    flow = RingFlow(
+        ring, ranks, Network(50_000, 0.1, uneven=False), movement=(GLOO.algorithm.combine("sum", dtype), dtype)
+    )
     for rank in range(ranks):
         flow.enter(rank, inputs[rank])
     flow.arrive_all(dict.fromkeys(range(ranks), 0))

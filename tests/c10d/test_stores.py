@@ -302,7 +302,7 @@ def me() -> int:
     return int(os.environ["RANK"])
 
 
-def test_a_get_returns_at_the_instant_at_which_another_rank_sets_the_key() -> None:
+def test_a_get_returns_a_round_trip_after_another_rank_set_the_key() -> None:
     def body() -> tuple[bytes, int]:
         store = shared()
         begin = now_ns()
@@ -312,7 +312,7 @@ def test_a_get_returns_at_the_instant_at_which_another_rank_sets_the_key() -> No
         value = store.get("key")
         return value, now_ns() - begin
 
-    assert values(body, 3) == [(b"value", 250_000_000)] * 3
+    assert values(body, 3) == [(b"value", 250_100_000)] * 3  # there after 50 us, and as long for the answer
 
 
 def test_a_wait_for_several_keys_ends_with_the_last_of_them() -> None:
@@ -324,7 +324,40 @@ def test_a_wait_for_several_keys_ends_with_the_last_of_them() -> None:
         store.wait([f"key{rank}" for rank in range(4)])
         return now_ns() - begin
 
-    assert values(body, 4) == [300_000_000] * 4
+    assert values(body, 4) == [300_100_000] * 4
+
+
+def test_an_update_of_two_requests_is_lost_where_ranks_overlap() -> None:
+    def body() -> int:
+        store = shared()
+        if me() == 0:
+            store.set("n", "0")
+        sleep_s(0.01)
+        store.set("n", str(int(store.get("n")) + 1))  # what `add` is for
+        sleep_s(0.01)
+        total = int(store.get("n"))
+        sleep_s(1)  # the host leaves last
+        return total
+
+    assert values(body, 4) == [1] * 4
+
+
+def test_a_request_takes_as_long_as_the_way_to_the_stores_host() -> None:
+    def body() -> list[int]:
+        store = shared()
+        begin, taken = now_ns(), []
+        requests: list[Any] = [lambda: store.add("n", 1), lambda: store.get("n"), lambda: store.set("k", "v")]
+        for request in requests:
+            request()
+            taken.append(now_ns() - begin)
+            begin = now_ns()
+        sleep_s(1)  # the host leaves last
+        return taken
+
+    cluster = simdist.cluster.build(2, hosts=2, latency_ns=300_000)
+    result = simdist.run(body, world_size=2, cluster=cluster)
+
+    assert result.values == [[100_000, 100_000, 0], [600_000, 600_000, 0]]
 
 
 def test_counters_are_shared() -> None:
@@ -592,4 +625,5 @@ def test_a_wait_ends_when_its_last_key_comes_or_its_time_is_up(
     there = {key: min(at for k, at in sets if k == key) + 0.5 for key, _ in sets}
     for (keys, begin, limit), end in zip(waits, ends, strict=True):
         last = max(there.get(key, float("inf")) for key in keys)
-        assert end == ((True, max(float(begin), last)) if last <= begin + limit else (False, float(begin + limit)))
+        answered = max(float(begin), last) + 0.0001  # a round trip after the later of request and key
+        assert end == ((True, answered) if last <= begin + limit else (False, float(begin + limit)))

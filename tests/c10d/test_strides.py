@@ -11,9 +11,11 @@ import torch.distributed as dist
 
 import simdist
 from tests.c10d.worlds import in_group
+from tests.real_gloo import run_real
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
 
+c10d: Any = dist  # the stubs do not export every name
 Tensor = torch.Tensor
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64)
 
@@ -99,3 +101,50 @@ def test_a_strange_stride_survives_trouble_and_recording() -> None:
     result = simdist.run(body, world_size=2, record_results=True)
 
     assert result.values == [[2.0], [2.0]]
+
+
+def _lazy_views() -> list[Any]:
+    """What is left in tensors that torch negates or conjugates when they are read."""
+    dist.init_process_group("gloo")
+    rank, group = dist.get_rank(), c10d.group.WORLD
+    seen: list[Any] = []
+    makers: tuple[Callable[[], Tensor], ...] = (
+        lambda: torch._neg_view(torch.ones(2) * (rank + 1)),
+        lambda: torch.full((2,), (rank + 1) * (1 + 2j)).conj(),
+    )
+    for make in makers:
+        reduced, told = make(), make()
+        group.allreduce([reduced], c10d.AllreduceOptions()).wait()
+        group.broadcast([told], c10d.BroadcastOptions()).wait()
+        seen += [reduced.tolist(), told.tolist()]
+    sent = torch._neg_view(torch.ones(2) * (rank + 1))
+    gathered = [torch.zeros(2), torch.zeros(2)]
+    dist.all_gather(gathered, sent)
+    received = torch.zeros(2)
+    if rank == 0:
+        dist.send(sent, 1)
+    else:
+        dist.recv(received, 0)
+    return [*seen, [each.tolist() for each in gathered], received.tolist()]
+
+
+_OF_RANK_1 = [
+    *([[-2.0, -2.0]] * 2),  # torch's dispatcher hands backends a copy, so nothing comes back
+    *([[2 - 4j, 2 - 4j]] * 2),
+    [[-1.0, -1.0], [-2.0, -2.0]],  # and what is sent is the value
+    [-1.0, -1.0],
+]
+
+
+def test_of_tensors_negated_or_conjugated_when_read_backends_get_a_copy() -> None:
+    result = simdist.run(_lazy_views, world_size=2)
+    result.raise_for_failure()
+
+    assert result.values[1] == _OF_RANK_1
+
+
+@pytest.mark.real
+def test_real_gloo_gets_a_copy_of_them_too() -> None:
+    outcomes = run_real(_lazy_views, 2)
+
+    assert outcomes[1].value == _OF_RANK_1

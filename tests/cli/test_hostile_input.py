@@ -265,7 +265,7 @@ def test_a_message_without_end_does_not_fill_the_screen(module: Callable[[str], 
     result = simdist("run", module("def work():\n    raise OSError('x' * 100_000)\n"))
 
     assert result.exit_code == 1
-    assert "x... (100000 letters)" in result.stdout
+    assert "x... (100018 letters)" in result.stdout
     assert len(result.stdout) < 20_000
 
 

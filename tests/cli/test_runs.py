@@ -25,7 +25,7 @@ def test_a_run_that_meets_its_expectations_ends_with_0(job: Job, simdist: Simdis
 
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("file: a test\n2 ranks, gloo, seed 0, no faults\n")
-    assert "✓  equal_values  values equal on ranks 0-1" in result.stdout
+    assert "✓  equal_values  values equal on ranks 0, 1" in result.stdout
     assert result.stderr == ""
 
 
@@ -69,8 +69,9 @@ def test_a_failing_rank_shows_its_exception_its_place_and_its_stderr(job: Job, s
     result = simdist("run", job("fails"))
 
     assert result.exit_code == 1
-    assert "  rank 1 raised ValueError: bad batch [7]\n    at job.py:22 in fails\n" in result.stdout
-    assert "  last stderr of rank 1:\n    about to fail\n    [rank1]: Traceback" in result.stdout
+    assert "  rank 1, first to fail, at 3 ms, job.py:22: raised ValueError: bad batch [7]\n" in result.stdout
+    assert "      stderr | about to fail\n" in result.stdout
+    assert "  last stderr of rank 1:\n      [rank1]: Traceback" in result.stdout
     assert "✗  outcomes  rank 1 raised ValueError, expected returned" in result.stdout
 
 
@@ -90,7 +91,7 @@ def test_json_has_the_result_and_the_verdicts(job: Job, simdist: Simdist, tmp_pa
     assert (summary["scenario"], summary["title"], summary["seed"], summary["ok"]) == (file, "a test", 3, True)
     assert [rank["value"] for rank in summary["ranks"]] == [{"total": 2.0}] * 2
     assert summary["expectations"] == [
-        {"name": "outcomes", "ok": True, "evidence": "ranks 0-1 returned"},
+        {"name": "outcomes", "ok": True, "evidence": "ranks 0, 1 returned"},
         {"name": "restarts", "ok": True, "evidence": "0"},
         {"name": "deadlock", "ok": True, "evidence": "none"},
     ]

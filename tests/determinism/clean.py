@@ -6,10 +6,12 @@ import dataclasses
 import datetime
 import os
 import random
+import secrets
 import tempfile
 import time
 import uuid
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import simdist
+from tests.determinism import helper
 from tests.determinism.planted import Plain, begin, tell
 
 
@@ -195,3 +198,80 @@ def state_that_is_reset() -> int:
 
 
 _calls: list[int] = []
+
+
+def wall_clock_in_another_module() -> None:
+    begin()
+    tell(helper.microseconds())
+
+
+def unseeded_batches_of_a_training() -> None:
+    begin()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    started = helper.microseconds()
+    permutation = np.random.default_rng().permutation(16)
+    data = torch.arange(64, dtype=torch.float32).reshape(16, 4)
+
+    def batches() -> Iterator[torch.Tensor]:
+        for index in range(0, 16, 8):
+            yield data[torch.from_numpy(permutation[index : index + 8])]
+
+    for batch in batches():
+        model(batch).square().sum().backward()
+    assert helper.microseconds() >= started
+
+
+def unseeded_random() -> None:
+    begin()
+    generator = random.Random()
+    tell(generator.randrange(10**6))
+
+
+def unseeded_numpy() -> None:
+    begin()
+    generator = np.random.default_rng()
+    tensor = torch.from_numpy(generator.standard_normal(8))
+    dist.all_reduce(tensor)
+
+
+def unseeded_torch() -> None:
+    begin()
+    generator = torch.Generator()
+    generator.seed()
+    tensor = torch.randn(8, generator=generator)
+    dist.all_reduce(tensor)
+
+
+def global_generator_seeded_by_chance() -> None:
+    begin()
+    torch.seed()
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def entropy_of_a_seed_sequence() -> int:
+    begin()
+    sequence = np.random.SeedSequence()
+    return int(sequence.generate_state(1)[0])
+
+
+def uuid4() -> None:
+    begin()
+    name = uuid.uuid4()
+    dist.all_gather_object([None, None], str(name))
+
+
+def token() -> None:
+    rank = begin()
+    word = secrets.token_hex(4)
+    if rank == 1:
+        print(f"run {word}")
+
+
+def name_of_a_temporary_folder() -> None:
+    rank = begin()
+    folder = tempfile.mkdtemp()
+    os.rmdir(folder)  # noqa: PTH106 - as users write it
+    if rank == 0:
+        print(f"logs in {folder}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import queue
+import random
 import secrets
 import threading
 import uuid
 from time import perf_counter
 
 RUN_NUMBER = uuid.uuid4().int % 10**6  # <- made_when_imported
+GENERATOR = random.Random()  # <- generator_made_when_imported
 BOX: queue.SimpleQueue[int] = queue.SimpleQueue()
 _ticks = 0
 _stop = threading.Event()
@@ -17,8 +19,8 @@ _threads: list[threading.Thread] = []
 
 
 def microseconds() -> int:
-    """The real time: this module took its clock before the world began."""
-    return int(perf_counter() * 1e6)  # <- wall_clock_in_another_module
+    """The time, by a clock that this module took before the world began."""
+    return int(perf_counter() * 1e6)
 
 
 def ticks_of_a_thread() -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import resource
-import secrets
 import tempfile
 import time
 import uuid
@@ -13,11 +11,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.determinism import helper
 
@@ -35,11 +30,6 @@ def tell(number: float) -> None:
 
 class Plain:
     """Something with an address."""
-
-
-def wall_clock_in_another_module() -> None:
-    begin()
-    tell(helper.microseconds())
 
 
 def processor_time() -> None:
@@ -118,23 +108,6 @@ def order_kept_in_an_object() -> None:
             dist.all_reduce(torch.full((3,), float(len(name) + epoch * len(run_name))))
 
 
-def unseeded_batches_of_a_training() -> None:
-    begin()
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(4, 1))
-    started = helper.microseconds()
-    permutation = np.random.default_rng().permutation(16)  # <- here
-    data = torch.arange(64, dtype=torch.float32).reshape(16, 4)
-
-    def batches() -> Iterator[torch.Tensor]:
-        for index in range(0, 16, 8):
-            yield data[torch.from_numpy(permutation[index : index + 8])]
-
-    for batch in batches():
-        model(batch).square().sum().backward()
-    assert helper.microseconds() >= started
-
-
 def branch_on_a_popped_element() -> None:
     begin()
     left = {f"shard {number}" for number in range(5000)}
@@ -143,61 +116,6 @@ def branch_on_a_popped_element() -> None:
         dist.barrier()
     else:
         dist.broadcast(torch.ones(int(first[6:])), 0)
-
-
-def unseeded_random() -> None:
-    begin()
-    generator = random.Random()  # <- here
-    tell(generator.randrange(10**6))
-
-
-def unseeded_numpy() -> None:
-    begin()
-    generator = np.random.default_rng()  # <- here
-    tensor = torch.from_numpy(generator.standard_normal(8))
-    dist.all_reduce(tensor)
-
-
-def unseeded_torch() -> None:
-    begin()
-    generator = torch.Generator()
-    generator.seed()  # <- here
-    tensor = torch.randn(8, generator=generator)
-    dist.all_reduce(tensor)
-
-
-def global_generator_seeded_by_chance() -> None:
-    begin()
-    torch.seed()  # <- here
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    model(torch.ones(2, 4)).sum().backward()
-
-
-def entropy_of_a_seed_sequence() -> int:
-    begin()
-    sequence = np.random.SeedSequence()  # <- here
-    return int(sequence.generate_state(1)[0])
-
-
-def uuid4() -> None:
-    begin()
-    name = uuid.uuid4()  # <- here
-    dist.all_gather_object([None, None], str(name))
-
-
-def token() -> None:
-    rank = begin()
-    word = secrets.token_hex(4)  # <- here
-    if rank == 1:
-        print(f"run {word}")
-
-
-def name_of_a_temporary_folder() -> None:
-    rank = begin()
-    folder = tempfile.mkdtemp()  # <- here
-    os.rmdir(folder)  # noqa: PTH106 - as users write it
-    if rank == 0:
-        print(f"logs in {folder}")
 
 
 def environment() -> None:
@@ -273,6 +191,11 @@ def file_left_over() -> None:
         tell(1000)
     mark.touch()
     dist.barrier()
+
+
+def generator_made_when_imported() -> None:
+    begin()
+    tell(helper.GENERATOR.randrange(10**6))
 
 
 def made_when_imported() -> None:

@@ -102,7 +102,6 @@ def place_of(report: DeterminismReport) -> tuple[str, int] | None:
 
 
 KINDS = {
-    "wall_clock_in_another_module": "the wall clock",
     "processor_time": "the wall clock",
     "time_of_a_file": "the wall clock",
     "address_of_an_object": "id()",
@@ -113,15 +112,6 @@ KINDS = {
     "comprehension_over_a_set": "the order of a set",
     "order_kept_in_an_object": "the order of a set",
     "branch_on_a_popped_element": "the order of a set",
-    "unseeded_random": "an unseeded generator",
-    "unseeded_numpy": "an unseeded generator",
-    "unseeded_torch": "an unseeded generator",
-    "unseeded_batches_of_a_training": "an unseeded generator",
-    "global_generator_seeded_by_chance": "an unseeded generator",
-    "entropy_of_a_seed_sequence": "an unseeded generator",
-    "uuid4": "random bytes from the system",
-    "token": "random bytes from the system",
-    "name_of_a_temporary_folder": "random bytes from the system",
     "environment": "the surroundings of the process",
     "order_of_a_folder": "the order of a folder",
     "order_of_a_glob": "the order of a folder",
@@ -131,5 +121,6 @@ KINDS = {
     "queue_that_a_thread_fills": "a thread outside the simulation",
     "state_of_the_module": "state left by an earlier run in this process",
     "file_left_over": "a file left over",
+    "generator_made_when_imported": "an unseeded generator",
     "made_when_imported": "random bytes from the system",
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d
 
 import simdist
 from simdist.errors import FaultError
@@ -92,6 +94,24 @@ CALLS: dict[str, Callable[[], object]] = {
     "scatter_object_list": lambda: dist.scatter_object_list([None], at_zero(["x", "y"]), 0),  # type: ignore[arg-type]
     "sparse_all_reduce": lambda: dist.all_reduce(torch.ones(2).to_sparse()),
 }
+CALLS |= {
+    "all_gather_single_autograd": lambda: waited([functional.all_gather_single_autograd(vector(), 0, group())]),
+    "all_gather_single_coalesced": lambda: waited(functional.all_gather_single_coalesced([vector()], group())),
+    "all_gather_tensor_autograd": lambda: waited([functional.all_gather_tensor_autograd(vector(), 0, group())]),
+    "all_to_all_single_autograd": lambda: waited(
+        [functional.all_to_all_single_autograd(vector(), [1, 1], [1, 1], group())]
+    ),
+    "permute_tensor": lambda: waited([functional.permute_tensor(vector(), [1, 0], group())]),
+    "reduce_scatter_single_autograd": lambda: waited(
+        [functional.reduce_scatter_single_autograd(vector(), "sum", 0, group())]
+    ),
+    "reduce_scatter_single_coalesced": lambda: waited(
+        functional.reduce_scatter_single_coalesced([vector()], "sum", [0], group())
+    ),
+    "reduce_scatter_tensor_autograd": lambda: waited(
+        [functional.reduce_scatter_tensor_autograd(vector(), "sum", 0, group())]
+    ),
+}
 CALLS["send"], CALLS["send_object_list"] = CALLS["recv"], CALLS["recv_object_list"]
 RECEIVERS = ("recv", "irecv", "recv_object_list")
 
@@ -99,6 +119,28 @@ RECEIVERS = ("recv", "irecv", "recv_object_list")
 def test_every_name_has_a_call_here() -> None:
     assert sorted(CALLS) == sorted({*OPERATIONS, *ALIASES})
     assert {operation for name in CALLS for operation in operations_of(name)} <= set(OPERATIONS)
+
+
+# What torch.distributed exports and the program can't be struck at: it is about groups, not within one.
+ABOUT_GROUPS = {
+    "destroy_process_group",
+    "init_process_group",
+    "new_group",
+    "new_subgroups",
+    "shrink_group",
+    "split_group",
+}
+ABOUT_GROUPS |= {"new_subgroups_by_enumeration", "record_comm", "supports_complex"}
+
+
+def test_every_operation_that_torch_exports_has_a_name_here() -> None:
+    functions = {
+        name
+        for name in distributed_c10d.__all__
+        if type(getattr(distributed_c10d, name)) is FunctionType and not name.startswith(("get_", "is_"))
+    }
+
+    assert functions - ABOUT_GROUPS <= {*OPERATIONS, *ALIASES}
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))

@@ -29,8 +29,8 @@ WORLD = 4
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
-        (Crash(rank=0), "faults[0]: no trigger; give a time, a step, or an operation"),
-        (Hang(rank=0, duration_ns=5), "faults[0]: no trigger; give a time, a step, or an operation"),
+        (Crash(rank=0), "faults[0]: no trigger; give a time, a step, a point or an operation"),
+        (Hang(rank=0, duration_ns=5), "faults[0]: no trigger; give a time, a step, a point or an operation"),
         (Crash(rank=4, at_ns=1), "faults[0].rank: rank 4 is outside the world of 4 ranks"),
         (Crash(rank=-1, at_ns=1), "faults[0].rank: rank -1 is outside the world of 4 ranks"),
         (SlowRank(rank=9, delay_ns=1), "faults[0].rank: rank 9 is outside the world of 4 ranks"),
@@ -39,11 +39,11 @@ WORLD = 4
         (Partition(groups=((0, 5), (1,))), "faults[0].groups: rank 5 is outside the world of 4 ranks"),
         (
             Crash(rank=0, at_ns=1, at_step=2),
-            "faults[0]: a time and a step or operation are two triggers; give one of them",
+            "faults[0]: a time and a step, point or operation are two triggers; give one of them",
         ),
         (
             Crash(rank=0, at_ns=1, op="barrier"),
-            "faults[0]: a time and a step or operation are two triggers; give one of them",
+            "faults[0]: a time and a step, point or operation are two triggers; give one of them",
         ),
         (
             Crash(rank=0, op="barrier", when="while"),  # type: ignore[arg-type]
@@ -63,8 +63,8 @@ WORLD = 4
         (LinkDelay(src=0, dst=1, delay_ns=1, start_ns=-5), "faults[0].start_ns: -5 ns lies before the start"),
         (Partition(groups=((0,), (1,)), start_ns=5, until_ns=4), "faults[0].until_ns: ends before it starts"),
         (Raise(rank=4, nth=1), "faults[0].rank: rank 4 is outside the world of 4 ranks"),
-        (Raise(rank=0), "faults[0]: no trigger; give a time, a step, or an operation"),
-        (Raise(rank=0, at_ns=5), "faults[0].at_ns: no program raises at a time; give an operation or a step"),
+        (Raise(rank=0), "faults[0]: no trigger; give a time, a step, a point or an operation"),
+        (Raise(rank=0, at_ns=5), "faults[0].at_ns: no program raises at a time; give an operation, a step or a point"),
         (
             Raise(rank=0, nth=1, when="after"),
             "faults[0].when: 'after' is too late to raise; the exception comes in place of the operation",
@@ -103,9 +103,9 @@ def test_all_problems_of_all_faults_are_told_at_once() -> None:
     found = problems_of([Crash(rank=9, signal="X"), SlowRank(rank=0, delay_ns=1), Hang(rank=-2, at_ns=-1)], WORLD)
 
     assert found == [
-        "faults[0]: no trigger; give a time, a step, or an operation",
-        "faults[0].signal: unknown signal 'X'; expected a name such as 'SIGKILL'",
+        "faults[0]: no trigger; give a time, a step, a point or an operation",
         "faults[0].rank: rank 9 is outside the world of 4 ranks",
+        "faults[0].signal: unknown signal 'X'; expected a name such as 'SIGKILL'",
         "faults[2].at_ns: -1 ns lies before the start",
         "faults[2].rank: rank -2 is outside the world of 4 ranks",
     ]
@@ -119,12 +119,12 @@ def test_a_run_with_bad_faults_raises_with_all_of_them_and_starts_nothing() -> N
 
     assert caught.value.problems == (
         "faults[0].rank: rank 2 is outside the world of 2 ranks",
-        "faults[1]: no trigger; give a time, a step, or an operation",
+        "faults[1]: no trigger; give a time, a step, a point or an operation",
     )
     assert str(caught.value) == (
         "faults: 2 problems\n"
         "  faults[0].rank: rank 2 is outside the world of 2 ranks\n"
-        "  faults[1]: no trigger; give a time, a step, or an operation"
+        "  faults[1]: no trigger; give a time, a step, a point or an operation"
     )
     assert started == []
 

@@ -17,6 +17,8 @@ from tests.faults.programs import MS, events_of
 
 CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 
+TRIP = 100_000  # ns, to the store and back
+
 
 def connect(timeout_s: float = 1.0) -> Any:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -45,7 +47,7 @@ def two_requests() -> tuple[bytes, int]:
 def test_every_request_of_every_rank_takes_longer() -> None:
     result = run(two_requests, StoreDelay(delay_ns=5 * MS))
 
-    assert result.values == [(b"value", 10 * MS)] * 2
+    assert result.values == [(b"value", 10 * MS + TRIP)] * 2
     (event,) = events_of(result, "fault")
     assert (event.time_ns, event.rank) == (0, -1)
     assert event.data["text"] == "requests of all ranks to the launcher's store take 5 ms longer"
@@ -55,7 +57,7 @@ def test_one_rank_alone_is_slow_and_delays_add_up() -> None:
     faults = [StoreDelay(delay_ns=5 * MS, rank=1), StoreDelay(delay_ns=2 * MS)]
     result = run(two_requests, *faults)
 
-    assert [value[1] for value in result.values] == [4 * MS, 14 * MS]
+    assert [value[1] for value in result.values] == [4 * MS + TRIP, 14 * MS + TRIP]
     assert [(event.rank, event.data["text"]) for event in events_of(result, "fault")] == [
         (1, "requests of rank 1 to the launcher's store take 5 ms longer"),
         (-1, "requests of all ranks to the launcher's store take 2 ms longer"),
@@ -65,7 +67,7 @@ def test_one_rank_alone_is_slow_and_delays_add_up() -> None:
 def test_a_store_is_slow_from_one_time_until_another() -> None:
     result = run(two_requests, StoreDelay(delay_ns=5 * MS, until_ns=3 * MS), world_size=1)
 
-    assert result.values == [(b"value", 5 * MS)]  # the second request leaves after the end
+    assert result.values == [(b"value", 5 * MS + TRIP)]  # the second request leaves after the end
 
 
 def test_a_request_that_takes_longer_than_its_timeout_fails_when_it_has_been_called_back() -> None:
@@ -74,9 +76,9 @@ def test_a_request_that_takes_longer_than_its_timeout_fails_when_it_has_been_cal
         store.set("key", "value")
         return [words(lambda: store.get("key")), words(lambda: store.wait(["key"], timedelta(milliseconds=20)))]
 
-    result = run(body, StoreDelay(delay_ns=100 * MS, start_ns=1), world_size=1)
+    result = run(body, StoreDelay(delay_ns=100 * MS, start_ns=MS), world_size=1)
 
-    assert result.values[0] == [(repr(b"value"), 0), ("None", 0)]
+    assert result.values[0] == [(repr(b"value"), TRIP), ("None", 2 * TRIP)]
 
     result = run(body, StoreDelay(delay_ns=100 * MS), world_size=1)
 
@@ -101,7 +103,7 @@ def test_a_store_that_a_rank_serves_itself_is_neither_slow_nor_lost() -> None:
 
     result = run(body, StoreDelay(delay_ns=5 * MS), StoreLost(at_ns=MS), world_size=1)
 
-    assert result.values == [(b"value", 10 * MS)]
+    assert result.values == [(b"value", 10 * MS + TRIP)]
 
 
 def test_a_lost_store_ends_waits_and_answers_nobody() -> None:

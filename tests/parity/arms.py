@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 import simdist
-from simdist.testing import digest
+from tests.bits.run import digest
 from tests.real_gloo import RealOutcome, RealWorld
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Results of collectives, bit for bit those of real Gloo: the order of summation, rounding, NaN, chunk boundaries.
 
-The list of cases is `simdist.testing.bits_cases`; `python tools/conformance.py --bits` runs it for more world sizes.
+The list of cases is `tests/bits`; `python tools/conformance.py --bits` runs it for more world sizes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from simdist.testing import BITS_FAMILIES, bits_cases, digest, name_difference, run_bits
+from tests.bits.run import BITS_FAMILIES, bits_cases, digest, name_difference, run_bits
 from tests.parity.arms import simulated, template
 from tests.real_gloo import run_real
 

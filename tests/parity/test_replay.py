@@ -22,7 +22,8 @@ import pytest
 from click.testing import CliRunner
 from torch.distributed import distributed_c10d
 
-from simdist.c10d import _data, _gloo
+from simdist.c10d.backends.gloo import GlooFailure
+from simdist.c10d.engine import _data
 from simdist.cli import main
 from simdist.hardware import replay
 from simdist.hardware._account import Account, account_of
@@ -67,14 +68,14 @@ class Flip:
 
 
 def _another_text(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_gloo.Personality, "closed_by_peer", lambda self, peer: f"Connection to peer {peer} was lost")
+    patch.setattr(GlooFailure, "closed_by_peer", lambda self, peer: f"Connection to peer {peer} was lost")
 
 
 def _another_order(patch: pytest.MonkeyPatch) -> None:
     right = _data.execute
 
-    def in_the_other_direction(operation: Any, inputs: list[Any], limit: int) -> int:
-        return int(right(operation, inputs[::-1], limit))
+    def in_the_other_direction(algorithm: Any, operation: Any, inputs: list[Any], limit: int) -> int:
+        return int(right(algorithm, operation, inputs[::-1], limit))
 
     patch.setattr(_data, "execute", in_the_other_direction)
 

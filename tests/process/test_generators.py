@@ -139,6 +139,47 @@ def test_every_rank_starts_alike_torch_as_in_a_fresh_process() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("seed", "draw"),
+    [
+        (random.seed, random.random),
+        (lambda value: np.random.seed([value, 3]), np.random.rand),
+        (torch.manual_seed, lambda: torch.rand(1).item()),
+    ],
+    ids=["python", "numpy", "torch"],
+)
+def test_a_rank_that_seeds_one_generator_and_draws_after_a_collective_draws_from_its_own(
+    seed: Callable[[int], Any], draw: Callable[[], float]
+) -> None:
+    def body() -> list[float]:
+        dist.init_process_group("gloo")
+        drawn = []
+        for turn in range(2):
+            seed(10 * dist.get_rank() + turn)
+            dist.barrier()
+            drawn.append(draw())
+        return drawn
+
+    values = simdist.run(body, world_size=3).values
+
+    expected = []
+    for rank in range(3):
+        drawn = []
+        for turn in range(2):
+            seed(10 * rank + turn)
+            drawn.append(draw())
+        expected.append(drawn)
+    assert list(values) == expected
+
+
+def test_the_host_that_seeds_between_two_worlds_finds_its_own_states() -> None:
+    for seed in (3, 4):
+        random.seed(seed)
+        simdist.run(lambda: random.random(), world_size=2)
+
+        assert random.random() == random.Random(seed).random()
+
+
 @given(seeds)
 @settings(max_examples=10)
 def test_any_seed_of_the_run_will_do(seed: int) -> None:

@@ -9,7 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario import load
 
 Write = Callable[..., str]
-KINDS = "crash, hang, raise, slow_rank, link_delay, partition, hold, store_delay, store_lost"
+KINDS = "crash, host_crash, hang, raise, slow_rank, link_delay, partition, hold, store_delay, store_lost"
 
 
 def problems_of(source: str, *overrides: str) -> tuple[str, ...]:
@@ -46,6 +46,31 @@ def problems_of(source: str, *overrides: str) -> tuple[str, ...]:
             'world_size = 4\ncluster = {bandwidth = "fast"}',
             "cluster.bandwidth: 'fast' is no bandwidth; write '25Gbit/s', '1GB/s', '100MiB/s'",
         ),
+        (
+            'world_size = 4\ncluster = {topology = "fattree"}',
+            "cluster.topology: unknown 'fattree'; did you mean 'fat_tree'?",
+        ),
+        (
+            "world_size = 4\ncluster = {topology = 3}",
+            "cluster.topology: expected 'uniform' or 'one_host' or 'switched' or 'rail_optimised' or 'fat_tree', found "
+            "the number 3",
+        ),
+        (
+            'world_size = 4\ncluster = {topology = "switched"}',
+            "cluster.hosts: missing; topology 'switched' has no default for it",
+        ),
+        (
+            'world_size = 4\ncluster = {topology = "one_host", hosts = 2}',
+            "cluster.hosts: unknown key; known: topology, local_latency, local_bandwidth, bus_bandwidth, calibration",
+        ),
+        (
+            'world_size = 4\ncluster = {topology = "fat_tree", hosts = 2, hosts_per_leaf = 0}',
+            "cluster.hosts_per_leaf: 0 is too small; the least is 1",
+        ),
+        (
+            'world_size = 12\ncluster = {topology = "rail_optimised"}',
+            "cluster: 12 ranks do not fill hosts of 8 GPUs evenly",
+        ),
     ],
 )
 def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, problem: str) -> None:
@@ -63,10 +88,10 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
         ("rank = 1", f".kind: missing; the kinds are {KINDS}"),
         ('kind = "crash"\nrank = 9\nstep = 1', ".rank: rank 9 is outside the world of 4 ranks"),
         ('kind = "crash"\nstep = 1', ".rank: missing; it has no default"),
-        ('kind = "crash"\nrank = 1', ": no trigger; give a time, a step, or an operation"),
+        ('kind = "crash"\nrank = 1', ": no trigger; give a time, a step, a point or an operation"),
         (
             'kind = "crash"\nrank = 1\nstep = 1\nat = "3ms"',
-            ": a time and a step or operation are two triggers; give one of them",
+            ": a time and a step, point or operation are two triggers; give one of them",
         ),
         (
             'kind = "crash"\nrank = 1\nop = "all_reduc"',
@@ -93,7 +118,7 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
         ('kind = "link_delay"\nsrc = 0\ndst = 4\ndelay = "1s"', ".dst: rank 4 is outside the world of 4 ranks"),
         (
             'kind = "raise"\nrank = 1\nat = "3ms"',
-            ".at: no program raises at a time; give an operation or a step",
+            ".at: no program raises at a time; give an operation, a step or a point",
         ),
         (
             'kind = "raise"\nrank = 1\nop = "barrier"\nerror = "ValueEror"',
@@ -106,7 +131,7 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
         ),
         ('kind = "store_delay"\ndelay = "1ms"\nrank = 4', ".rank: rank 4 is outside the world of 4 ranks"),
         ('kind = "store_lost"', ".at: missing; it has no default"),
-        ('kind = "store_lost"\nat = "1s"\nrank = 1', ".rank: unknown key; known: at"),
+        ('kind = "store_lost"\nat = "1s"\nrank = 1', ".rank: unknown key; known: at, name, after, optional"),
         ('kind = "hang"\nrank = 1\nstep = 1\nduratoin = "1s"', ".duratoin: unknown key; did you mean 'duration'?"),
     ],
 )

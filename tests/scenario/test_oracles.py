@@ -10,7 +10,7 @@ import torch
 
 from simdist.errors import DeadlockError
 from simdist.faults import Crash, Partition
-from simdist.result import Event, RankResult, RunResult
+from simdist.result import Event, FaultResult, RankResult, RunResult
 from simdist.scenario import Expectations, ExpectedException, Plan, Verdict, Workload
 from simdist.scenario._oracles import Seen, judge
 
@@ -43,7 +43,7 @@ def verdicts(
 
 def test_without_expectations_all_return_and_nothing_deadlocks() -> None:
     assert verdicts(result_of(returned(0), returned(1))) == {
-        "outcomes": Verdict("outcomes", True, "ranks 0-1 returned"),
+        "outcomes": Verdict("outcomes", True, "ranks 0, 1 returned"),
         "deadlock": Verdict("deadlock", True, "none"),
     }
 
@@ -93,7 +93,7 @@ def test_restarts_are_counted() -> None:
 def test_equal_values_name_the_first_difference() -> None:
     same = result_of(returned(0, {"a": 1, "b": 2}), returned(1, {"a": 1, "b": 3}))
 
-    assert verdicts(same, equal_values=("a",))["equal_values"] == Verdict("equal_values", True, "a equal on ranks 0-1")
+    assert verdicts(same, equal_values=("a",))["equal_values"] == Verdict("equal_values", True, "a equal on ranks 0, 1")
     assert verdicts(same, equal_values=())["equal_values"] == Verdict(
         "equal_values", False, "ranks 0 and 1 differ at ['b']: 2 and 3"
     )
@@ -175,13 +175,15 @@ def test_virtual_time_has_two_bounds() -> None:
 
 def test_a_fault_that_never_strikes_fails_the_scenario() -> None:
     faults = (Crash(rank=0, at_step=1), Crash(rank=0, at_step=2), Partition(groups=((0,), (1,))))
-    events = [Event(5, "fault", 0, {"fault": "crash"}), Event(6, "fault", -1, {"fault": "partition"})]
-    result = result_of(returned(0), events=events)
+    crash = FaultResult("Crash(rank=0, at_step=1)", "crash of rank 0", "crash", 0)
+    split = FaultResult("Partition()", "'split' (partition)", "partition", -1, struck_ns=(5,))
+    result = result_of(returned(0), faults=(crash, replace(crash, struck_ns=(6,)), split))
+    fine = replace(result, faults=(replace(crash, required=False), split))
 
     assert verdicts(result, faults=faults)["faults_strike"] == Verdict(
         "faults_strike", False, "never struck: crash of rank 0"
     )
-    assert verdicts(result, faults=faults[1:])["faults_strike"] == Verdict("faults_strike", True, "2 of 2 struck")
+    assert verdicts(fine, faults=faults[1:])["faults_strike"] == Verdict("faults_strike", True, "1 of 2 struck")
     assert "faults_strike" not in verdicts(result, faults=faults, faults_strike=False)
 
 

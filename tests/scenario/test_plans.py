@@ -88,6 +88,29 @@ def test_the_cluster_section_becomes_the_arguments_of_build(write: Write) -> Non
     assert plan.cluster == {"hosts": 2, "latency_ns": 20_000, "local_bandwidth_bytes_per_s": 1_000_000_000}
 
 
+def test_a_topology_has_keys_of_its_own(write: Write) -> None:
+    text = 'world_size = 4\ncluster = {topology = "fat_tree", hosts = 4, hosts_per_leaf = 2, core_latency = "2us"}'
+    plan = load(write(text))
+
+    assert plan.cluster == {"topology": "fat_tree", "hosts": 4, "hosts_per_leaf": 2, "core_latency_ns": 2_000}
+
+
+def test_a_calibration_serves_a_topology_with_hosts(write: Write, tmp_path: Path) -> None:
+    world = 'ranks = 4\nlocal_latency = "7ns"\nlocal_bandwidth = "2GB/s"\nreduction_slowdown = 2.5\nerror = 0.1'
+    (tmp_path / "machine.toml").write_text(f'backend = "gloo"\n[[world]]\n{world}\n')
+
+    plan = load(write('world_size = 4\ncluster = {topology = "one_host", calibration = "machine.toml"}'))
+
+    assert plan.cluster == {
+        "topology": "one_host",
+        "local_latency_ns": 7,
+        "local_bandwidth_bytes_per_s": 2_000_000_000,
+        "reduction_slowdown": 2.5,
+        "reduction_latency_slowdown": 1.0,
+        "reduction_from_bytes": 0,
+    }
+
+
 def test_outcomes_by_rank_leave_the_others_at_returned(write: Write) -> None:
     plan = load(write('world_size = 5\n[expect]\noutcomes = {"0" = "killed", "2, 3-4" = "raised"}'))
 

@@ -17,7 +17,7 @@ def test_every_sample_ends_as_its_name_tells(driven: PytestRun) -> None:
     words = {"passes": {"passed"}, "fails": {"failed"}, "error": {"error", "passed"}}
     outcomes = driven.outcomes
 
-    assert len(outcomes) > 44, driven.text
+    assert len(outcomes) > 50, driven.text
     wrong = {name: outcome for name, outcome in outcomes.items() if outcome not in words[name.split("_")[1]]}
     assert wrong == {}, driven.text
 

@@ -7,9 +7,10 @@ import pytest
 
 from simdist.errors import SimdistError
 from simdist.result import Event
-from simdist.trace import Trace, notes_of, rank_list, save, short_message, timeline, trace_of
+from simdist.trace import Trace, notes_of, save, short_message, timeline, trace_of
 from simdist.trace._axis import TimeAxis
 from simdist.trace._notes import placed
+from simdist.values import rank_text
 from tests.trace import runs
 from tools import timelines
 
@@ -108,4 +109,4 @@ def test_a_message_without_what_only_maintainers_want(message: str, text: str) -
 
 @pytest.mark.parametrize(("ranks", "text"), [([2], "rank 2"), ([0, 1, 3], "ranks 0, 1, 3"), (range(6), "ranks 0-5")])
 def test_ranks_in_words(ranks: list[int], text: str) -> None:
-    assert rank_list(ranks) == text
+    assert rank_text(ranks) == text

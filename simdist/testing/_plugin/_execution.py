@@ -66,7 +66,7 @@ def _on_ranks(item: Any, worlds: Worlds) -> Any:
                 returned.append(value)
 
         try:
-            live = LiveWorld(worlds, call, [getattr(function, "__globals__", {})], settings, seed=worlds.seed)
+            live = LiveWorld(worlds, call, settings, seed=worlds.seed)
         except SimdistError as error:
             raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
         with live:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from types import FrameType, TracebackType
 from typing import Any
 
 import pytest
-import torch
 
-import simdist
 from simdist.errors import InternalError
+from simdist.frames import is_internal, user_frames
 
-__all__ = ["hides", "in_the_test", "is_internal", "traceback_of", "without_internals"]
-
-_INTERNAL = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (simdist, torch))  # noqa: PTH118, PTH120
-
-
-def is_internal(frame: FrameType) -> bool:
-    """True for code of torch, of simdist, and of the import system."""
-    name = frame.f_code.co_filename
-    return name.startswith(_INTERNAL) or name.startswith("<frozen")
+__all__ = ["hides", "in_the_test", "traceback_of", "without_internals"]
 
 
 def hides(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
@@ -60,12 +50,7 @@ def in_the_test(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> pyte
 
 def traceback_of(innermost: FrameType) -> TracebackType | None:
     """A traceback as if something had been raised in the user's innermost frame from `innermost` on."""
-    frames = []
-    frame: FrameType | None = innermost
-    while frame is not None:
-        if not is_internal(frame):
-            frames.append((frame, frame.f_lasti, frame.f_lineno))
-        frame = frame.f_back
+    frames = [(frame, frame.f_lasti, frame.f_lineno) for frame in user_frames(innermost)]
     return _chained(frames[::-1])
 
 

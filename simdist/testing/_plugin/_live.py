@@ -51,9 +51,10 @@ class LiveWorld:
     Example:
         >>> world = sim.start(train, world_size=4)
         >>> world.advance("2s")
+        True
         >>> world.ranks[2].status
         'running'
-        >>> sim.crash(2)
+        >>> fault = sim.crash(2)
         >>> result = world.finish(check=False)
     """
 
@@ -61,7 +62,6 @@ class LiveWorld:
         self,
         worlds: Worlds,
         call: Callable[[int], Any],
-        namespaces: Sequence[dict[str, Any]],
         settings: Settings,
         *,
         seed: int,
@@ -72,9 +72,7 @@ class LiveWorld:
             raise SimdistError("another world of this test is under way; finish it first, or close it")
         faults = settings.faults_for(seed) if faults is None else faults
         self._worlds = worlds
-        self._world, self._record, self._stack = worlds.open(
-            call, namespaces, settings, seed=seed, faults=faults, argv=argv
-        )
+        self._world, self._record, self._stack = worlds.open(call, settings, seed=seed, faults=faults, argv=argv)
         worlds.live = self
 
     def __enter__(self) -> LiveWorld:
@@ -156,6 +154,16 @@ class LiveWorld:
             self._world.injector.lift(fault)
 
     @property
+    def max_restarts(self) -> int:
+        """How often all ranks are started again."""
+        return self._record.spec.max_restarts
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """What was given to this world, struck or not."""
+        return self._world.injector.faults
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self._record.spec.world_size
@@ -202,7 +210,7 @@ def _standing(now_ns: int, ranks: Sequence[RankView]) -> list[str]:
 
 
 def _view(process: SimProcess) -> RankView:
-    task, last = process.task, process.last_operation
+    task, last = process.main, process.last_operation
     waiting = ""
     if process.running and task is not None:
         waiting = task.waiting.describe() if task.waiting is not None else ""

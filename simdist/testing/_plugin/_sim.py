@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from simdist._settings import misfits
 from simdist.errors import FaultError, SimdistError
@@ -24,14 +23,14 @@ from simdist.faults import (
     problems_of,
 )
 from simdist.result import RunResult
+from simdist.testing._plugin._fault_words import CommonWords, SpanWords, Time, TriggerWords, fields_from
 from simdist.testing._plugin._live import LiveWorld
 from simdist.testing._plugin._settings import Settings, nanoseconds, settings_from
 from simdist.testing._plugin._worlds import Worlds, worlds_of
 
 __all__ = ["FaultHandle", "Sim", "open_sim"]
 
-When = Literal["before", "during", "after"]
-Time = str | int
+_SOURCES = ("at_ns", "at_step", "at_point", "op", "nth", "after")  # any of them makes a trigger
 
 
 class FaultHandle:
@@ -66,7 +65,7 @@ class Sim:
 
     Example:
         >>> result = sim.run(train, world_size=4)
-        >>> sim.crash(2, op="all_reduce", nth=3, when="during")
+        >>> fault = sim.crash(2, op="all_reduce", nth=3, when="during")
         >>> result = sim.run(train, world_size=4, check=False)
         >>> [rank.status for rank in result.ranks]
         ['raised', 'raised', 'killed', 'raised']
@@ -125,116 +124,88 @@ class Sim:
         faults = (*chosen.faults_for(seed), *self._waiting)
         bound = functools.partial(fn, *args, **(kwargs or {}))
         call = _with_group(bound, chosen) if chosen.init else lambda rank: bound()
-        world = LiveWorld(self._worlds, call, _namespaces(fn), chosen, seed=seed, faults=faults, argv=argv)
+        world = LiveWorld(self._worlds, call, chosen, seed=seed, faults=faults, argv=argv)
         self._waiting = []
         return world
 
     # -- faults --------------------------------------------------------------------------------------------------
 
     def crash(
-        self,
-        rank: int,
-        *,
-        at: Time | None = None,
-        step: int | None = None,
-        op: str | None = None,
-        nth: int | None = None,
-        when: When = "before",
-        life: int | None = 0,
-        signal: str = "SIGKILL",
-        exit_code: int | None = None,
+        self, rank: int, *, signal: str = "SIGKILL", exit_code: int | None = None, **trigger: Unpack[TriggerWords]
     ) -> FaultHandle:
-        """The rank's process dies: at a time, in a step, or at its n-th operation; without any of these, now."""
-        trigger = self._trigger(at, step, op, nth, when, life)
-        return self._give(Crash(rank=rank, signal=signal, exit_code=exit_code, **trigger))
+        """The rank's process dies: at a time (`at`), in a step, at a point, or at its n-th operation (`op`, `nth`).
 
-    def hang(
-        self,
-        rank: int,
-        *,
-        duration: Time | None = None,
-        at: Time | None = None,
-        step: int | None = None,
-        op: str | None = None,
-        nth: int | None = None,
-        when: When = "before",
-        life: int | None = 0,
-    ) -> FaultHandle:
+        Without any of these, now. The keywords are the fields of `simdist.faults.RankFault`, and those of every fault.
+        """
+        return self.give(Crash(rank=rank, signal=signal, exit_code=exit_code, **self._trigger("crash", trigger)))
+
+    def hang(self, rank: int, *, duration: Time | None = None, **trigger: Unpack[TriggerWords]) -> FaultHandle:
         """The rank stops as under SIGSTOP, for `duration` or until `resume`; triggers are those of `crash`."""
-        trigger = self._trigger(at, step, op, nth, when, life)
         duration_ns = None if duration is None else nanoseconds(duration, "duration")
-        return self._give(Hang(rank=rank, duration_ns=duration_ns, **trigger))
+        return self.give(Hang(rank=rank, duration_ns=duration_ns, **self._trigger("hang", trigger)))
 
     def raise_in(
         self,
         rank: int,
         error: str = "RuntimeError",
         message: str = "injected by a fault",
-        *,
-        step: int | None = None,
-        op: str | None = None,
-        nth: int | None = None,
-        life: int | None = 0,
+        **trigger: Unpack[TriggerWords],
     ) -> FaultHandle:
-        """The rank's program gets an exception, at the start of a step or in place of its n-th operation.
+        """The rank's program gets an exception, at the start of a step, at a point or in place of its n-th operation.
 
         Without any of these it is the next operation of the rank. `error` names one of Python's exceptions, or one of
         torch.distributed's; the program may catch it and call again.
         """
-        if (step, op, nth) == (None, None, None):
-            nth = 1
-            life = None if self._worlds.live is not None else life
-        return self._give(Raise(rank=rank, error=error, message=message, at_step=step, op=op, nth=nth, life=life))
+        fields = fields_from("raise_in", trigger, TriggerWords)
+        if not any(fields.get(name) is not None for name in _SOURCES):
+            fields["nth"] = 1
+            if self._worlds.live is not None:
+                fields["life"] = None
+        return self.give(Raise(rank=rank, error=error, message=message, **fields))
 
-    def slow(self, rank: int, by: Time, *, start: Time = 0, until: Time | None = None) -> FaultHandle:
-        """Each operation of the rank starts late."""
-        return self._give(SlowRank(rank=rank, delay_ns=nanoseconds(by, "by"), **_span(start, until)))
+    def slow(self, rank: int, by: Time, **span: Unpack[SpanWords]) -> FaultHandle:
+        """Each operation of the rank starts late, from `start` until `until`."""
+        fields = fields_from("slow", span, SpanWords)
+        return self.give(SlowRank(rank=rank, delay_ns=nanoseconds(by, "by"), **fields))
 
-    def delay(
-        self, src: int, dst: int, by: Time, *, start: Time = 0, until: Time | None = None, both_ways: bool = True
-    ) -> FaultHandle:
+    def delay(self, src: int, dst: int, by: Time, *, both_ways: bool = True, **span: Unpack[SpanWords]) -> FaultHandle:
         """Messages between two ranks take longer."""
-        return self._give(
-            LinkDelay(src=src, dst=dst, delay_ns=nanoseconds(by, "by"), both_ways=both_ways, **_span(start, until))
-        )
+        fields = fields_from("delay", span, SpanWords)
+        return self.give(LinkDelay(src=src, dst=dst, delay_ns=nanoseconds(by, "by"), both_ways=both_ways, **fields))
 
-    def partition(self, *groups: Sequence[int], start: Time = 0, until: Time | None = None) -> FaultHandle:
+    def partition(self, *groups: Sequence[int], **span: Unpack[SpanWords]) -> FaultHandle:
         """Nothing passes between different groups of ranks, until `heal`: `sim.partition([0, 1], [2, 3])`."""
         # What is no group is told with all else that is wrong with the fault.
-        return self._give(Partition(groups=groups, **_span(start, until)))  # type: ignore[arg-type]
+        return self.give(Partition(groups=groups, **fields_from("partition", span, SpanWords)))  # type: ignore[arg-type]
 
-    def hold(
-        self, src: int, dst: int, *, start: Time = 0, until: Time | None = None, both_ways: bool = False
-    ) -> FaultHandle:
+    def hold(self, src: int, dst: int, *, both_ways: bool = False, **span: Unpack[SpanWords]) -> FaultHandle:
         """Messages from one rank to another stay in flight until `release`; they leave then, in order."""
-        return self._give(Hold(src=src, dst=dst, both_ways=both_ways, **_span(start, until)))
+        return self.give(Hold(src=src, dst=dst, both_ways=both_ways, **fields_from("hold", span, SpanWords)))
 
-    def delay_store(
-        self, by: Time, *, rank: int | None = None, start: Time = 0, until: Time | None = None
-    ) -> FaultHandle:
+    def delay_store(self, by: Time, *, rank: int | None = None, **span: Unpack[SpanWords]) -> FaultHandle:
         """Requests to the launcher's store take longer: those of `rank`, or everybody's."""
-        return self._give(StoreDelay(rank=rank, delay_ns=nanoseconds(by, "by"), **_span(start, until)))
+        fields = fields_from("delay_store", span, SpanWords)
+        return self.give(StoreDelay(rank=rank, delay_ns=nanoseconds(by, "by"), **fields))
 
-    def lose_store(self, *, at: Time | None = None) -> FaultHandle:
+    def lose_store(self, *, at: Time | None = None, **words: Unpack[CommonWords]) -> FaultHandle:
         """The launcher's store is gone, at a time or now; `lift` helps only before that. A restart brings a new one."""
         live = self._worlds.live
-        now_ns = 0 if live is None else live.now_ns
-        return self._give(StoreLost(at_ns=now_ns if at is None else nanoseconds(at, "at")))
+        now_ns = 0 if live is None or "after" in words else live.now_ns
+        fields = fields_from("lose_store", words, CommonWords)
+        return self.give(StoreLost(at_ns=now_ns if at is None else nanoseconds(at, "at"), **fields))
 
-    def _trigger(
-        self, at: Time | None, step: int | None, op: str | None, nth: int | None, when: When, life: int | None
-    ) -> dict[str, Any]:
-        at_ns = None if at is None else nanoseconds(at, "at")
-        live = self._worlds.live
-        if (at_ns, step, op, nth) == (None, None, None, None) and live is not None:
-            at_ns = live.now_ns
-            life = None
-        return {"at_ns": at_ns, "at_step": step, "op": op, "nth": nth, "when": when, "life": life}
+    def give(self, fault: Fault) -> FaultHandle:
+        """Any fault, such as one of a class of your own; the methods above are short for this.
 
-    def _give(self, fault: Fault) -> FaultHandle:
+        Raises:
+            FaultError: it does not fit the world.
+        """
         live = self._worlds.live
-        # A world that is not there yet may have any size.
-        problems = problems_of([fault], live.world_size if live is not None else 1 << 30)
+        if live is None:  # a world that is not there yet may have any size, lives and other faults
+            names = [fault.after] if isinstance(fault, Fault) and isinstance(fault.after, str) else []
+            problems = problems_of([fault], 1 << 30, names=names)
+        else:
+            problems = problems_of([fault], live.world_size, max_restarts=live.max_restarts, others=live.faults)
         if problems:
             raise FaultError([problem.removeprefix("faults[0]").lstrip(".: ") for problem in problems])
         if live is None:
@@ -242,6 +213,13 @@ class Sim:
         else:
             live.bring_in(fault)
         return FaultHandle(self, fault)
+
+    def _trigger(self, method: str, words: Mapping[str, Any]) -> dict[str, Any]:
+        fields = fields_from(method, words, TriggerWords)
+        live = self._worlds.live
+        if live is not None and not any(fields.get(name) is not None for name in _SOURCES):
+            fields |= {"at_ns": live.now_ns, "life": None}
+        return fields
 
     def _lift(self, fault: Fault) -> None:
         self._waiting = [each for each in self._waiting if each is not fault]
@@ -264,13 +242,6 @@ def open_sim(item: Any, seed: int) -> Iterator[Sim]:
     sim._must_be_used()
 
 
-def _span(start: Time, until: Time | None) -> dict[str, Any]:
-    return {
-        "start_ns": nanoseconds(start, "start"),
-        "until_ns": None if until is None else nanoseconds(until, "until"),
-    }
-
-
 def _with_group(bound: Callable[[], Any], settings: Settings) -> Callable[[int], Any]:
     from simdist.testing._plugin._execution import default_group
 
@@ -279,10 +250,3 @@ def _with_group(bound: Callable[[], Any], settings: Settings) -> Callable[[int],
             return bound()
 
     return call
-
-
-def _namespaces(fn: Callable[..., Any]) -> list[dict[str, Any]]:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    namespace = getattr(inspect.unwrap(fn), "__globals__", None)
-    return [namespace] if namespace is not None else []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import unittest
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -12,23 +10,19 @@ from types import TracebackType
 import pytest
 
 from simdist.errors import RunFailedError
-from simdist.faults import Fault, fault_call, kind_of, rank_of
-from simdist.result import RankResult, RunResult
-from simdist.values import text_of
+from simdist.result import RankResult, RunResult, how_it_ended
 
-__all__ = ["failure_of", "how_it_ended", "is_skip", "primary_of"]
+__all__ = ["ended", "failure_of", "is_skip", "primary_of"]
 
 _SKIPS = (pytest.skip.Exception, unittest.SkipTest)
 _ENDS_ALL = (pytest.exit.Exception, KeyboardInterrupt)
 
 
-def failure_of(
-    result: RunResult, tracebacks: Mapping[int, TracebackType], faults: Sequence[Fault]
-) -> BaseException | None:
+def failure_of(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> BaseException | None:
     """What to raise for a world; None if it did well.
 
-    A rank that an injected crash or hang has ended did what was asked of it. `faults` are those that must have struck;
-    `tracebacks` tell where the ranks stand that did not end by themselves.
+    A rank that an injected fault killed or stopped did not fail. A fault that never struck is a failure, unless it is
+    optional. `tracebacks` tell where the ranks stand that did not end by themselves.
     """
     for rank in result.ranks:
         if isinstance(rank.exception, _ENDS_ALL):
@@ -39,7 +33,7 @@ def failure_of(
         return skipped[0].exception
     first = primary_of(result)
     if first is None:
-        return _never_struck(result, faults)
+        return _never_struck(result)
     if is_skip(first.exception):
         return _disagreement(skipped, left)
     if first.exception is not None:
@@ -47,7 +41,7 @@ def failure_of(
     if first.status == "hung" and result.deadlock is not None:
         error: BaseException = result.deadlock
     else:
-        error = RunFailedError(f"rank {first.rank} {how_it_ended(first)}")
+        error = RunFailedError(f"rank {first.rank} {ended(first)}")
     return error.with_traceback(tracebacks.get(first.rank))
 
 
@@ -61,36 +55,14 @@ def is_skip(error: BaseException | None) -> bool:
     return isinstance(error, _SKIPS)
 
 
-def how_it_ended(rank: RankResult) -> str:
+def ended(rank: RankResult) -> str:
     """What became of a rank, as the rest of a sentence."""
-    code = rank.exit_code or 0
-    if rank.status == "killed":
-        return f"was killed by {signal.Signals(-code).name}"
-    if rank.status == "exited":
-        return f"left with exit code {code}"
-    if rank.status == "hung":
-        return f"hangs for good in {rank.waiting or 'its own code'}"
-    if is_skip(rank.exception):
-        return f"skipped: {rank.exception}"
-    return "returned" if rank.exception is None else f"raised {_first_line(rank.exception)}"
-
-
-def _first_line(error: BaseException) -> str:
-    from simdist.scenario import without_source
-
-    text = without_source(text_of(error).strip())
-    name = type(error).__name__
-    return f"{name}: {text.splitlines()[0]}" if text else name
+    return f"skipped: {rank.exception}" if is_skip(rank.exception) else how_it_ended(rank)
 
 
 def _left_alone(result: RunResult) -> list[RankResult]:
-    struck = {
-        (str(event.data.get("fault")), event.rank, event.data.get("life"))
-        for event in result.events
-        if event.kind == "fault"
-    }
-    ends = {"killed": "crash", "exited": "crash", "hung": "hang"}
-    return [rank for rank in result.ranks if (ends.get(rank.status), rank.rank, rank.lives - 1) not in struck]
+    asked = {each for fault in result.faults for each in fault.ended}
+    return [rank for rank in result.ranks if (rank.rank, rank.lives - 1, rank.status) not in asked]
 
 
 def _disagreement(skipped: Sequence[RankResult], all_ranks: Sequence[RankResult]) -> BaseException:
@@ -102,24 +74,12 @@ def _disagreement(skipped: Sequence[RankResult], all_ranks: Sequence[RankResult]
     )
 
 
-def _never_struck(result: RunResult, faults: Sequence[Fault]) -> BaseException | None:
-    events = [event for event in result.events if event.kind == "fault"]
-    struck = Counter((str(event.data.get("fault")), event.rank) for event in events)
-    anywhere = Counter(str(event.data.get("fault")) for event in events)
-    missing = []
-    for fault in faults:
-        kind = kind_of(fault)
-        rank = rank_of(fault)
-        if rank is not None:
-            found = struck[kind, rank]
-            struck[kind, rank] -= 1
-        else:
-            found = anywhere[kind]
-            anywhere[kind] -= 1
-        if found < 1:
-            missing.append(fault)
-    if not missing:
+def _never_struck(result: RunResult) -> BaseException | None:
+    idle = [fault.call for fault in result.faults if not fault.ok]
+    if not idle:
         return None
     return pytest.fail.Exception(
-        f"every rank did well, but {fault_call(missing[0])} never struck: what it waits for did not happen"
+        f"every rank did well, but {' and '.join(idle)} never struck: what "
+        f"{'it waits' if len(idle) == 1 else 'they wait'} for did not happen; a fault that need not strike is given "
+        "optional=True"
     )

@@ -15,14 +15,13 @@ import pytest
 
 from simdist._world import World, WorldSpec
 from simdist.faults import Fault
-from simdist.result import RunResult
+from simdist.result import RunResult, report_of
 from simdist.testing._plugin._debugging import remember_streams
 from simdist.testing._plugin._files import write_files
 from simdist.testing._plugin._frames import traceback_of, without_internals
-from simdist.testing._plugin._report import world_lines
 from simdist.testing._plugin._settings import Settings, item_settings, policy_for, seed_of
 from simdist.testing._plugin._surroundings import pytest_on_ranks
-from simdist.testing._plugin._verdict import failure_of
+from simdist.testing._plugin._verdict import ended, failure_of, primary_of
 
 if TYPE_CHECKING:
     from simdist.testing._plugin._live import LiveWorld
@@ -34,10 +33,9 @@ _CAPTURING = ("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary")
 
 @dataclass(slots=True)
 class Record:
-    """One world: what it was asked to do, and what came of it. `result` is None until it has ended."""
+    """One world: its settings and its result, which is None until it ends."""
 
     spec: WorldSpec
-    must_strike: tuple[Fault, ...]
     result: RunResult | None = None
     tracebacks: dict[int, TracebackType] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -59,7 +57,6 @@ class Worlds:
     def open(
         self,
         call: Callable[[int], Any],
-        namespaces: Sequence[dict[str, Any]],
         settings: Settings,
         *,
         seed: int,
@@ -96,10 +93,9 @@ class Worlds:
             stall_s=settings.stall_s,
             echo=self._echo(),
             replay=replay_command(self.item, self.seed),
-            namespaces=namespaces,
             on_frames=keep,
         )
-        record = Record(spec, tuple(faults))
+        record = Record(spec)
         world = World(spec)
         with contextlib.ExitStack() as stack:
             stack.enter_context(pytest_on_ranks())
@@ -114,7 +110,7 @@ class Worlds:
     def failure_of(self, record: Record) -> BaseException | None:
         """What to raise for a world; None if it did well. It has the user's frames only, unless `--full-trace`."""
         assert record.result is not None
-        failure = failure_of(record.result, record.tracebacks, record.must_strike)
+        failure = failure_of(record.result, record.tracebacks)
         if isinstance(failure, pytest.fail.Exception) and failure.__traceback__ is None:
             failure.pytrace = self.drives  # else there is no line of the test to show
         if failure is None or self.full_trace:
@@ -127,7 +123,7 @@ class Worlds:
             self.live.close()
 
     def ended(self, record: Record, result: RunResult) -> None:
-        """A world has come to its end."""
+        """A world ended."""
         record.result = result
         for stream in ("stdout", "stderr"):
             for rank in result.ranks:
@@ -183,6 +179,13 @@ def without_seed(item: Any, seed: int) -> str:
     return nodeid
 
 
+def _lines(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> list[str]:
+    """The report of a world; the failure above it is the deadlock itself, where a rank hangs in one."""
+    first = primary_of(result)
+    report = report_of(result, first=first, tracebacks=tracebacks, ended=ended)
+    return report.lines(deadlock=first is None or first.status != "hung")
+
+
 def add_to_report(item: pytest.Item, report: pytest.TestReport) -> None:
     """Below a failure stands what became of the ranks of the last world; a passing test keeps what they printed."""
     worlds = item.stash.get(_KEY, None)
@@ -191,7 +194,7 @@ def add_to_report(item: pytest.Item, report: pytest.TestReport) -> None:
     record = worlds.records[-1]
     told: Any = report.longrepr
     if report.failed and hasattr(told, "addsection"):
-        lines = [] if record.result is None else world_lines(record)
+        lines = [] if record.result is None else _lines(record.result, record.tracebacks)  # else it was given up
         lines += [*record.notes, *worlds.notes, f"replay: {record.spec.replay}"]
         told.addsection("simdist", "\n".join(lines), "-")
     elif record.result is not None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.errors import FaultError, RunFailedError, SimdistError
-from simdist.faults import Crash
+from simdist.faults import Crash, RankFault, StruckRank
 from simdist.testing import Sim
 
 MS = 1_000_000
@@ -247,12 +247,69 @@ def test_fails_because_the_fault_never_struck(sim: Sim) -> None:
     sim.run(train, world_size=2)
 
 
+def test_fails_because_a_fault_given_on_the_way_never_struck(sim: Sim) -> None:
+    with sim.start(train, world_size=2) as world:
+        world.advance("1s")
+        sim.crash(1, op="barrier")
+        world.finish()
+
+
+def test_passes_with_a_fault_that_need_not_strike(sim: Sim) -> None:
+    sim.crash(1, step=99, optional=True)
+    assert sim.run(train, world_size=2).faults[0].struck_ns == ()
+
+
+def test_passes_with_a_fault_that_was_lifted_before_it_could_strike(sim: Sim) -> None:
+    with sim.start(train, world_size=2) as world:
+        handle = sim.crash(1, step=99)
+        world.advance("1s")
+        handle.lift()
+        assert world.finish().ok
+
+
+class Unplugged(RankFault):
+    """Somebody stumbles over a cable."""
+
+    def strike(self, rank: StruckRank) -> None:
+        """No word of farewell."""
+        rank.exit(7)
+
+
+def test_passes_with_a_fault_of_its_own(sim: Sim) -> None:
+    sim.hang(0, step=1, duration="1ms", name="pause")
+    sim.give(Unplugged(rank=1, after="pause"))
+    result = sim.run(train, world_size=2, check=False)
+
+    assert result.ranks[1].exit_code == 7
+    assert [fault.struck for fault in result.faults] == [True, True]
+
+
+def test_passes_with_every_word_of_a_trigger(sim: Sim) -> None:
+    sim.hang(0, at="1s", period="500ms", probability=1.0, duration="1ms")
+    sim.raise_in(1, "ValueError", point="nowhere", every=2, optional=True)
+    sim.slow(1, "1ms", start="1s", after="late")
+    sim.hang(1, at="1s", duration="1ms", name="late")
+    result = sim.run(train, world_size=2)
+
+    assert [len(fault.struck_ns) > 0 for fault in result.faults] == [True, False, True, True]
+
+
+def test_passes_with_a_word_that_is_none(sim: Sim) -> None:
+    with pytest.raises(TypeError, match=r"crash\(\) got an unexpected keyword argument 'setp'; did you mean 'step'\?"):
+        sim.crash(1, setp=3)  # type: ignore[call-arg]
+    with sim.start(train, world_size=2):
+        with pytest.raises(FaultError, match="no fault is called 'x'; none has a name"):
+            sim.crash(1, after="x")
+        with pytest.raises(FaultError, match="life: 1 never comes"):
+            sim.crash(1, step=1, life=1)
+
+
 def test_error_because_no_world_came_after_the_fault(sim: Sim) -> None:
     sim.crash(1, at="1s")
 
 
 def test_passes_with_bad_faults_refused(sim: Sim) -> None:
-    with pytest.raises(FaultError, match="no trigger; give a time, a step, or an operation"):
+    with pytest.raises(FaultError, match="no trigger; give a time, a step, a point or an operation"):
         sim.crash(0)
     with pytest.raises(ValueError, match="'soon' is no duration"):
         sim.hang(0, at="soon")

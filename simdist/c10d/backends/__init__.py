@@ -1,0 +1,17 @@
+"""The backends: a folder each. They do not know each other, and the engine knows none by name.
+
+`ideal` is what its folder says, and Gloo's arguments and arithmetic; that is put together here.
+"""
+
+import dataclasses
+
+from simdist.c10d.backends.gloo import GLOO
+from simdist.c10d.backends.ideal import IdealFailure
+from simdist.c10d.engine import Completion, P2PWork
+from simdist.c10d.surface import SimWork
+
+__all__ = ["GLOO", "IDEAL"]
+
+IDEAL = dataclasses.replace(
+    GLOO, name="sim", failure=IdealFailure(), completion=Completion(work=SimWork, message=P2PWork)
+)

@@ -1,0 +1,25 @@
+"""Gloo, exactly: its words, schedules, order of additions and closed forms (torch 2.13).
+
+`_arguments.py` refuses calls in ProcessGroupGloo's words, `_schedules.py` says which messages each rank sends and
+receives, `_folds.py` adds up bit for bit, `_words.py` tells of timeouts and closed connections, `_ring.py` follows
+large rings in arrays, `_monitored.py` is the monitored barrier.
+"""
+
+from simdist.c10d.backends.gloo import _arguments
+from simdist.c10d.backends.gloo._algorithm import GlooAlgorithm
+from simdist.c10d.backends.gloo._messages import GlooMessage
+from simdist.c10d.backends.gloo._monitored import monitored_barrier
+from simdist.c10d.backends.gloo._words import GlooFailure
+from simdist.c10d.engine import Backend, Completion
+from simdist.c10d.surface import SimWork
+
+__all__ = ["GLOO", "GlooAlgorithm", "GlooFailure", "GlooMessage"]
+
+GLOO = Backend(
+    name="gloo",
+    arguments=_arguments,
+    algorithm=GlooAlgorithm(),
+    failure=GlooFailure(),
+    completion=Completion(work=SimWork, message=GlooMessage),
+    monitored_barrier=monitored_barrier,
+)

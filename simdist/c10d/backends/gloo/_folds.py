@@ -1,0 +1,272 @@
+"""What comes out of a collective, bit for bit as Gloo computes it.
+
+A reduction's chunk c starts raw at rank c-1 and goes down the ring, each rank putting its own operand first:
+`x_c + (x_{c+1} + (... + (x_{c-2} + x_{c-1})))`, rounded to the tensor's type at each hop. The chunks are those of
+Gloo's segment arithmetic. `max` and `min` keep the local operand unless the received one is strictly better, so a NaN
+that is held stays and a NaN that is received is dropped. Average is the sum, then one true division.
+
+The work is done in blocks small enough that every input is read once, and every output written once, while the block
+is in the cache; there is no copy of a whole payload.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from simdist.c10d.backends.gloo._costs import reduce_segments, segments
+
+__all__ = [
+    "all_reduce",
+    "combine",
+    "divide",
+    "leave_reduce",
+    "reduce",
+]
+
+Tensor = torch.Tensor
+Combine = Callable[[Tensor, Tensor, Tensor], None]
+
+_SHEARED_BYTES = 16 << 10  # times ranks; above, the call overhead of one step per chunk and rank no longer matters
+_ACCUMULATED = 1 << 14  # elements up to which numpy's fold, with all its partial results, is the cheapest
+_MANY = 16  # ranks from which numpy's overhead per call pays
+_UFUNCS: dict[str, Any] = {"sum": np.add, "avg": np.add, "product": np.multiply}
+_CACHE_BYTES = 1 << 21  # what the blocks of all ranks may take together
+_INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
+
+
+def combine(reduction: str, dtype: torch.dtype) -> Combine:
+    """The function `(local, received, out)` of a reduce operation; `out` may be `received`."""
+    if reduction in ("max", "min"):
+        if dtype in _INTEGERS:
+            return _maximum if reduction == "max" else _minimum
+        return _max_keeping_local if reduction == "max" else _min_keeping_local
+    return _COMBINE[reduction]
+
+
+def _sum(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.add(local, received, out=out)
+
+
+def _product(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.mul(local, received, out=out)
+
+
+def _maximum(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.maximum(local, received, out=out)
+
+
+def _minimum(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.minimum(local, received, out=out)
+
+
+def _max_keeping_local(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.where(local < received, received, local, out=out)
+
+
+def _min_keeping_local(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.where(received < local, received, local, out=out)
+
+
+def _and(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.bitwise_and(local, received, out=out)
+
+
+def _or(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.bitwise_or(local, received, out=out)
+
+
+def _xor(local: Tensor, received: Tensor, out: Tensor) -> None:
+    torch.bitwise_xor(local, received, out=out)
+
+
+_COMBINE: dict[str, Combine] = {
+    "sum": _sum,
+    "avg": _sum,
+    "product": _product,
+    "band": _and,
+    "bor": _or,
+    "bxor": _xor,
+}
+
+
+def all_reduce(tensors: Sequence[Tensor], reduction: str, *, paired: bool = False) -> None:
+    """Reduce flat `tensors`, one per group rank, in place on all of them.
+
+    `paired`: the elements are the parts of complex numbers, and an average divides as complex numbers do.
+    """
+    ranks = len(tensors)
+    length = tensors[0].numel()
+    if length == 0:
+        return
+    if ranks > 1:
+        function = combine(reduction, tensors[0].dtype)
+        element = tensors[0].element_size()
+        chunk = _chunk(length, element, ranks)
+        if length <= chunk and ranks < _MANY:
+            running = tensors[-1].clone()  # one chunk, that of rank 0
+            for hop in range(2, ranks + 1):
+                function(tensors[-hop], running, running)
+            torch._foreach_copy_(list(tensors), [running] * ranks)
+        elif length * element <= ranks * _SHEARED_BYTES:
+            _sheared(tensors, reduction, function, chunk, length)
+        else:
+            block = max(256, _CACHE_BYTES // ranks // element)
+            sizes = [min(chunk, length - start) for start in range(0, length, chunk)]
+            chunks = [torch.split_with_sizes(tensor, sizes) for tensor in tensors]
+            for owner, size in enumerate(sizes):
+                views = [parts[owner] for parts in chunks]
+                if size <= block:
+                    _block(views, function, owner)
+                else:
+                    for first in range(0, size, block):
+                        _block([view[first : first + block] for view in views], function, owner)
+    if reduction == "avg":
+        divide(tensors, paired, ranks)
+
+
+@functools.lru_cache(maxsize=256)
+def _chunk(length: int, element: int, ranks: int) -> int:
+    """How many elements of an all_reduce each rank owns."""
+    _, per_rank, segment = segments(length * element, element, ranks)
+    return per_rank * segment // element
+
+
+def divide(tensors: Sequence[Tensor], paired: bool, ranks: int) -> None:
+    """Divide sums by the number of ranks; `paired` elements are the parts of complex numbers."""
+    # Torch's division of a complex number by a real one does not round as that of its parts.
+    for tensor in tensors:
+        whole = torch.view_as_complex(tensor.view(-1, 2)) if paired else tensor
+        whole.div_(ranks)
+
+
+def _sheared(tensors: Sequence[Tensor], reduction: str, function: Combine, chunk: int, length: int) -> None:
+    """All chunks at once, for payloads so small that calls cost more than bytes.
+
+    With every rank's row written twice below each other, what hop h adds to chunk c stands at row P + c - h: a view
+    whose rows are one row and one chunk apart, no matter which h.
+    """
+    ranks = len(tensors)
+    used = -(-length // chunk)
+    width = used * chunk
+    if width == length:
+        rows = torch.stack([*tensors, *tensors])
+    else:
+        rows = torch.zeros(2 * ranks, width, dtype=tensors[0].dtype)
+        once = torch.stack(list(tensors))
+        rows[:ranks, :length] = once
+        rows[ranks:, :length] = once
+    ufunc = None
+    if ranks >= _MANY and rows.numel() <= _ACCUMULATED and rows.dtype is not torch.bfloat16:
+        ufunc = _UFUNCS.get(reduction)
+    if ufunc is not None:
+        # `accumulate` is a left fold by definition; `reduce` would add in pairs.
+        array = rows.numpy()
+        size = array.itemsize
+        hops: Any = np.ndarray(
+            (ranks, used, chunk),
+            array.dtype,
+            array,
+            offset=(ranks - 1) * width * size,
+            strides=(-width * size, (width + chunk) * size, size),
+        )
+        with np.errstate(all="ignore"):
+            total = torch.from_numpy(ufunc.accumulate(hops, axis=0)[-1].reshape(-1))[:length]
+    else:
+        strides = (width + chunk, 1)
+        running = rows.as_strided((used, chunk), strides, (ranks - 1) * width).clone()
+        for hop in range(2, ranks + 1):
+            function(rows.as_strided((used, chunk), strides, (ranks - hop) * width), running, running)
+        total = running.view(-1)[:length]
+    torch._foreach_copy_(list(tensors), [total] * ranks)
+
+
+def _block(views: Sequence[Tensor], function: Combine, owner: int) -> None:
+    # In the memory of the rank at which the chunk starts: what it held is only needed there, and only now.
+    ranks = len(views)
+    first = (owner - 1) % ranks
+    running = views[first]
+    for hop in range(2, ranks + 1):
+        function(views[(owner - hop) % ranks], running, running)
+    torch._foreach_copy_([view for rank, view in enumerate(views) if rank != first], [running] * (ranks - 1))
+
+
+def reduce(tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
+    """Reduce flat `tensors` to group rank `root`; the others keep the partial results that Gloo leaves with them.
+
+    `paired`: as for `all_reduce`.
+    """
+    ranks = len(tensors)
+    length = tensors[0].numel()
+    if ranks > 1 and length:
+        function = combine(reduction, tensors[0].dtype)
+        element = tensors[0].element_size()
+        _, per_rank, segment = reduce_segments(length * element, element, ranks)
+        chunk = per_rank * segment // element
+        segment //= element
+        raw_next = {}
+        totals: list[Tensor | None] = [None] * ranks
+        for owner, start in enumerate(range(0, length, chunk)):
+            part = slice(start, min(start + chunk, length))
+            running = tensors[owner - 1][part].clone()
+            raw_next[(owner - 1) % ranks] = part
+            for hop in range(2, ranks + 1):
+                rank = (owner - hop) % ranks
+                function(tensors[rank][part], running, running)
+                if rank != root:
+                    tensors[rank][part] = running
+            totals[owner] = running
+        if per_rank > 2:
+            _overrun(tensors, function, raw_next, totals, root, (per_rank - 2) * segment)
+        for owner, start in enumerate(range(0, length, chunk)):
+            total = totals[owner]
+            assert total is not None
+            tensors[root][start : start + chunk] = total
+    if reduction == "avg":
+        divide(tensors, paired, ranks)
+
+
+def leave_reduce(
+    tensor: Tensor, inputs: Mapping[int, Tensor], reduction: str, rank: int, ranks: int, *, paired: bool = False
+) -> None:
+    """Put into `tensor` what a reduce leaves with a rank that owns no chunk and is done before all ranks have come.
+
+    `inputs` are the flat tensors of those that have, as they came; whoever `rank` hears from is among them.
+    """
+    length = tensor.numel()
+    element = tensor.element_size()
+    function = combine(reduction, tensor.dtype)
+    _, per_rank, segment = reduce_segments(length * element, element, ranks)
+    chunk = per_rank * segment // element
+    for owner, start in enumerate(range(0, length, chunk)):
+        hops = (owner - 1 - rank) % ranks  # 0: the chunk starts here, and stays as it is
+        part = slice(start, start + chunk)
+        running = inputs[(owner - 1) % ranks][part].clone()
+        for hop in range(2, hops + 2):
+            function(inputs[(owner - hop) % ranks][part], running, running)
+        tensor[part] = running
+    if reduction == "avg":
+        divide([tensor], paired, ranks)
+
+
+def _overrun(
+    tensors: Sequence[Tensor],
+    function: Combine,
+    raw_next: dict[int, slice],
+    totals: Sequence[Tensor | None],
+    root: int,
+    length: int,
+) -> None:
+    # With more than two segments per rank Gloo's loop runs on into the chunk after its own (gloo/reduce.cc).
+    ranks = len(tensors)
+    for rank, part in raw_next.items():
+        total = totals[(rank + 1) % ranks]
+        if rank == root or total is None:
+            continue
+        size = min(length, total.numel())
+        target = tensors[rank][part.start : part.start + size]
+        function(target.clone(), total[:size], target)

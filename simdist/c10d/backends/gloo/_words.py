@@ -1,0 +1,56 @@
+"""What Gloo's ranks see of timeouts and dead peers, in its words.
+
+Texts were taken from real Gloo (torch 2.13); the location in brackets varies with the build there.
+"""
+
+from __future__ import annotations
+
+__all__ = ["GlooFailure"]
+
+_SOURCE = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
+_ADVICE = "Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
+
+
+class GlooFailure:
+    """Who sees what: a timeout closes all connections of the rank that it strikes, and the peers see that."""
+
+    has_timeouts = True
+    closing_ns = 1_000_000
+
+    def timed_out(self, kind: str, timeout_ns: int) -> str:
+        """A wait for a transfer ran out of time; `kind` is "send" or "recv"."""
+        line = 78 if kind == "recv" else 129
+        return (
+            f"{_SOURCE}/unbound_buffer.cc:{line}] Timed out waiting {timeout_ns // 1_000_000}ms "
+            f"for {kind} operation to complete"
+        )
+
+    def closed_by_peer(self, peer: int) -> str:
+        """The peer's process has gone, or has given the group up."""
+        return (
+            f"{_SOURCE}/pair.cc:553] Connection closed by peer {_address(peer)}. "
+            f"This is typically caused by a remote worker crashing. {_ADVICE}"
+        )
+
+    def reset_by_peer(self, peer: int) -> str:
+        """The peer's process went while data was under way."""
+        return (
+            f"{_SOURCE}/pair.cc:537] Read error {_address(peer)}: Connection reset by peer. "
+            f"This is typically caused by a remote worker hanging or bugs in the application. {_ADVICE}"
+        )
+
+    def pair_closed(self) -> str:
+        """This rank itself timed out before, and closed all its connections."""
+        return "Application timeout caused pair closure"
+
+    def overrun(self) -> str:
+        """As the log of a process shows it (gloo/transport/tcp/pair.cc)."""
+        return (
+            "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+            "  what():  [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. "
+            "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
+        )
+
+
+def _address(peer: int) -> str:
+    return f"[127.0.0.1]:{40000 + peer}"

@@ -1,0 +1,32 @@
+"""What ranks see of dead peers, where nobody times out."""
+
+from __future__ import annotations
+
+__all__ = ["IdealFailure"]
+
+
+class IdealFailure:
+    """Plain words, and no timeout: whoever waits in vain is part of a deadlock."""
+
+    has_timeouts = False
+    closing_ns = 0
+
+    def timed_out(self, kind: str, timeout_ns: int) -> str:
+        """Only for a timeout that the program itself gave to a wait."""
+        return f"Timed out waiting {timeout_ns // 1_000_000}ms for {kind} operation to complete"
+
+    def closed_by_peer(self, peer: int) -> str:
+        """The peer's process has gone, or has given the group up."""
+        return f"Connection closed by peer: rank {peer} of the group is gone"
+
+    def reset_by_peer(self, peer: int) -> str:
+        """The peer's process went while data was under way."""
+        return f"Connection reset by peer: rank {peer} of the group is gone, with data under way"
+
+    def pair_closed(self) -> str:
+        """This rank itself gave up before."""
+        return "Application timeout caused pair closure"
+
+    def overrun(self) -> str:
+        """The last words of a process that was sent more than it has room for."""
+        return "the process aborts: more data came than the receive has room for"

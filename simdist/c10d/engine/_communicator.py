@@ -1,0 +1,403 @@
+"""What the members of one group share: the matching of their calls, and what happens to it when one is missing.
+
+Each member counts the collectives it issues; the n-th of one meets the n-th of every other. Most collectives need
+everyone: the last to arrive starts the clock of a closed-form cost, and all complete together. The rest, and every
+collective once anything is wrong (a dead member, a closed connection, a disturbed network, a timeout), is worked out
+message by message in a `Flow`, which also knows who is stuck in what.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from simdist.c10d.engine._collective import Collective
+from simdist.c10d.engine._mailbox import Mailbox
+from simdist.c10d.engine._strategies import Backend, Judge
+from simdist.c10d.engine._wire import FollowedLoad, WireCost
+from simdist.c10d.surface._events import OperationIssued
+from simdist.c10d.surface._operation import Operation
+from simdist.c10d.surface._work import SimWork
+from simdist.cluster import Load, Network
+from simdist.errors import InternalError
+from simdist.kernel import Simulation
+from simdist.process import SimProcess
+
+__all__ = ["Communicator", "Member", "Strike"]
+
+# What an announced call must still suffer, and when: "during" or "after".
+Strike = tuple[str, Callable[[], None]]
+
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+
+
+def _do_nothing(_: Any = None) -> None:
+    pass
+
+
+class Member:
+    """One rank's end of a communicator."""
+
+    def __init__(self, communicator: Communicator, rank: int, process: SimProcess) -> None:
+        self.communicator = communicator
+        self.rank = rank  # in the group
+        self.process = process
+        self.sequence = 0  # collectives issued
+        self.barriers = 0  # monitored barriers, which are counted apart
+        self.number = 0  # the group's sequence number as torch counts it: operations of any kind, by their parts
+        self.messages = 0  # those of them that are the caller's sends and receives
+        self.parts = 0  # collectives that stand for another's parts
+        self.record: Callable[[Any], None] = _do_nothing  # told of each collective: see `_flight_record`
+        self.place = 0  # of the group among those of its process
+        self.pending: dict[SimWork, None] = {}  # issued and not settled
+        self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
+        self.left = False  # the process ended, or destroyed the group
+
+    def on_end(self, process: SimProcess) -> None:
+        """The process has ended."""
+        self.communicator.leave(self)
+
+
+class Communicator:
+    """A group's connections. Made when its first member joins; see `_rendezvous`."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        network: Network,
+        name: str,
+        size: int,
+        backend: Backend,
+        *,
+        judge: Judge | None = None,
+    ) -> None:
+        self.simulation = simulation
+        self.network = network
+        self.name = name
+        self.size = size
+        self.backend = backend
+        self.judge = judge  # of a strict group: what the backend accepts in silence is an error
+        self.strict = judge is not None
+        self.members: list[Member | None] = [None] * size
+        self.joined = 0
+        self.connected = False  # all members have met
+        self.collectives: dict[int, Collective] = {}  # in progress, by sequence number
+        self.shut: dict[int, int] = {}  # ranks that timed out and closed all their connections, and when
+        self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and what the others are told
+        self.unread: dict[tuple[int, int], None] = {}  # (member, peer): it left with data of the peer's unread
+        self.mailbox = Mailbox(self)
+        self._work = backend.completion.work
+        self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
+        # True if closed forms do not hold: something is closed, or faults disturb the network.
+        self.troubled = network.disturbed
+        network.listeners.append(self._on_network)
+        self.operations: list[Operation] = []  # all that were ever called
+        self._operations: dict[Any, Operation] = {}  # those that the backend has, by their key
+        self._slowest: tuple[int, float] | None = None
+        self._wire_costs: dict[Operation, WireCost] = {}
+        self.followed_load = FollowedLoad(network, self._global)
+
+    def join(self, rank: int, process: SimProcess) -> Member:
+        """Add a member; the group is complete when `joined` equals `size`."""
+        member = Member(self, rank, process)
+        self.members[rank] = member
+        self.joined += 1
+        process.end_listeners[member.on_end] = None
+        return member
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def operation(self, key: Any) -> Operation:
+        """The operation with this key; asked often, made once.
+
+        Raises:
+            RuntimeError: the backend has no function for this type or reduction.
+        """
+        found = self._operations.get(key)
+        if found is None:
+            found = self.new_operation(key)
+            if len(key) > 3:
+                self.backend.arguments.check(found.name, found.reduction, key[3])
+            self._operations[key] = found
+        return found
+
+    def new_operation(self, key: Any) -> Operation:
+        """Another operation with this key, whether the backend has it or not."""
+        made = Operation(*key)
+        made.index = len(self.operations)
+        self.operations.append(made)
+        return made
+
+    def issue(
+        self,
+        member: Member,
+        operation: Operation,
+        inputs: Any,
+        outputs: list[Any],
+        timeout_ns: int,
+        asynchronous: bool = True,
+        refusal: RuntimeError | None = None,
+        strike: Strike | None = None,
+    ) -> SimWork:
+        """The member issues a collective that was announced. Returns at once, with the work to wait for.
+
+        `inputs` is what the operation's data plane wants from this rank; `outputs` what the work's future holds. With a
+        `refusal` the work fails with it at once, and the others never hear of this rank. `strike` is what the
+        announcement left to strike.
+        """
+        simulation = self.simulation
+        current = simulation.current
+        if current is None or current.doomed:
+            simulation.check()
+        process = member.process
+        sequence = member.sequence
+        member.sequence = sequence + 1
+        name = operation.name
+        process.last_operation = (name, sequence, self.name)
+        now = simulation.now_ns
+        member.record((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
+        if self.judge is not None and refusal is None:
+            self.judge.check_call(
+                name, operation.reduction, inputs[1] if name == "reduce_scatter" else outputs, outputs
+            )
+        if self.counted:
+            process.operations += 1
+            simulation.events.add(
+                (
+                    now,
+                    "issue",
+                    process.rank,
+                    name,
+                    self.name,
+                    sequence,
+                    operation.size,
+                    operation.dtype_name,
+                    operation.shape,
+                    operation.root,
+                    asynchronous,
+                )
+            )
+        work = self._work.make(member, name, sequence, outputs)
+        profile = process.torch_state.profile
+        if profile is not None:
+            profile(work, name, operation.shapes())
+        if self.judge is not None and asynchronous:
+            self.judge.remember(work)
+        if refusal is not None:
+            collective = self.collectives.get(sequence)
+            if collective is None:
+                collective = self.collectives[sequence] = Collective(self, operation, sequence)
+            collective.pass_by(work, refusal)
+            return work
+        if operation.size == 0 and name in self.backend.algorithm.silent_when_empty:
+            if self.counted:
+                simulation.events.add((now, "complete", process.rank, name, self.name, sequence, now, 0))
+            work.finish()
+            return work
+        collective = self.collectives.get(sequence)
+        if collective is None:
+            collective = self.collectives[sequence] = Collective(self, operation, sequence)
+        if strike is not None:
+            collective.strike(member.rank, *strike)
+        if name == "barrier" and member.pending:
+            self._arrive_after_pending(collective, member, work, inputs, timeout_ns)
+        else:
+            member.pending[work] = None
+            collective.arrive(member, work, operation, inputs, timeout_ns)
+        return work
+
+    def announce(self, member: Member, name: str, sequence: int) -> Strike | None:
+        """Put a call to the bus before anything of it has happened, and do what must be done before it.
+
+        Returns what must still strike, and when: during or after the operation.
+
+        Raises:
+            Exception: what the verdict has in place of the operation. No counter has moved then: it is as if the
+                program had never made the call.
+        """
+        simulation = self.simulation
+        if not self.counted or not simulation.bus.wants(OperationIssued):
+            return None
+        simulation.check()
+        process = member.process
+        before = process.last_operation
+        process.last_operation = (name, sequence, self.name)
+        verdict = simulation.bus.announce(OperationIssued(process, name, self.name, sequence))
+        if verdict.delay_ns:
+            simulation.events.add((simulation.now_ns, "delay", process.rank, verdict.delay_ns, name))
+            simulation.sleep(verdict.delay_ns)
+        if verdict.strike is not None and verdict.when == "before":
+            verdict.strike()
+            if simulation.current is not None and simulation.current.paused:
+                simulation.sleep(0)
+        if verdict.error is not None:
+            process.last_operation = before
+            raise verdict.error
+        if verdict.strike is None or verdict.when == "before":
+            return None
+        return verdict.when, verdict.strike
+
+    def _arrive_after_pending(
+        self, collective: Collective, member: Member, work: SimWork, inputs: Any, timeout_ns: int
+    ) -> None:
+        # A barrier first waits for every work that this rank queued before (ProcessGroupGloo::barrier).
+        earlier = list(member.pending)
+        left = len(earlier)
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not work.done:
+                collective.arrive(member, work, collective.operation_of(member.rank), inputs, timeout_ns)
+
+        member.pending[work] = None
+        collective.expect(member.rank, self.operation(("barrier",)))
+        for other in earlier:
+            other.after = [*(other.after or ()), one_less]
+
+    # -- costs, for the flow and for closed forms ----------------------------------------------------------------
+
+    def latency_ns(self, source: int, target: int, now_ns: int) -> int:
+        """One-way latency between two group ranks."""
+        return self.network.latency_ns(self._global(source), self._global(target), now_ns)
+
+    def byte_ns(self, source: int, target: int) -> float:
+        """Transfer time per byte between two group ranks."""
+        return self.network.path(self._global(source), self._global(target)).byte_ns
+
+    def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
+        """When a message that leaves now gets through."""
+        return self.network.open_from_ns(self._global(source), self._global(target), now_ns)
+
+    def wire_cost(self, operation: Operation) -> WireCost:
+        """What an operation that needs everyone costs, from the last arrival to completion."""
+        found = self._wire_costs.get(operation)
+        if found is None:
+            latency_ns, byte_ns = self.slowest()
+            slower, longer = self.slowdowns(operation)
+            size, algorithm = self.size, self.backend.algorithm
+            found = self._wire_costs[operation] = WireCost(
+                self.network,
+                algorithm.duration_ns(operation, size, round(latency_ns * slower), byte_ns * longer),
+                algorithm.duration_ns(operation, size, 0, byte_ns * longer),
+                byte_ns * longer,
+                lambda: [
+                    (self._global(source), self._global(target), amount * longer)
+                    for source, target, amount in algorithm.traffic(operation, size)
+                ],
+            )
+        return found
+
+    def message_load(self, source: int, target: int) -> Load:
+        """What a message between two group ranks has on which links."""
+        return self.network.load([(self._global(source), self._global(target), 1.0)])
+
+    def slowest(self) -> tuple[int, float]:
+        """Latency and time per byte of the slowest pair of ring neighbours."""
+        if self._slowest is None:
+            paths = [self.network.path(self._global(r), self._global((r + 1) % self.size)) for r in range(self.size)]
+            self._slowest = max(p.latency_ns for p in paths), max(p.byte_ns for p in paths)
+        return self._slowest
+
+    def slowdowns(self, operation: Operation) -> tuple[float, float]:
+        """How many times as long a message's latency is, and its data takes, in this operation: see `Cluster`."""
+        cluster = self.network.cluster
+        if operation.name in _REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
+            return cluster.reduction_latency_slowdown, cluster.reduction_slowdown
+        return 1.0, 1.0
+
+    def _global(self, rank: int) -> int:
+        member = self.members[rank]
+        if member is None:
+            raise InternalError(f"group {self.name!r} was used before rank {rank} joined")
+        return member.process.rank
+
+    # -- trouble -------------------------------------------------------------------------------------------------
+
+    def closed_pair(self, rank: int, peer: int) -> tuple[int, str] | None:
+        """Since when `rank` can no longer talk to `peer`, and what it is told; None while the connection is open.
+
+        The moment may lie ahead: the end of a connection takes its time to reach the other side.
+        """
+        if not self.troubled:
+            return None
+        known = self._shut_pair(rank, peer) if self.shut else None
+        gone = self.gone.get(peer)
+        if gone is None:
+            return known
+        left_ns, text = gone
+        if (peer, rank) in self.unread:
+            text = self.backend.failure.reset_by_peer(peer)  # its system answers what it has not read with a reset
+        opened = self.open_from_ns(peer, rank, left_ns)
+        if opened is None:
+            return known
+        noticed = (opened + self.latency_ns(peer, rank, opened), text)
+        return noticed if known is None else min(known, noticed)
+
+    def _shut_pair(self, rank: int, peer: int) -> tuple[int, str] | None:
+        """What `closed_pair` says because one of the two timed out; the first reason stays."""
+        own_ns, other_ns = self.shut.get(rank), self.shut.get(peer)
+        if other_ns is not None and other_ns + self.backend.failure.closing_ns > self.simulation.now_ns:
+            other_ns = None  # nothing can be seen of it yet
+        if own_ns is not None and (other_ns is None or own_ns <= other_ns + self.backend.failure.closing_ns):
+            return own_ns, self.backend.failure.pair_closed()
+        return (
+            None
+            if other_ns is None
+            else (other_ns + self.backend.failure.closing_ns, self.backend.failure.closed_by_peer(peer))
+        )
+
+    def timed_out(self, rank: int) -> None:
+        """A rank ran out of time in a wait: Gloo then closes all its connections.
+
+        The other ends see it a moment later. On real processes those that wait since nearly the same time then run out
+        of time themselves, and that is what they report.
+        """
+        now = self.simulation.now_ns
+        self.shut.setdefault(rank, now)
+        self.troubled = True
+        for collective in self.collectives.values():
+            collective.cut_off(rank)
+        self.simulation.call_at(now + self.backend.failure.closing_ns, functools.partial(self.look_again, rank))
+
+    def leave(self, member: Member) -> None:
+        """The member's process ended, or destroyed the group: its connections close."""
+        if member.left:
+            return
+        member.left = True
+        member.process.end_listeners.pop(member.on_end, None)
+        rank = member.rank
+        busy = any(c.has_under_way(rank) for c in self.collectives.values())
+        text = self.backend.failure.reset_by_peer(rank) if busy else self.backend.failure.closed_by_peer(rank)
+        self.gone[rank] = (self.simulation.now_ns, text)
+        self.troubled = True
+        self.mailbox.leave(member)
+        for collective in list(self.collectives.values()):
+            collective.leave(rank)
+        # Whoever has something under way must be told when the end of the connection reaches it.
+        waiting: dict[int, None] = {}
+        for collective in self.collectives.values():
+            waiting.update(dict.fromkeys(collective.waiting_for(rank)))
+        if self.mailbox.busy:
+            waiting.update(dict.fromkeys(range(self.size)))
+        told: dict[int, None] = {}
+        for peer in waiting:
+            other = self.members[peer]
+            if other is not None and other.pending and (closed := self.closed_pair(peer, rank)) is not None:
+                told[closed[0]] = None
+        for time_ns in sorted(told):
+            self.simulation.call_at(time_ns, functools.partial(self.look_again, rank))
+
+    def _on_network(self) -> None:
+        """The network's conditions have changed: what has not left yet may take longer now, or get through."""
+        self.troubled = True
+        for collective in list(self.collectives.values()):
+            collective.rebuild()
+        self.mailbox.on_network()
+
+    def look_again(self, rank: int) -> None:
+        """Connections of `rank` closed: see what that means for those who wait for it."""
+        for collective in list(self.collectives.values()):
+            collective.look_again(rank)
+        self.mailbox.on_closed()

@@ -1,0 +1,221 @@
+"""The data plane: who gets what. Tensors only; no time, no tasks.
+
+What each operation wants as `inputs` of a rank:
+all_reduce, reduce: the flat tensor; sparse_all_reduce: `(tensor, its coalesced entries)`;
+reduce_scatter: `(flat output, list of flat chunks or one flat input)`;
+all_gather: `(list of flat outputs, flat input)`; all_to_all: `(list of outputs, list of inputs)`, one per peer;
+broadcast: the flat tensor; gather: `(list of flat outputs or None, flat input)`; scatter: `(flat output, list of flat
+inputs or None)`; barrier: None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from simdist.c10d.engine._strategies import Algorithm
+from simdist.c10d.surface._memory import as_bytes, checksum
+from simdist.c10d.surface._operation import Operation
+
+__all__ = [
+    "Rooted",
+    "divide",
+    "end_exchange",
+    "exchange_buffers",
+    "exchange_fits",
+    "exchange_sizes",
+    "execute",
+    "leave_reduce",
+]
+
+Tensor = torch.Tensor
+
+
+def execute(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+    """Do an operation that needs everyone, for all ranks; returns the checksum of its result."""
+    function = _EXECUTE.get(operation.name)
+    return 0 if function is None else function(algorithm, operation, inputs, limit)
+
+
+def divide(algorithm: Algorithm, operation: Operation, tensor: Tensor, ranks: int) -> None:
+    """The end of an average of what is the sum now."""
+    algorithm.divide([tensor], _is_complex(operation), ranks)
+
+
+def exchange_sizes(inputs: Any) -> tuple[list[int], list[int]]:
+    """Bytes that a rank of an all_to_all sends to and receives from each peer."""
+    outputs, sent = inputs
+    return [_bytes(tensor) for tensor in sent], [_bytes(tensor) for tensor in outputs]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _reduction(algorithm: Algorithm, operation: Operation) -> str:
+    return "sum" if algorithm.refused_result(operation) is not None else operation.reduction
+
+
+def _is_complex(operation: Operation) -> bool:
+    return operation.dtype_name.startswith("complex")
+
+
+def _all_reduce(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+    algorithm.all_reduce(inputs, _reduction(algorithm, operation), paired=_is_complex(operation))
+    return checksum(inputs[:1], limit)
+
+
+def _reduce(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+    algorithm.reduce(inputs, _reduction(algorithm, operation), operation.root, paired=_is_complex(operation))
+    return checksum([inputs[operation.root]], limit)
+
+
+def leave_reduce(
+    algorithm: Algorithm, operation: Operation, rank: int, ranks: int, tensor: Tensor, inputs: Mapping[int, Tensor]
+) -> None:
+    """Put into `tensor` what a reduce leaves with a rank that is done before all have come."""
+    algorithm.leave_reduce(tensor, inputs, _reduction(algorithm, operation), rank, ranks, paired=_is_complex(operation))
+
+
+def _reduce_scatter(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+    # One all-reduce of a clone of the whole input (tensor form), or one for each entry (list form): the order of the
+    # sums differs, because the chunks do.
+    reduction = _reduction(algorithm, operation)
+    if operation.is_list_of_reductions:
+        for index in range(len(inputs)):
+            entries = [chunks[index].clone() for _, chunks in inputs]
+            algorithm.all_reduce(entries, reduction, paired=_is_complex(operation))
+            inputs[index][0].copy_(entries[index])
+    else:
+        wholes = [whole.clone() for _, whole in inputs]
+        algorithm.all_reduce(wholes, reduction, paired=_is_complex(operation))
+        start = 0
+        for rank, (output, _) in enumerate(inputs):
+            part = wholes[rank][start : start + output.numel()]
+            # Torch copies the part, and a copied boolean is 0 or 1.
+            output.copy_(part != 0 if operation.dtype_name == "bool" else part)
+            start += output.numel()
+    return checksum([output for output, _ in inputs], limit)
+
+
+def _all_gather(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+    for outputs, _ in inputs:
+        for source, output in enumerate(outputs):
+            output.copy_(inputs[source][1])
+    return checksum([tensor for _, tensor in inputs], limit)
+
+
+def _all_to_all(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+    for target, (outputs, _) in enumerate(inputs):
+        for source, output in enumerate(outputs):
+            output.copy_(inputs[source][1][target])
+    return checksum([tensor for outputs, _ in inputs for tensor in outputs], limit)
+
+
+def exchange_fits(inputs: Sequence[Any]) -> bool:
+    """True if every rank of an all_to_all expects from each as much as that one sends."""
+    return all(
+        output.numel() == inputs[source][1][target].numel()
+        for target, (outputs, _) in enumerate(inputs)
+        for source, output in enumerate(outputs)
+    )
+
+
+def exchange_buffers(inputs: Any, rank: int) -> tuple[Tensor, Tensor]:
+    """Copies of what a rank of an all_to_all sends, and of what it receives into, as bytes, its own part moved."""
+    outputs, sent = inputs
+    outgoing = torch.cat([as_bytes(tensor) for tensor in sent])
+    incoming = [as_bytes(tensor) for tensor in outputs]
+    incoming[rank] = as_bytes(sent[rank])
+    return outgoing, torch.cat(incoming)
+
+
+def end_exchange(inputs: Any, received: Tensor) -> None:
+    """Put into a rank's tensors what `exchange_buffers` gave for receiving, as it is now."""
+    outputs, _ = inputs
+    parts = torch.split_with_sizes(received, [_bytes(tensor) for tensor in outputs])
+    for output, part in zip(outputs, parts, strict=True):
+        as_bytes(output).copy_(part)
+
+
+def _sparse_all_reduce(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+    # In rank order, then coalesced (AsyncSparseAllreduceWork).
+    total = inputs[0][1]
+    for _, entries in inputs[1:]:
+        total = total + entries
+    total = total.coalesce()
+    with torch.no_grad():
+        for tensor, _ in inputs:
+            tensor.copy_(total)
+    return checksum([total.values().reshape(-1)], limit)
+
+
+_EXECUTE: dict[str, Callable[[Algorithm, Operation, Sequence[Any], int], int]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "sparse_all_reduce": _sparse_all_reduce,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+}
+
+
+class Rooted:
+    """broadcast, gather and scatter, where ranks finish one by one.
+
+    A transfer's data moves when the first of its two ends finishes, because that end may then reuse its buffer.
+    """
+
+    def __init__(self, operation: Operation, ranks: int) -> None:
+        self._operation = operation
+        self._ranks = ranks
+        self._moved = {operation.root}
+
+    def finish(self, rank: int, inputs: Mapping[int, Any], limit: int) -> int:
+        """Move what must be moved before `rank` may go on; the checksum of what it ends up with, 0 if nothing."""
+        name = self._operation.name
+        root = self._operation.root
+        if name == "broadcast":
+            self._broadcast(rank, inputs)
+            for child in self._children(rank):
+                self._broadcast(child, inputs)
+            return checksum([inputs[rank]], limit)
+        peers = [rank] if rank != root else [q for q in range(self._ranks) if q in inputs]
+        for peer in peers:
+            self._star(peer, inputs)
+        if name == "gather":
+            return checksum(inputs[root][0], limit) if rank == root else 0
+        return checksum([inputs[rank][0]], limit)
+
+    def _broadcast(self, rank: int, inputs: Mapping[int, Any]) -> None:
+        if rank not in self._moved:
+            parent = self._parent(rank)
+            self._broadcast(parent, inputs)
+            inputs[rank].copy_(inputs[parent])
+            self._moved.add(rank)
+
+    def _parent(self, rank: int) -> int:
+        virtual = (rank - self._operation.root) % self._ranks
+        return (virtual - (1 << (virtual.bit_length() - 1)) + self._operation.root) % self._ranks
+
+    def _children(self, rank: int) -> list[int]:
+        virtual = (rank - self._operation.root) % self._ranks
+        distances = [1 << k for k in range(virtual.bit_length(), self._ranks.bit_length())]
+        return [(virtual + d + self._operation.root) % self._ranks for d in distances if virtual + d < self._ranks]
+
+    def _star(self, peer: int, inputs: Mapping[int, Any]) -> None:
+        root = self._operation.root
+        gathered = self._operation.name == "gather"
+        if peer != root and peer in self._moved:
+            return
+        self._moved.add(peer)
+        target, source = (
+            (inputs[root][0][peer], inputs[peer][1]) if gathered else (inputs[peer][0], inputs[root][1][peer])
+        )
+        if source.numel() == target.numel():
+            target.copy_(source)
+        else:  # ranks that do not agree: what was sent fills part of what was expected
+            size = min(source.numel(), target.numel())
+            target[:size].copy_(source[:size])

@@ -1,0 +1,374 @@
+"""The messages of one collective, worked out as a dataflow in virtual time.
+
+A plain state machine: arrivals, limits and closed pairs in, each rank's outcome out; no task, no waiting. A rank runs
+its program (see `_program`) from its arrival on; the k-th send between two ranks meets the k-th receive. Sends are
+rendezvous at every size, as Gloo's: the data leaves when the receiver's word that it has posted has reached the sender.
+
+What a rank sends goes out one after the other, in the order in which it becomes known that it can; different ranks of
+one collective do not compete for a link. With other operations they do: the network takes the collective for one flow,
+with the messages that are under way at each moment on their links, and gives it a speed (a `Pace`), by which every
+message takes longer. Adding arrivals is incremental, and so is the end of a connection whose transfers are all over:
+it only strikes those that are stuck on it. An end that cuts a transfer off changes what would have happened later, and
+so does another speed: whoever learns of one builds a new flow with all the facts and asks again; `quiet` tells the two
+kinds of ends apart. What happened before comes out the same each time.
+
+Exact: a collective alone, bit for bit as if there were no links to share. Approximate: all messages of a moment have
+one speed, that of the slowest; latencies do not stretch; if over 16 messages are ahead, the load is an average over an
+eighth of the time left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from simdist.c10d.engine._movement import Movement
+from simdist.c10d.engine._program import Program
+from simdist.c10d.engine._wire import Transfer, under_way
+from simdist.cluster import Pace
+
+__all__ = ["ABORTED", "Blocked", "Connections", "Costs", "Done", "Failed", "Flow", "Slowed"]
+
+# Stands for the text of a rank whose process aborts: what it writes last is for the backend to say. Told by identity.
+ABORTED = "the process aborts: it was sent more than it has room for"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The rank's part is over at `time_ns`."""
+
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The rank waits for a transfer with `peer` since `since_ns`; `kind` is "send" or "recv".
+
+    `lost`: the peer has done its part, and the network never delivers.
+    """
+
+    kind: str
+    peer: int
+    since_ns: int
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The rank's part failed at `time_ns`, with this text."""
+
+    time_ns: int
+    text: str
+
+
+class Costs(Protocol):
+    """What messages between two group ranks cost."""
+
+    def latency_ns(self, source: int, target: int, now_ns: int) -> int:
+        """One-way latency of a message that leaves now."""
+        ...
+
+    def byte_ns(self, source: int, target: int) -> float:
+        """Transfer time per byte."""
+        ...
+
+    def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
+        """When a message that leaves now gets through; None for never."""
+        ...
+
+
+class Slowed:
+    """Costs with a latency and a time per byte that are so many times as long."""
+
+    def __init__(self, costs: Costs, latency: float, data: float) -> None:
+        self._costs = costs
+        self._latency = latency
+        self._data = data
+        self.open_from_ns = costs.open_from_ns
+
+    def latency_ns(self, source: int, target: int, now_ns: int) -> int:
+        """One-way latency of a message that leaves now."""
+        return round(self._costs.latency_ns(source, target, now_ns) * self._latency)
+
+    def byte_ns(self, source: int, target: int) -> float:
+        """Transfer time per byte."""
+        return self._costs.byte_ns(source, target) * self._data
+
+
+class Connections(Protocol):
+    """Who knows whether any pair may be closed; hot, so that pairs are asked for only then."""
+
+    troubled: bool
+
+
+class _Channel:
+    """Sends and receives posted from one rank to another, and when each transfer ends."""
+
+    __slots__ = ("ends", "receives", "sends", "waiting")
+
+    def __init__(self) -> None:
+        self.sends: list[tuple[int, int, int]] = []  # (posted at, bytes, which of the sender's sends)
+        self.receives: list[tuple[int, int, int]] = []  # likewise
+        self.ends: list[
+            tuple[int | None, int | None]
+        ] = []  # of each matched transfer: (sender's, receiver's); None: never
+        self.waiting: list[int] = []  # ranks blocked on a transfer that is not matched yet
+
+
+class _Rank:
+    __slots__ = ("clock_ns", "outcome", "program", "receives", "sends", "slot", "step")
+
+    def __init__(self, program: Program, clock_ns: int, slot: str) -> None:
+        self.program = program
+        self.slot = slot
+        self.step = 0
+        self.clock_ns = clock_ns
+        self.sends: list[tuple[int, int, _Channel]] = []  # (peer, index on that channel, the channel)
+        self.receives: list[tuple[int, int, _Channel]] = []
+        self.outcome: Done | Blocked | Failed | None = None
+
+
+class Flow:
+    """One collective in flight.
+
+    `program(rank)` gives a group rank's steps; `slot(rank)` a name under which its messages are matched, the same for
+    all by default. `closed(rank, peer)` tells since when a rank can no longer talk to a peer, and in which words; it is
+    asked when a rank posts, and again for those stuck on a peer whom `look_again` names; not while `connections`, if
+    there are any, are not troubled. Limits must be told before the
+    ranks arrive. A `movement`, if there is one, is told which send met which receive, and when a rank has waited for
+    what it received. `pace` is how fast its messages go: see `simdist.cluster.Network.follow`.
+
+    Example:
+        >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
+        >>> flow.arrive(0, 100)
+        >>> flow.outcome(0)
+        Blocked(kind='send', peer=1, since_ns=100, lost=False)
+    """
+
+    def __init__(
+        self,
+        program: Callable[[int], Program],
+        costs: Costs,
+        *,
+        slot: Callable[[int], str] | None = None,
+        movement: Movement | None = None,
+        closed: Callable[[int, int], tuple[int, str] | None] | None = None,
+        connections: Connections | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self._program = program
+        self._pace = pace
+        self._transfers: list[Transfer] = []
+        self.until_ns = -1  # the last of its bytes have left, as far as is known
+        self._costs = costs
+        self._slot = slot
+        self._movement = movement
+        self._ask_closed = closed
+        self._connections = connections
+        self._ranks: dict[int, _Rank] = {}
+        self._channels: dict[tuple[int, int, str], _Channel] = {}
+        self._aborts: dict[int, int] = {}  # ranks that were sent more than they expected, and when it reached them
+        self.overrun_by: dict[int, int] = {}  # of these, who sent it
+        self._limits: dict[int, tuple[int, str]] = {}
+        self._closed: dict[tuple[int, int], tuple[int, str]] = {}
+        self._free_ns: dict[int, int] = {}  # what a rank sends goes out one after the other
+        self._busy_ns: dict[int, int] = {}  # when the last transfer ends in which a rank has a part
+        self._stuck: dict[int, dict[int, None]] = {}  # by peer: the ranks that are blocked on it
+        self._ready: list[int] = []
+        self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
+        self.blocked: list[int] = []  # ranks that got stuck since someone last looked
+        self._unseen: list[int] = []  # likewise, since `conclude`
+
+    def limit(self, rank: int, time_ns: int, text: str) -> None:
+        """The rank stops at `time_ns`, failing with `text`: it died, or it ran out of time."""
+        if rank not in self._limits or time_ns < self._limits[rank][0]:
+            self._limits[rank] = (time_ns, text)
+
+    def close(self, rank: int, peer: int, time_ns: int, text: str) -> None:
+        """From `time_ns` on, what `rank` does with `peer` fails with `text`, and no data passes between them."""
+        known = self._closed.get((rank, peer))
+        if known is None or time_ns < known[0]:
+            self._closed[rank, peer] = (time_ns, text)
+
+    def arrive(self, rank: int, time_ns: int) -> None:
+        """A rank enters; work out everything that follows."""
+        slot = "" if self._slot is None else self._slot(rank)
+        self._ranks[rank] = _Rank(self._program(rank), time_ns, slot)
+        self._ready.append(rank)
+        while self._ready:
+            self._advance(self._ready.pop())
+
+    def conclude(self) -> None:
+        """All arrivals up to now are in: those who got stuck on a closed pair, or have a limit, fail.
+
+        Nobody who fails here could have helped anybody else, so the order does not matter.
+        """
+        for rank, time_ns in self._aborts.items():
+            if not isinstance(self._ranks[rank].outcome, Failed):
+                self._settle(rank, Failed(time_ns, ABORTED))
+        unseen, self._unseen = self._unseen, []
+        for rank in sorted(set(unseen)):
+            self._conclude(rank)
+
+    def look_again(self, peer: int) -> None:
+        """Something became known about the connections of `peer`: those who are stuck on it may fail."""
+        for rank in sorted(self._stuck.get(peer, ())):
+            self._conclude(rank)
+
+    def stuck_on(self, peer: int) -> list[int]:
+        """The ranks that are blocked on `peer`."""
+        return sorted(self._stuck.get(peer, ()))
+
+    def fail(self, rank: int, failed: Failed) -> None:
+        """A rank gave up, which changes nothing for anybody else: it is quiet. Does nothing to one that is done."""
+        self.limit(rank, failed.time_ns, failed.text)
+        if isinstance(self.outcome(rank), Blocked):
+            self._ranks[rank].outcome = failed
+            for stuck in self._stuck.values():
+                stuck.pop(rank, None)
+
+    def quiet(self, rank: int, now_ns: int) -> bool:
+        """True if every transfer in which the rank has a part ended by `now_ns`, as far as is known."""
+        return self._busy_ns.get(rank, 0) <= now_ns
+
+    def under_way(self, now_ns: int) -> tuple[list[tuple[int, int, float]], int]:
+        """Who sends to whom for which part of the time from now on, and until when that holds."""
+        return under_way(self._transfers, now_ns)
+
+    def _conclude(self, rank: int) -> None:
+        blocked = self._ranks[rank].outcome
+        if not isinstance(blocked, Blocked):
+            return
+        ends = []
+        closed = self._closed_pair(rank, blocked.peer)
+        if closed is not None:
+            ends.append((max(closed[0], blocked.since_ns), closed[1]))
+        if rank in self._limits:
+            ends.append(self._limits[rank])
+        if ends:
+            self._settle(rank, Failed(*min(ends)))
+
+    def _closed_pair(self, rank: int, peer: int) -> tuple[int, str] | None:
+        known = self._closed.get((rank, peer))
+        asked = None if self._ask_closed is None else self._ask_closed(rank, peer)
+        if known is None or asked is None:
+            return asked if known is None else known
+        return min(known, asked)
+
+    def outcome(self, rank: int) -> Done | Blocked | Failed | None:
+        """Where the rank stands at the end of all that is known; None if it has not arrived."""
+        state = self._ranks.get(rank)
+        return None if state is None else state.outcome
+
+    def _advance(self, rank: int) -> None:
+        state = self._ranks[rank]
+        if isinstance(state.outcome, Done | Failed):
+            return
+        limit = self._limits.get(rank)
+        while state.step < len(state.program):
+            if limit is not None and state.clock_ns >= limit[0]:
+                self._settle(rank, Failed(*limit))
+                return
+            kind, *operands = state.program[state.step]
+            outcome: Blocked | Failed | None = None
+            if kind in ("send", "recv"):
+                outcome = self._post(rank, state, kind, operands[0], operands[1])
+            elif kind == "slot":
+                state.slot = operands[0]
+            else:
+                outcome = self._wait(rank, state, kind[5:], operands[0])
+            if outcome is not None:
+                self._settle(rank, outcome)
+                return
+            state.step += 1
+        self._settle(rank, Done(state.clock_ns))
+
+    def _settle(self, rank: int, outcome: Done | Blocked | Failed) -> None:
+        state = self._ranks[rank]
+        before, state.outcome = state.outcome, outcome
+        if isinstance(before, Blocked):
+            self._stuck[before.peer].pop(rank, None)
+        if isinstance(outcome, Blocked):
+            self._stuck.setdefault(outcome.peer, {})[rank] = None
+            self._unseen.append(rank)
+            self.blocked.append(rank)
+        else:
+            self.changed.append(rank)
+
+    def _post(self, rank: int, state: _Rank, kind: str, peer: int, size: int) -> Failed | None:
+        if self._connections is None or self._connections.troubled or self._closed:
+            closed = self._closed_pair(rank, peer)
+            if closed is not None and closed[0] <= state.clock_ns:
+                return Failed(state.clock_ns, closed[1])
+        key = (rank, peer, state.slot) if kind == "send" else (peer, rank, state.slot)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = _Channel()
+        if kind == "send":
+            channel.sends.append((state.clock_ns, size, len(state.sends)))
+            state.sends.append((peer, len(channel.sends) - 1, channel))
+        else:
+            channel.receives.append((state.clock_ns, size, len(state.receives)))
+            state.receives.append((peer, len(channel.receives) - 1, channel))
+        self._match(key[0], key[1], channel)
+        return None
+
+    def _match(self, source: int, target: int, channel: _Channel) -> None:
+        while len(channel.ends) < min(len(channel.sends), len(channel.receives)):
+            index = len(channel.ends)
+            send, receive = channel.sends[index], channel.receives[index]
+            ends = self._transfer(source, target, send[0], send[1], receive[0])
+            if ends[1] is not None:
+                if send[1] > receive[1]:
+                    # The receiver's I/O thread finds more data than it has room for, and takes the process with it.
+                    if ends[1] < self._aborts.get(target, ends[1] + 1):
+                        self._aborts[target] = ends[1]
+                        self.overrun_by[target] = source
+                    ends = ends[0], None
+                elif self._movement is not None:
+                    self._movement.move(source, send[2], target, receive[2])
+            channel.ends.append(ends)
+            self._ready.extend(channel.waiting)
+            channel.waiting.clear()
+
+    def _transfer(
+        self, source: int, target: int, sent_ns: int, size: int, posted_ns: int
+    ) -> tuple[int | None, int | None]:
+        costs = self._costs
+        # The receiver tells the sender when it has posted; the data leaves when both are ready.
+        start = max(sent_ns, posted_ns + costs.latency_ns(target, source, posted_ns))
+        opened = costs.open_from_ns(source, target, start)
+        if opened is None:
+            return None, None
+        start = sent = opened
+        wire_ns = round(size * costs.byte_ns(source, target))
+        if wire_ns:
+            start = max(opened, self._free_ns.get(source, 0))
+            sent = start + wire_ns if self._pace is None else self._pace.end_ns(start, wire_ns)
+            self._free_ns[source] = sent
+        received = sent + costs.latency_ns(source, target, start)
+        if self._connections is None or self._connections.troubled or self._closed:
+            ways = self._closed_pair(source, target), self._closed_pair(target, source)
+            closed = [each[0] for each in ways if each is not None]
+            if closed and min(closed) < sent:
+                return None, None
+        if wire_ns:
+            self._transfers.append((start, sent, source, target))
+            self.until_ns = max(self.until_ns, sent)
+        for rank in (source, target):
+            self._busy_ns[rank] = max(received, self._busy_ns.get(rank, 0))
+        return sent, received  # what has left arrives, even if the sender is gone by then
+
+    def _wait(self, rank: int, state: _Rank, kind: str, index: int) -> Blocked | None:
+        peer, position, channel = (state.sends if kind == "send" else state.receives)[index]
+        if position < len(channel.ends):
+            end = channel.ends[position][0 if kind == "send" else 1]
+            if end is not None:
+                state.clock_ns = max(state.clock_ns, end)
+                if kind == "recv" and self._movement is not None:
+                    self._movement.received(rank, index)
+                return None
+        if position >= len(channel.ends) and rank not in channel.waiting:
+            channel.waiting.append(rank)
+        return Blocked(kind, peer, state.clock_ns, lost=position < len(channel.ends))

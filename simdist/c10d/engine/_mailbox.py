@@ -1,0 +1,547 @@
+"""Point-to-point messages of one group: matching, and what becomes of them when an end is gone.
+
+A send is a rendezvous at every size: it is done when the data has left, which is not before the receiver has posted.
+Messages meet by (sender, receiver, tag), in order. A receive from any source takes the send of which its rank hears
+first, a latency after it was posted. The buffer is read when the message is matched. (Gloo's unbound buffers; facts
+measured on torch 2.13.)
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from simdist.c10d.engine._matching import Matching
+from simdist.c10d.engine._wire import LIGHT_NS
+from simdist.c10d.surface import _memory
+from simdist.c10d.surface._callsite import call_site
+from simdist.c10d.surface._modes import unseen
+from simdist.c10d.surface._work import SimWork
+from simdist.cluster import Flow
+from simdist.errors import MismatchError
+from simdist.kernel import Timer
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._communicator import Communicator, Member, Strike
+
+__all__ = ["Mailbox", "P2PWork"]
+
+_CHECKSUM_BYTES = 1 << 12
+
+
+class P2PWork(SimWork):
+    """A send or a receive. Its timeout runs from the moment it is waited for."""
+
+    kind: str  # "send" or "recv"
+    tensor: torch.Tensor
+    timeout_ns: int
+    posted_ns: int
+    place = -1  # among the unmatched of its group
+    peer: int | None = None  # group rank; None: receive from any
+    tag: Any = 0
+    posted_checksum: int | None = None  # strict: of a send's buffer when it was issued
+    expired = False  # it ran out of time
+    inner = False  # a message of an operation that is itself told about
+    waited = False  # a wait has ended, well or not
+    spent = False  # it was a success, and has been waited for
+    timer: Timer | None = None  # of its end, once matched
+    strike: Timer | None = None  # of `during`
+    ready_ns = 0  # of a receive, once matched: both ends are ready
+    left_ns: int | None = None  # likewise: the data leaves; None: not as things stand
+    sent_ns = 0  # likewise: all of it has left
+    way_ns = 0  # likewise: from then on until it is there
+    wire: Flow | None = None  # likewise: its bytes on the network, if it has any
+    sender: P2PWork | None = None  # of a receive, once matched
+    during: Callable[[], None] | None = None  # a fault's strike while its data is under way
+
+    def is_success(self) -> bool:
+        """False only after it failed."""
+        return self.error is None
+
+    def describe(self) -> str:
+        """As the deadlock report names it."""
+        end = "dst" if self.kind == "send" else "src"
+        peer = "any" if self.peer is None else self.peer
+        return f"{self.kind}({end}={peer}, tag={self.tag}) in group {self.member.communicator.name!r}"
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Park until it is done; `timeout` replaces the group's.
+
+        Raises:
+            RuntimeError: it failed, or ran out of time; then all connections of the rank close.
+        """
+        self.process.torch_state.unwaited.pop(self, None)
+        communicator = self.member.communicator
+        limit_ns = round(timeout.total_seconds() * 1e9) or self.timeout_ns
+        if self.spent:
+            self.wait_again(limit_ns)
+        if not self.done:
+            simulation = self.process.simulation
+            simulation.check()
+            deadline_ns = simulation.now_ns + limit_ns if communicator.backend.failure.has_timeouts else None
+            while not self.done:
+                if not simulation.park(self, deadline_ns) and not self.done:
+                    communicator.mailbox.expire(self, limit_ns)
+                self.process.drain()
+        self.waited = True
+        if self.process.torch_state.results and not self.inner:
+            unseen(self.record)()
+        if self.error is not None:
+            error = self.error
+            if self.expired:  # whoever waits again meets the closed pair
+                self.error = RuntimeError(communicator.backend.failure.pair_closed())
+            raise error
+        self.spent = True
+        return True
+
+    def wait_again(self, limit_ns: int) -> None:
+        """Called when it is waited for once more, after a success: at once over, unless a backend has it otherwise."""
+
+
+class Mailbox:
+    """The unmatched sends and receives of a group, and those under way."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._unmatched: Matching[P2PWork] = Matching()
+        self._flying: dict[P2PWork, None] = {}  # the receives whose data is under way, in the order of matching
+        self._closings: dict[int, None] = {}  # the moments at which connections will be found closed
+        self._free_ns: dict[tuple[int, int], int] = {}
+        self._sequence: dict[int, int] = {}
+
+    def post(
+        self,
+        member: Member,
+        kind: str,
+        peer: int | None,
+        tag: Any,
+        tensor: torch.Tensor,
+        timeout_ns: int,
+        *,
+        inner: bool = False,
+        strike: Strike | None = None,
+    ) -> P2PWork:
+        """A member sends to `peer`, or receives from it (None: from anyone); `strike` is what its announcement left.
+
+        `inner` messages are part of an operation, and none of their own: nobody is told of them.
+
+        Raises:
+            RuntimeError: the connection is closed.
+        """
+        communicator = self._communicator
+        simulation = communicator.simulation
+        process = member.process
+        simulation.check()
+        if not communicator.connected:
+            member.connect()
+        sequence = -1
+        if not inner:
+            sequence = self._issue(member, kind, peer, tag, tensor)
+        work = communicator.backend.completion.message.make(member, kind, sequence, [tensor])
+        work.kind = kind
+        work.inner = inner
+        profile = process.torch_state.profile
+        if profile is not None:
+            profile(work, "recvAnySource" if kind == "recv" and peer is None else kind, [tensor.shape])
+        work.tensor = tensor
+        work.timeout_ns = timeout_ns
+        work.posted_ns = simulation.now_ns
+        work.peer = peer
+        work.tag = tag
+        work.blockers = self
+        if communicator.judge is not None:
+            communicator.judge.remember(work)
+            if kind == "send":
+                work.posted_checksum = _whole_checksum(tensor)
+        if strike is not None:
+            when, action = strike
+            if when == "after":
+                work.after = [action]
+            else:
+                work.during = action
+        closed = communicator.closed_pair(member.rank, peer) if peer is not None and communicator.troubled else None
+        if closed is not None and closed[0] <= simulation.now_ns:
+            self._report(work, RuntimeError(closed[1]))
+            assert work.error is not None
+            raise work.error
+        if closed is not None:
+            self._look_again_at(closed[0])  # it does not know yet
+        member.pending[work] = None
+        if kind == "send":
+            assert peer is not None
+            met = self._unmatched.send(work, member.rank, peer, tag)
+            if met is not None:
+                self._transfer(work, met)
+            elif self._unmatched.awaits_any(peer, tag):
+                self._hear(peer, tag)
+        elif peer is None:
+            self._unmatched.receive_from_any(work, member.rank, tag)
+            self._hear(member.rank, tag)
+        else:
+            met = self._unmatched.receive(work, peer, member.rank, tag)
+            if met is not None:
+                self._transfer(met, work)
+        return work
+
+    def _heard_ns(self, send: P2PWork) -> int | None:
+        """When the receiver hears that a send was posted; None: not as things stand."""
+        communicator = self._communicator
+        assert send.peer is not None
+        source, target = send.member.rank, send.peer
+        left = communicator.open_from_ns(source, target, send.posted_ns)
+        return None if left is None else left + communicator.latency_ns(source, target, left)
+
+    def _hear(self, target: int, tag: Any) -> None:
+        """Let what `target` has heard of meet the receives that wait for it, and come back when it hears of more.
+
+        Called whenever that may have changed: a receive from anyone was posted, a send was while one waits, the network
+        changed. The first of each sender is looked at, in the order in which they are heard of.
+        """
+        simulation = self._communicator.simulation
+        while True:
+            heard = []
+            for send in self._unmatched.offered(target, tag):
+                if self._unmatched.awaited(send.member.rank, target, tag):
+                    heard_ns = self._heard_ns(send)
+                    if heard_ns is not None:  # otherwise not until the network changes
+                        heard.append((heard_ns, send.place, send))
+            if not heard:
+                return
+            heard_ns, _, send = min(heard)
+            if heard_ns > simulation.now_ns:
+                simulation.call_at(heard_ns, functools.partial(self._hear, target, tag))
+                return
+            met = self._unmatched.hear(send.member.rank, target, tag)
+            assert met is not None
+            self._transfer(*met)
+
+    def announce(self, member: Member, kind: str) -> Strike | None:
+        """As `Communicator.announce`, of a message."""
+        return self._communicator.announce(member, kind, self._sequence.get(member.rank, 0))
+
+    def _issue(self, member: Member, kind: str, peer: int | None, tag: Any, tensor: torch.Tensor) -> int:
+        """Tell everyone who wants to know; its number."""
+        communicator = self._communicator
+        simulation = communicator.simulation
+        process = member.process
+        sequence = self._sequence.get(member.rank, 0)
+        self._sequence[member.rank] = sequence + 1
+        process.last_operation = (kind, sequence, communicator.name)
+        process.operations += communicator.counted
+        simulation.events.add(
+            (
+                simulation.now_ns,
+                "issue",
+                process.rank,
+                kind,
+                communicator.name,
+                sequence,
+                tensor.numel() * tensor.element_size(),
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+                -1 if peer is None else peer,
+                True,
+                tag,
+            )
+        )
+        return sequence
+
+    @property
+    def busy(self) -> bool:
+        """True if anything is unmatched or under way."""
+        return bool(self._unmatched or self._flying)
+
+    def blockers_of(self, rank: int) -> list[int]:
+        """Group ranks that `rank` waits for."""
+        member = self._communicator.members[rank]
+        for task in () if member is None else member.process.tasks:
+            work = task.waiting
+            if isinstance(work, P2PWork) and work.place >= 0 and work.member is member:
+                if work.peer is not None:
+                    return [work.peer]
+                return [other for other in range(self._communicator.size) if other != rank]
+        return []
+
+    def expire(self, work: P2PWork, limit_ns: int) -> None:
+        """A wait ran out of time: the work fails, and Gloo closes all connections of the rank."""
+        communicator = self._communicator
+        self._fail(work, communicator.backend.failure.timed_out(work.kind, limit_ns))
+        work.expired = True
+        communicator.timed_out(work.member.rank)
+        communicator.look_again(work.member.rank)
+
+    def leave(self, member: Member) -> None:
+        """A member is gone: what it has not sent yet will not come."""
+        communicator = self._communicator
+        for work in list(member.pending):
+            if isinstance(work, P2PWork) and work.place >= 0:
+                self._forget(work)
+        for receive in list(self._flying):
+            send = receive.sender
+            if receive.member is member:
+                self._forget(receive)
+                if send is not None and not send.done and send.timer is not None:
+                    send.timer.cancel()
+                    # It waits for the connection to close.
+                    self._unmatched.put_back(send, send.member.rank, member.rank, send.tag)
+            elif send is not None and send.member is member and not send.done:
+                for work in (send, receive):
+                    if work.timer is not None:
+                        work.timer.cancel()
+                if receive.wire is not None:
+                    communicator.network.withdraw(receive.wire)
+                    receive.wire.release()
+                    receive.wire = None
+
+    def _look_again_at(self, time_ns: int) -> None:
+        if time_ns not in self._closings:
+            self._closings[time_ns] = None
+            self._communicator.simulation.call_at(time_ns, self.on_closed)
+
+    def on_closed(self) -> None:
+        """Connections have closed: fail what was waiting on them."""
+        communicator = self._communicator
+        now = communicator.simulation.now_ns
+        self._closings.pop(now, None)
+        for work in [*self._unmatched.sends(), *self._unmatched.receives(), *self._flying]:
+            if work.done:
+                continue
+            if work.member.left:
+                self._forget(work)
+            elif work.sender is not None and work.sender.done and work.sender.error is None:
+                continue  # its data is on the way, and arrives
+            elif work.peer is not None:
+                closed = communicator.closed_pair(work.member.rank, work.peer)
+                if closed is not None and closed[0] <= now:
+                    self._fail(work, closed[1])
+
+    def _transfer(self, send: P2PWork, receive: P2PWork) -> None:
+        communicator = self._communicator
+        simulation = communicator.simulation
+        source, target = send.member.rank, receive.member.rank
+        receive.source = source
+        receive.sender = send
+        now = simulation.now_ns
+        # The receiver tells the sender when it has posted, or has heard of a send that it takes from anyone; the data
+        # leaves when both are ready.
+        told_ns = receive.posted_ns if receive.peer is not None else now
+        receive.ready_ns = max(now, told_ns + communicator.latency_ns(target, source, told_ns))
+        self._flying[receive] = None
+        if communicator.strict and not self._fits(send, receive):
+            return
+        self._let_go(send, receive)
+
+    def _let_go(self, send: P2PWork, receive: P2PWork) -> None:
+        """A matched message leaves as soon as it can."""
+        communicator = self._communicator
+        simulation = communicator.simulation
+        source, target = send.member.rank, receive.member.rank
+        opened = communicator.open_from_ns(source, target, receive.ready_ns)
+        receive.left_ns = None
+        if opened is None:
+            return  # nothing gets through; both wait until they run out of time
+        start = max(opened, self._free_ns.get((source, target), 0))
+        byte_ns = communicator.byte_ns(source, target)
+        sent = start + round(_size(send.tensor) * byte_ns)
+        self._free_ns[source, target] = sent
+        receive.left_ns, receive.sent_ns = start, sent
+        receive.way_ns = communicator.latency_ns(source, target, start)
+        received = sent + receive.way_ns
+        send.timer = simulation.call_at(sent, lambda: self._sent(send, receive, start))
+        receive.timer = simulation.call_at(received, lambda: self._received(receive, start))
+        for work, end in ((send, sent), (receive, received)):
+            if work.during is not None:
+                work.strike = simulation.call_at((simulation.now_ns + end) // 2, work.during)
+        receive.wire = None
+        if sent - start >= LIGHT_NS:
+            receive.wire = communicator.network.begin(
+                start,
+                sent,
+                byte_ns,
+                lambda: communicator.message_load(source, target),
+                lambda: self._move_end(send, receive),
+            )
+
+    def _move_end(self, send: P2PWork, receive: P2PWork) -> None:
+        """Others have come to its links, or left them: it and what waits behind it end at another moment."""
+        simulation = self._communicator.simulation
+        assert receive.wire is not None
+        assert receive.left_ns is not None
+        start = receive.left_ns
+        before_ns, receive.sent_ns = receive.sent_ns, receive.wire.end_ns
+        pair = send.member.rank, receive.member.rank
+        behind = [
+            (other.sender, other)
+            for other in self._flying
+            if other.sender is not None
+            and not other.sender.member.left
+            and (other.sender.member.rank, other.member.rank) == pair
+            and other.left_ns is not None
+            and other.left_ns >= before_ns
+        ]
+        if send.timer is not None and send.timer.action is not None:
+            send.timer.cancel()
+            send.timer = simulation.call_at(receive.sent_ns, lambda: self._sent(send, receive, start))
+        if receive.timer is not None and receive.timer.action is not None:
+            receive.timer.cancel()
+            end_ns = receive.sent_ns + receive.way_ns
+            receive.timer = simulation.call_at(end_ns, lambda: self._received(receive, start))
+        self._free_ns[pair] = receive.sent_ns
+        for other_send, other in behind:
+            self._call_off(other_send, other)
+        for other_send, other in behind:
+            self._let_go(other_send, other)
+
+    def _call_off(self, send: P2PWork, receive: P2PWork) -> None:
+        """A message that has not left yet does not leave at the time that was planned."""
+        for work in (send, receive):
+            for timer in (work.timer, work.strike):
+                if timer is not None:
+                    timer.cancel()
+        if receive.wire is not None:
+            self._communicator.network.withdraw(receive.wire)
+            receive.wire.release()
+            receive.wire = None
+
+    def on_network(self) -> None:
+        """The network's conditions have changed: what has not left yet is timed anew, in the same order."""
+        now = self._communicator.simulation.now_ns
+        staying = [
+            (receive.sender, receive)
+            for receive in self._flying
+            if (receive.left_ns is None or receive.left_ns > now)
+            and receive.sender is not None
+            and not receive.sender.member.left
+        ]
+        for send, receive in staying:
+            self._call_off(send, receive)
+            self._free_ns.pop((send.member.rank, receive.member.rank), None)
+        for receive in self._flying:
+            if receive.left_ns is not None and receive.left_ns <= now and receive.sender is not None:
+                pair = receive.sender.member.rank, receive.member.rank
+                self._free_ns[pair] = max(self._free_ns.get(pair, 0), receive.sent_ns)
+        for send, receive in staying:
+            self._let_go(send, receive)
+        for target, tag in dict.fromkeys((send.peer, send.tag) for send in self._unmatched.sends()):
+            if target is not None:
+                self._hear(target, tag)
+
+    def _fits(self, send: P2PWork, receive: P2PWork) -> bool:
+        ours, theirs = send.tensor, receive.tensor
+        if ours.numel() * ours.element_size() == theirs.numel() * theirs.element_size() and ours.dtype == theirs.dtype:
+            return True
+        lines = [f"a message from rank {send.process.rank} to rank {receive.process.rank} does not fit:"]
+        for verb, work in (("sends", send), ("receives", receive)):
+            tensor = work.tensor
+            kind = str(tensor.dtype).removeprefix("torch.")
+            site = call_site(work.process.task_in(work))
+            lines.append(f"  rank {work.process.rank} {verb} {kind}{list(tensor.shape)}{site}")
+        for work in (send, receive):
+            self._forget(work)
+            self._report(work, MismatchError("\n".join(lines)))
+        return False
+
+    def _sent(self, send: P2PWork, receive: P2PWork, begin_ns: int) -> None:
+        # The sender may reuse its buffer from now on, so the data must have left it.
+        judge = self._communicator.judge
+        changed = None if judge is None else judge.check_unchanged(send, _whole_checksum(send.tensor))
+        if changed is not None:
+            for work in (send, receive):
+                self._forget(work)
+                self._report(work, changed)
+            return
+        ours, theirs = _memory.as_bytes(send.tensor), _memory.as_bytes(receive.tensor)
+        if len(ours) <= len(theirs):
+            theirs[: len(ours)] = ours
+        self._complete(send, begin_ns)
+
+    def _received(self, receive: P2PWork, begin_ns: int) -> None:
+        self._flying.pop(receive, None)
+        if receive.wire is not None:
+            receive.wire.release()
+            receive.wire = None
+        assert receive.sender is not None
+        if _size(receive.sender.tensor) > _size(receive.tensor) and not receive.done:
+            # More came than there is room for: the I/O thread takes the process with it.
+            self._communicator.unread[receive.member.rank, receive.sender.member.rank] = None
+            receive.process.stderr.append(self._communicator.backend.failure.overrun() + "\n")
+            receive.process.kill(signal.SIGABRT)
+            return
+        self._complete(receive, begin_ns)
+
+    def _complete(self, work: P2PWork, begin_ns: int) -> None:
+        if work.done or not work.process.running:
+            return
+        simulation = self._communicator.simulation
+        if not work.inner:
+            data = _memory.flat(work.tensor)
+            sent = _size(work.tensor) if work.sender is None else _size(work.sender.tensor)
+            if sent < _size(work.tensor):
+                data = _memory.as_bytes(work.tensor)[:sent]  # it came short: the rest is as it was
+                work.partial = True
+            crc = _memory.checksum([data], _CHECKSUM_BYTES)
+            simulation.events.add(
+                (
+                    simulation.now_ns,
+                    "complete",
+                    work.process.rank,
+                    work.name,
+                    self._communicator.name,
+                    work.sequence,
+                    begin_ns,
+                    crc,
+                    work.peer if work.sender is None else work.sender.member.rank,
+                )
+            )
+        work.blockers = None
+        work.member.pending.pop(work, None)
+        work.finish()
+
+    def _forget(self, work: P2PWork) -> None:
+        self._unmatched.withdraw(work)
+        self._flying.pop(work, None)
+        if work.timer is not None:
+            work.timer.cancel()
+        if work.wire is not None:
+            self._communicator.network.withdraw(work.wire)
+            work.wire.release()
+            work.wire = None
+        work.member.pending.pop(work, None)
+        work.blockers = None
+
+    def _fail(self, work: P2PWork, text: str) -> None:
+        self._forget(work)
+        self._report(work, RuntimeError(text))
+
+    def _report(self, work: P2PWork, error: BaseException) -> None:
+        if work.inner:
+            work.fail(error)
+            return
+        simulation = self._communicator.simulation
+        simulation.events.add(
+            (
+                simulation.now_ns,
+                "error",
+                work.process.rank,
+                work.name,
+                self._communicator.name,
+                work.sequence,
+                type(error).__name__,
+                str(error),
+            )
+        )
+        work.fail(error)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _whole_checksum(tensor: torch.Tensor) -> int:
+    data = _memory.flat(tensor)
+    return _memory.checksum([data], data.numel() * data.element_size())

@@ -1,0 +1,94 @@
+"""The bytes of a collective that is followed message by message.
+
+When ranks disagree, or one is missing, Gloo still moves what it can: a shorter message fills part of a buffer, segments
+land where the receiver expects another, a rank that times out keeps half of a sum. A `Movement` does that to copies of
+the tensors, in the order that the flow finds, so that what is left in every rank's tensor is what Gloo leaves there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from simdist.c10d.engine._program import Program
+from simdist.c10d.surface import _memory
+
+__all__ = ["LARGEST", "SMALL", "Movement"]
+
+# Bytes of all ranks' tensors together up to which they are followed, which takes two more copies of each. Larger ones
+# keep what they held when things fail.
+LARGEST = 1 << 28
+SMALL = 1 << 20  # bytes of one tensor up to which it costs little to follow, even if nothing seems wrong
+
+Tensor = torch.Tensor
+Combine = Callable[[str, torch.dtype], Callable[[Tensor, Tensor, Tensor], None]]
+
+
+class _Side:
+    """One rank: a copy of its tensor, where its sends and receives lie in it, and what it sends if that is another."""
+
+    __slots__ = ("buffer", "outgoing", "receives", "reduction", "scratch", "sends")
+
+    def __init__(self, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None) -> None:
+        self.buffer = tensor.clone()
+        self.outgoing = outgoing
+        self.reduction = reduction
+        self.sends = [(step[2], step[3]) for step in program if step[0] == "send"]  # (bytes, offset)
+        self.receives = [(step[2], step[3], step[4]) for step in program if step[0] == "recv"]  # and: reduced or placed
+        self.scratch: dict[int, Tensor] = {}  # what has arrived and waits to be reduced, by receive
+
+    def bytes(self) -> Tensor:
+        """The buffer as bytes."""
+        return _memory.as_bytes(self.buffer)
+
+
+class Movement:
+    """The copies of all ranks that have arrived. `combine` gives the function of a reduction: see `Algorithm`."""
+
+    def __init__(self, combine: Combine) -> None:
+        self._sides: dict[int, _Side] = {}
+        self._combine = combine
+
+    def enter(
+        self, rank: int, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None = None
+    ) -> None:
+        """A rank takes part with the flat `tensor`, and sends from it or from the bytes `outgoing`."""
+        self._sides[rank] = _Side(tensor, program, reduction, outgoing)
+
+    def move(self, source: int, send: int, target: int, receive: int) -> None:
+        """The n-th send of one rank meets the m-th receive of another; no more bytes move than both expect."""
+        if source not in self._sides or target not in self._sides:
+            return
+        ours, theirs = self._sides[source], self._sides[target]
+        size, begin = ours.sends[send]
+        room, place, reduced = theirs.receives[receive]
+        size = min(size, room)
+        data = (ours.bytes() if ours.outgoing is None else ours.outgoing)[begin : begin + size]
+        if reduced:
+            theirs.scratch[receive] = data.clone()
+        else:
+            theirs.bytes()[place : place + size] = data
+
+    def received(self, rank: int, receive: int) -> None:
+        """The rank has waited for a receive: what came is reduced into its buffer."""
+        side = self._sides.get(rank)
+        if side is None:
+            return
+        data = side.scratch.pop(receive, None)
+        if data is None:
+            return
+        element = side.buffer.element_size()
+        came = data[: len(data) // element * element].view(side.buffer.dtype)
+        first = side.receives[receive][1] // element
+        local = side.buffer[first : first + len(came)]
+        self._combine(side.reduction, side.buffer.dtype)(local, came, came)
+        local.copy_(came)
+
+    def follows(self, rank: int) -> bool:
+        """True if the rank's tensor is among the copies."""
+        return rank in self._sides
+
+    def result(self, rank: int) -> Tensor:
+        """What the rank's tensor holds now."""
+        return self._sides[rank].buffer

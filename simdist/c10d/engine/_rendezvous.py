@@ -1,0 +1,127 @@
+"""How the members of a group find each other: through the store that they share.
+
+Real Gloo exchanges addresses through the store and connects every pair, which is quadratic; here the members meet in a
+communicator that belongs to the store's server and is named by the store's prefix, and each parks once until all have
+come. What is visible of the exchange (a key per rank, the error of a rank whose peers never come) is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
+
+from simdist.c10d.engine._communicator import Communicator, Member
+from simdist.c10d.engine._strategies import Backend, Judge
+from simdist.c10d.surface._store import SimStore
+from simdist.cluster import Network
+from simdist.errors import SimdistError
+from simdist.kernel import Task
+from simdist.process import SimProcess
+
+__all__ = ["connect"]
+
+
+class _Connecting:
+    """A member waits for the others. `ranks` are the members' ranks in the world, if they are known."""
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
+        self._communicator = communicator
+        self._ranks = ranks
+
+    def describe(self) -> str:
+        return f"connecting group {self._communicator.name!r}; not there yet: {self._missing()}"
+
+    def waits_for(self) -> Iterable[Task]:
+        missing = {self._ranks[rank] for rank in self._missing()} if self._ranks else set()
+        tasks = self._communicator.simulation.tasks
+        # Of a rank that was started again the last life counts.
+        last = {task.context.rank: task for task in tasks if isinstance(task.context, SimProcess)}
+        return [task for rank, task in sorted(last.items()) if rank in missing]
+
+    def _missing(self) -> list[int]:
+        return [rank for rank, member in enumerate(self._communicator.members) if member is None]
+
+
+def connect(
+    process: SimProcess,
+    network: Network,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout_ns: int,
+    backend: Backend,
+    *,
+    judge: Judge | None = None,
+    lazy: bool = False,
+    ranks: Sequence[int] = (),
+) -> Member:
+    """Join the group that meets at `store`'s prefix; park until all `size` members have, or, if `lazy`, do not.
+
+    A member of a lazy group waits for the others before its first operation, by `Member.connect`. (Which of two real
+    processes opens the connection between them is a matter of their port numbers, and so is what they see when one is
+    missing; the simulation shows what the one sees that opens it.) `ranks` are the members' ranks in the world; all of
+
+
+    Raises:
+        DistStoreError: they have not, within `timeout_ns`; a TCPStore's text names the key of the first one missing.
+        DistNetworkError: the store is gone before they have.
+        RuntimeError: likewise, at a FileStore.
+        SimdistError: the store is a real one.
+    """
+    if not isinstance(store, SimStore):
+        raise SimdistError(
+            f"the group's store is a real {type(store).__name__}, made outside the simulation; "
+            "make it inside the rank's function, or use init_method='env://'"
+        )
+    simulation = process.simulation
+    prefix = store._name("")
+    generations = store.server.groups.setdefault(prefix, [])
+    communicator = next((c for c in generations if c.size == size and c.members[rank] is None), None)
+    if communicator is None:
+        communicator = Communicator(simulation, network, _group_name(prefix), size, backend, judge=judge)
+        generations.append(communicator)
+    store.announce(f"0/{rank}", b"simdist")
+    if store.server.gone:
+        store.require_server()
+    member = communicator.join(rank, process)
+    if communicator.joined == size:
+        begin = simulation.now_ns + (backend.connect_ns if size > 1 else 0)
+        simulation.call_at(begin, lambda: _release(communicator))
+    wait = _Connecting(communicator, ranks)
+    limit_ns = timeout_ns
+    if store._kind == "file":
+        limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+
+    def wait_for_all() -> None:
+        deadline_ns = simulation.now_ns + limit_ns if backend.failure.has_timeouts and size > 1 else None
+        with store.server.expect(simulation.check(), (), set(), lambda: communicator.connected):
+            while not communicator.connected:
+                if communicator.joined < size:
+                    store.require_server()
+                if not simulation.park(wait, deadline_ns) and not communicator.connected:
+                    missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
+                    store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
+        process.drain()
+
+    if lazy:
+        member.connect = wait_for_all
+    else:
+        wait_for_all()
+    return member
+
+
+def _release(communicator: Communicator) -> None:
+    communicator.connected = True
+    for member in communicator.members:
+        if member is not None:
+            member.process.wake()
+
+
+def _group_name(prefix: str) -> str:
+    # "default_pg/0//cpu//" -> "0": torch's own name of the group.
+    parts = [part for part in prefix.split("/") if part]
+    if parts and parts[-1].startswith(f"{PG_WRAPPER_STORE_PREFIX}:"):  # the group over which its ranks compare calls
+        return parts[-1]
+    return parts[-2] if len(parts) >= 2 else prefix

@@ -1,0 +1,198 @@
+"""What a backend says: four strategies behind one protocol. The engine asks them, and knows no backend's name.
+
+*Arguments* refuse calls; *Algorithm* has the message schedule, the order of additions and the closed form of the cost;
+*Failure* says who is told what of a timeout or a dead peer; *Completion* says what waiting for a work means.
+
+Invariants: an algorithm is a pure function of its arguments, so that all ranks may share one; what it says of an
+operation's cost without trouble equals what its schedule gives when every message is followed, to a few per cent.
+Doubt: that a work blocks its host is decided by the class of the work, not asked at each wait, because the question
+would cost as much as the rest of a wait for an operation that is done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from simdist.c10d.engine._program import Program
+from simdist.c10d.engine._ring import Ring
+from simdist.c10d.surface._arguments import Arguments
+from simdist.c10d.surface._operation import Operation
+from simdist.c10d.surface._work import SimWork
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._communicator import Member
+    from simdist.c10d.engine._mailbox import P2PWork
+
+__all__ = ["Algorithm", "Backend", "Completion", "Failure", "Judge", "MonitoredBarrier", "Sizes"]
+
+Tensor = torch.Tensor
+Sizes = Callable[[int], tuple[list[int], list[int]]]
+
+
+class Algorithm(ABC):
+    """The message schedules of a backend, the order in which it adds up, and its cost without trouble."""
+
+    # Operations that return at once, without a word to anyone, where there is nothing to move.
+    silent_when_empty: tuple[str, ...] = ()
+
+    @abstractmethod
+    def program(self, operation: Operation, rank: int, ranks: int, sizes: Sizes) -> Program:
+        """The message schedule of one rank; `sizes` gives what it sends and receives in an all_to_all, in bytes."""
+
+    @abstractmethod
+    def duration_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> int:
+        """From the last arrival to completion on an idle network, for an operation that needs everyone."""
+
+    def traffic(self, operation: Operation, ranks: int) -> Sequence[tuple[int, int, float]]:
+        """The bytes that ranks send each other in such an operation: (source, target, bytes)."""
+        each = operation.size // max(1, ranks)
+        bytes_of: dict[tuple[int, int], int] = {}
+        for rank in range(ranks):
+            for kind, *operands in self.program(operation, rank, ranks, lambda _: ([each] * ranks, [each] * ranks)):
+                if kind == "send":
+                    pair = rank, operands[0]
+                    bytes_of[pair] = bytes_of.get(pair, 0) + operands[1]
+        return [(*pair, amount) for pair, amount in bytes_of.items()]
+
+    @abstractmethod
+    def all_reduce(self, tensors: Sequence[Tensor], reduction: str, *, paired: bool = False) -> None:
+        """Reduce the flat tensors of all ranks, in place on each of them.
+
+        `paired`: the elements are the parts of complex numbers, and an average divides as complex numbers do.
+        """
+
+    @abstractmethod
+    def reduce(self, tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
+        """Reduce the flat tensors of all ranks to group rank `root`; the others keep what the backend leaves them."""
+
+    @abstractmethod
+    def combine(self, reduction: str, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None]:
+        """The function `(local, received, out)` of one hop; `out` may be `received`."""
+
+    def divide(self, tensors: Sequence[Tensor], paired: bool, ranks: int) -> None:
+        """Make averages of sums."""
+        for tensor in tensors:
+            whole = torch.view_as_complex(tensor.view(-1, 2)) if paired else tensor
+            whole.div_(ranks)
+
+    def refused_result(self, operation: Operation) -> RuntimeError | None:
+        """An error that comes after the data has moved, or None."""
+        return None
+
+    def lets_some_go(self, operation: Operation, ranks: int) -> bool:
+        """True if a rank may be done before all have come."""
+        return operation.name in ("broadcast", "gather", "scatter")
+
+    def leave_reduce(
+        self,
+        tensor: Tensor,
+        inputs: Mapping[int, Tensor],
+        reduction: str,
+        rank: int,
+        ranks: int,
+        *,
+        paired: bool = False,
+    ) -> None:
+        """Put into `tensor` what a reduce leaves with a rank that is done before all have come.
+
+        `inputs` are the flat tensors of those that have. Asked only if `lets_some_go` says so of a reduce.
+        """
+        raise NotImplementedError(f"{type(self).__name__} lets ranks of a reduce go, and does not say with what")
+
+    def slot(self, operation: Operation) -> str:
+        """Under which name the messages of the operation are matched."""
+        return operation.name
+
+    def ring(self, operation: Operation, ranks: int) -> Ring | None:
+        """The operation as a ring of equal ranks, if it is one: it is then followed in arrays, all ranks at a time."""
+        return None
+
+
+class Failure(Protocol):
+    """Who sees what, when and in which words."""
+
+    has_timeouts: bool  # False: what would time out is a deadlock
+    closing_ns: int  # from a timeout until the peers see the connection close
+
+    def timed_out(self, kind: str, timeout_ns: int) -> str:
+        """A wait for a transfer ran out of time; `kind` is "send" or "recv"."""
+        ...
+
+    def closed_by_peer(self, peer: int) -> str:
+        """The peer's process has gone, or has given the group up."""
+        ...
+
+    def reset_by_peer(self, peer: int) -> str:
+        """The peer's process went while data was under way."""
+        ...
+
+    def pair_closed(self) -> str:
+        """This rank itself timed out before, and closed all its connections."""
+        ...
+
+    def overrun(self) -> str:
+        """The last words of a process that was sent more than it has room for, and aborts."""
+        ...
+
+
+class Judge(Protocol):
+    """Who refuses what a backend accepts in silence; a strict group has one."""
+
+    def check_call(self, name: str, reduction: str, operands: Any, tensors: Sequence[Any]) -> None:
+        """Look at a collective's operands, and at the tensors that it fills.
+
+        Raises:
+            StrictError: they are refused.
+        """
+        ...
+
+    def remember(self, work: SimWork) -> None:
+        """Note an asynchronous operation, which someone must wait for."""
+        ...
+
+    def check_unchanged(self, work: P2PWork, checksum: int) -> Exception | None:
+        """The error of a send whose buffer, with this checksum now, changed after it was issued; or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What `wait`, `is_completed` and futures mean: the classes of the works, of collectives and of messages."""
+
+    work: type[SimWork]
+    message: type[P2PWork]
+
+
+MonitoredBarrier = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A backend under the name that `init_process_group` takes.
+
+    `connect_ns` is what the members take to connect once all are there. `monitored_barrier(member, limit_ns, group_ns,
+    wait_all_ranks=, prefix=)` is the backend's, if it has one.
+    """
+
+    name: str
+    arguments: Arguments
+    algorithm: Algorithm
+    failure: Failure
+    completion: Completion
+    connect_ns: int = 200_000
+    monitored_barrier: MonitoredBarrier | None = None
+
+    def pass_monitored_barrier(self, member: Member, *limits_ns: int, **how: Any) -> None:
+        """Pass a monitored barrier.
+
+        Raises:
+            RuntimeError: the backend has none; or ranks did not come.
+        """
+        if self.monitored_barrier is None:
+            raise RuntimeError(f"Backend {self.name} does not support monitoredBarrier")
+        self.monitored_barrier(member, *limits_ns, **how)

@@ -1,0 +1,123 @@
+"""The backends that torch knows: class attributes of `dist.Backend`, of which a rank may register its own.
+
+What a rank registers in a call of its own is the rank's. What a module registers when it is imported is there for all
+ranks, in this world and afterwards: the module is imported once, by whichever rank comes first, and stays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+from simdist.errors import SimdistError
+from simdist.process import Patches, current_process
+
+__all__ = ["BackendTables"]
+
+_TABLES = (
+    "backend_list",
+    "backend_capability",
+    "backend_type_map",
+    "_plugins",
+    "default_device_backend_map",
+)
+
+Tables = dict[str, Any]  # attributes of `Backend`: the tables, and a name for each backend registered
+
+
+class BackendTables:
+    """Swaps the tables of ranks that have their own.
+
+    Example:
+        >>> tables = BackendTables()
+        >>> tables.install(patches, make_group, default="gloo")
+        >>> tables.load(None)               # what the running rank has registered, or None
+        >>> patches.undo()
+        >>> tables.uninstall()
+    """
+
+    def __init__(self) -> None:
+        self.loaded: Tables | None = None  # those of the rank that runs, where it has its own
+        self._shared: Tables = {}
+        self._own: list[Tables] = []  # of all ranks that have them
+        self._lasting: list[Callable[[], None]] = []  # what modules registered when they were imported
+
+    def install(self, patches: Patches, make_sim_group: Callable[..., Any], *, default: str) -> None:
+        """Add the backend "sim", and keep apart what ranks register.
+
+        Raises:
+            SimdistError: there is a backend of that name.
+        """
+        backend = c10d.Backend
+        if "sim" in backend.backend_list:
+            raise SimdistError("a backend named 'sim' is registered already; simdist needs that name")
+        for name in _TABLES:
+            patches.replace(backend, name, getattr(backend, name).copy())
+        backend.register_backend("sim", make_sim_group, devices=["cpu"])
+        if default == "sim":
+            backend.default_device_backend_map["cpu"] = "sim"
+        elif "cpu" not in backend.default_device_backend_map:
+            backend.default_device_backend_map["cpu"] = "gloo"
+        self._shared = {name: getattr(backend, name) for name in _TABLES}
+        patches.replace(backend, "register_backend", self._registering(backend.register_backend))
+
+    def uninstall(self) -> None:
+        """Forget "sim" and what ranks registered. The patches are undone already."""
+        if self._shared and hasattr(c10d.Backend, "SIM"):
+            del c10d.Backend.SIM
+        for register in self._lasting:
+            register()
+
+    def load(self, own: Tables | None) -> None:
+        """Put these in place of the ones that are there."""
+        backend = c10d.Backend
+        for name in self.loaded or ():
+            if name not in self._shared:
+                delattr(backend, name)
+        for name, value in {**self._shared, **(own or {})}.items():
+            setattr(backend, name, value)
+        self.loaded = own
+
+    def _registering(self, original: Callable[..., None]) -> Callable[..., None]:
+        def register(*args: Any, **kwargs: Any) -> None:
+            process = current_process()
+            if process is None or process.torch_state is None:
+                original(*args, **kwargs)
+                return
+            state = process.torch_state
+            if _is_importing():
+                self._register_for_all(lambda: original(*args, **kwargs), state)
+                return
+            if state.backends is None:
+                state.backends = {**self._shared, **{name: self._shared[name].copy() for name in _TABLES}}
+                self._own.append(state.backends)
+                self.load(state.backends)
+            self._register_for(state.backends, lambda: original(*args, **kwargs))
+
+        return register
+
+    def _register_for(self, tables: Tables, register: Callable[[], None]) -> None:
+        known = set(vars(c10d.Backend))
+        register()
+        tables |= {name: value for name, value in vars(c10d.Backend).items() if name not in known}
+
+    def _register_for_all(self, register: Callable[[], None], state: Any) -> None:
+        self._lasting.append(register)
+        self.load(None)
+        self._register_for(self._shared, register)
+        for own in self._own:
+            self.load(own)
+            register()
+        self.load(state.backends)
+
+
+def _is_importing() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and getattr(frame.f_globals.get("__spec__"), "_initializing", False):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]  # None at the end
+    return False

@@ -1,0 +1,148 @@
+"""How a group's collectives are called: the key by which ranks' calls are compared is made in one place, here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from simdist.c10d.surface._compat import reduce_name, timeout_ns
+from simdist.c10d.surface._identity import GroupBackend
+from simdist.c10d.surface._operation import Shapes
+from simdist.c10d.surface._work import SimWork
+
+__all__ = ["Calls", "reduction_of", "root_of"]
+
+Tensor = torch.Tensor
+
+
+class Calls(GroupBackend):
+    """A group that can issue operations."""
+
+    # What the announcement of the next call has left to strike (or nothing: ()), where it was announced ahead of it.
+    ahead: Any = None
+
+    def announce(self, name: str) -> None:
+        """Announce the next collective, which is called `name`, ahead of the call: something comes before it.
+
+        Raises:
+            Exception: a fault has it in place of the call.
+        """
+        simulation = self._communicator.simulation
+        if simulation.bus.active:
+            self.ahead = self._communicator.announce(self._member, name, self._member.sequence) or ()
+
+    def _issue(
+        self,
+        name: str,
+        tensor: Tensor | None,
+        data: Tensor | None,
+        inputs: Any,
+        outputs: list[Any],
+        limit_ns: int,
+        reduction: str = "",
+        root: int = -1,
+        extra: Shapes | None = None,
+        asynchronous: bool = True,
+        *,
+        shape: Sequence[int] | None = None,
+        size: int = -1,
+        refusal: RuntimeError | None = None,
+        first: Callable[[], None] | None = None,
+        others: int = 0,
+    ) -> SimWork:
+        """Call what is named, with tensors like `tensor`, if there are any, and a payload of `data` or `size` bytes.
+
+        `first` is done before, unless the operation is refused. It stands for itself and `others` that torch counts.
+
+        Raises:
+            Exception: a fault has it in place of the call, of which nothing is left then.
+        """
+        key: tuple[Any, ...]
+        if tensor is None or data is None:
+            key = (name,)
+        else:
+            element = data.element_size()
+            key = (
+                name,
+                data.numel() * element if size < 0 else size,
+                element,
+                tensor.dtype,
+                tensor.shape if shape is None else shape,
+                reduction,
+                root,
+                extra,
+            )
+        communicator = self._communicator
+        member = self._member
+        strike = self.ahead
+        if strike is not None:
+            self.ahead = None
+        elif communicator.simulation.bus.active:
+            strike = communicator.announce(member, name, member.sequence)
+        member.number += 1 + others
+        member.parts += others
+        if not communicator.connected:
+            member.connect()
+        try:
+            operation = communicator.operation(key)
+        except RuntimeError as error:
+            operation = communicator.new_operation(key)
+            refusal = error if refusal is None else refusal
+        if first is not None and refusal is None:
+            first()
+        return communicator.issue(member, operation, inputs, outputs, limit_ns, asynchronous, refusal, strike or None)
+
+    def _limit(self, opts: Any, timeout: timedelta | None = None) -> int:
+        if isinstance(opts, timedelta):  # a reduce operation, a root or nothing stands in the options' place
+            timeout, opts = opts, None
+        if timeout is not None:
+            return round(timeout.total_seconds() * 1e9)
+        return timeout_ns(opts, self._timeout_ns) if hasattr(opts, "timeout") else self._timeout_ns
+
+    def _joint(self, works: list[SimWork], outputs: list[Any]) -> SimWork:
+        """One work that is done when all of `works` are, and fails with the first that fails."""
+        joint = SimWork.make(self._member, works[-1].name, works[-1].sequence, outputs)
+        joint.parts = works
+        left = [work for work in works if not work.done]
+        joint.error = next(
+            (work.error for work in works if work.error is not None), None
+        )  # some may have failed at once
+        unwaited = joint.process.torch_state.unwaited
+        for work in works:  # the caller waits for the joint work, and cannot wait for its parts
+            if work in unwaited:
+                unwaited[joint] = unwaited.pop(work)
+
+        def settled(work: SimWork) -> None:
+            left.remove(work)
+            if joint.error is None:
+                joint.error = work.error
+            if not left:
+                joint.finish()
+
+        for work in left:
+            work.after = [*(work.after or ()), functools.partial(settled, work)]
+        if not left:
+            joint.finish()
+        joint.blockers = works[-1].blockers
+        return joint
+
+
+def root_of(opts: Any, root: int | None) -> tuple[Any, int, int]:
+    """The options, if they are any, the root and its tensor; the root may stand in the options' place."""
+    if isinstance(opts, int):
+        opts, root = None, opts
+    if opts is None:
+        return None, root or 0, 0
+    return opts, opts.rootRank if root is None else root, getattr(opts, "rootTensor", 0)
+
+
+def reduction_of(opts: Any, operation: Any) -> str:
+    """The name of the reduce operation, given alone, in options, or in the options' place."""
+    if operation is None:
+        operation = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+    return reduce_name(operation)

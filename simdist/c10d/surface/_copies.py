@@ -1,0 +1,225 @@
+"""ProcessGroupGloo's collectives that only move data (torch 2.13), and its barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from simdist.c10d.surface import _memory
+from simdist.c10d.surface._calls import Calls, root_of
+from simdist.c10d.surface._compat import ProcessGroup, said_by
+from simdist.c10d.surface._layout import delivered, put, source, targets, then
+from simdist.c10d.surface._operation import Shapes
+from simdist.c10d.surface._work import SimWork
+
+__all__ = ["Copies"]
+
+Tensor = torch.Tensor
+_flat = _memory.flat
+
+
+class Copies(Calls):
+    """A group as far as it moves data."""
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> SimWork:
+        """Broadcast the root's `rootTensor` in place, into all tensors of a rank if there are several."""
+        opts, root, root_tensor = root_of(opts, root)
+        listed = self._arguments.rooted_tensors("broadcast", tensors, root, root_tensor, self._size)
+        tensor = listed[root_tensor]
+        data = _flat(tensor)
+        asynchronous = opts.asyncOp if opts is not None else True
+        shapes = Shapes.of(listed) if len(listed) > 1 else None
+        limit_ns = self._limit(opts, timeout)
+        work = self._issue("broadcast", tensor, data, data, listed, limit_ns, "", root, shapes, asynchronous)
+        if len(listed) > 1:
+            others = [_flat(other) for index, other in enumerate(listed) if index != root_tensor]
+            then(work, lambda: [other.copy_(data) for other in others])
+        return work
+
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> SimWork:
+        """Gather every rank's tensor on every rank; or its tensors, into as many output lists."""
+        outputs, inputs = self._arguments.gather_arguments(output_tensors, input_tensors, self._size)
+        limit_ns = self._limit(opts, timeout)
+        tensor = inputs[0]
+        data = source(tensor)
+        if len(inputs) == 1:
+            flats = targets(outputs[0])
+            work = self._issue("all_gather", tensor, data, (flats, data), outputs[0], limit_ns)
+            return delivered(work, outputs[0], flats)
+        whole = torch.cat([source(part) for part in inputs])
+        received = [torch.empty_like(whole) for _ in range(self._size)]
+        shapes = Shapes.of(inputs, [(len(outputs[0]), *tensor.shape)])
+        shape = (len(inputs), *tensor.shape)
+        work = self._issue("all_gather", tensor, whole, (received, whole), outputs, limit_ns, extra=shapes, shape=shape)
+
+        def spread() -> None:
+            pieces = [piece for data in received for piece in data.chunk(len(inputs))]
+            for output in outputs:
+                for target, piece in zip(output, pieces, strict=True):
+                    put(target, piece)
+
+        return then(work, spread)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SimWork:
+        """Gather every rank's tensor into one."""
+        outputs = self._arguments.gather_single_arguments(output, tensor, self._size)
+        data = _flat(tensor)
+        parts = list(output.chunk(self._size)) if output.dim() else [output]
+        return self._issue("all_gather", tensor, data, (outputs, data), parts, self._limit(opts))
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
+    ) -> SimWork:
+        """`all_gather_single` for several pairs, in one operation."""
+        parts = [
+            self._arguments.gather_single_arguments(output, tensor, self._size)
+            for output, tensor in zip(outputs, tensors, strict=True)
+        ]
+        return self._gather_coalesced([list(of_rank) for of_rank in zip(*parts, strict=True)], tensors, outputs, opts)
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any = None
+    ) -> SimWork:
+        """`allgather` of several tensors; `output_lists[r]` receives all of rank r's."""
+        self._arguments.coalesced_gather_arguments(output_lists, tensors, self._size)
+        return self._gather_coalesced(
+            [[_flat(output) for output in outputs] for outputs in output_lists],
+            tensors,
+            [list(outputs) for outputs in output_lists],
+            opts,
+        )
+
+    def _gather_coalesced(
+        self, flats: list[list[Tensor]], tensors: Sequence[Tensor], outputs: Sequence[Any], opts: Any
+    ) -> SimWork:
+        parts = [_flat(tensor) for tensor in tensors]
+        sizes = [part.numel() for part in parts]
+        whole = torch.cat(parts)
+        received = [torch.empty_like(whole) for _ in flats]
+        shapes = Shapes.of(tensors, [(len(tensors), *tensors[0].shape)])
+        work = self._issue(
+            "all_gather",
+            tensors[0],
+            whole,
+            (received, whole),
+            list(outputs),
+            self._limit(opts),
+            extra=shapes,
+            shape=whole.shape,
+        )
+
+        def spread() -> None:
+            for of_rank, data in zip(flats, received, strict=True):
+                for target, piece in zip(of_rank, torch.split_with_sizes(data, sizes), strict=True):
+                    target.copy_(piece)
+
+        return then(work, spread)
+
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> SimWork:
+        """Gather every rank's tensor on a root."""
+        opts, root, _ = root_of(opts, root)
+        tensor, outputs = self._arguments.rooted_list(
+            "gather", "output", input_tensors, output_tensors, root, self.rank(), self._size
+        )
+        data = source(tensor)
+        flats = None if outputs is None else targets(outputs)
+        limit_ns = self._limit(opts, timeout)
+        work = self._issue("gather", tensor, data, (flats, data), outputs or [], limit_ns, "", root)
+        return work if flats is None else delivered(work, outputs or [], flats)
+
+    def scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> SimWork:
+        """Give each rank one tensor of a root's list."""
+        opts, root, _ = root_of(opts, root)
+        tensor, inputs = self._arguments.rooted_list(
+            "scatter", "input", output_tensors, input_tensors, root, self.rank(), self._size
+        )
+        data = _flat(tensor)
+        sent = None if inputs is None else [_flat(part) for part in inputs]
+        return self._issue("scatter", tensor, data, (data, sent), [tensor], self._limit(opts, timeout), "", root)
+
+    def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> SimWork:
+        """Each rank sends `input_tensors[r]` to rank r."""
+        self._arguments.exchange_arguments(output_tensors, input_tensors, self._size)
+        # Gloo exchanges one row of elements in their logical order.
+        received = [output.contiguous() for output in output_tensors]
+        flats = [_flat(output) for output in received]
+        sent = [_flat(tensor.contiguous()) for tensor in input_tensors]
+        shapes = Shapes.of(input_tensors, [output.shape for output in output_tensors])
+        work = self._exchange(input_tensors[0], flats, sent, list(output_tensors), shapes, opts)
+        spread = [pair for pair in zip(output_tensors, received, strict=True) if pair[0] is not pair[1]]
+        return then(work, lambda: [output.copy_(data) for output, data in spread]) if spread else work
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        opts: Any = None,
+    ) -> SimWork:
+        """`alltoall` with the parts of one tensor along its first dimension; without splits, parts of equal bytes."""
+        given = [
+            list(sizes) if isinstance(sizes, Generator) else sizes for sizes in (output_split_sizes, input_split_sizes)
+        ]
+        outputs, inputs = [[] if sizes is None else self._arguments.split_sizes(sizes) for sizes in given]
+        if outputs is None or inputs is None:
+            raise said_by(
+                ProcessGroup.all_to_all_single, self, output, tensor, *given, *([] if opts is None else [opts])
+            )
+        self._arguments.require_contiguous_input(tensor)
+        shapes = Shapes.of([tensor], [output.shape])
+        try:
+            flats, sent = self._arguments.exchanged_parts(output, tensor, outputs, inputs, self.rank(), self._size)
+        except RuntimeError as error:
+            # Found by Gloo when it begins, so the work fails, and not the call.
+            return self._exchange(tensor, [], [], [output], shapes, opts, error)
+        return self._exchange(tensor, flats, sent, [output], shapes, opts)
+
+    def _exchange(
+        self,
+        tensor: Tensor,
+        flats: list[Tensor],
+        sent: list[Tensor],
+        result: list[Any],
+        shapes: Shapes,
+        opts: Any,
+        refusal: RuntimeError | None = None,
+    ) -> SimWork:
+        return self._issue(
+            "all_to_all",
+            tensor,
+            tensor,
+            (flats, sent),
+            result,
+            self._limit(opts),
+            extra=shapes,
+            size=sum(part.numel() * part.element_size() for part in sent),
+            refusal=refusal,
+        )
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> SimWork:
+        """Wait for every rank, after everything that this rank issued before."""
+        return self._issue("barrier", None, None, None, [], self._limit(opts, timeout))

@@ -1,0 +1,82 @@
+"""Torch's random generator: its state, one per rank, and seeds that it gets by chance.
+
+Torch starts as in a fresh process, at its default seed. `torch.seed()` and `Generator.seed()` ask the operating system
+in C++, out of anybody's reach; a rank gets its seed from its own entropy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from simdist.process import GlobalGenerator, Patches, current_process, drawn_from, words_at
+
+__all__ = ["install", "torch_generator"]
+
+_DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val, the state of every fresh process
+_SEED_BITS = 53  # of torch's own (c10::detail::getNonDeterministicRandom): what a double holds exactly
+
+# Where CPUGeneratorImpl's serialised state says that it keeps a Gaussian: a double's and a float's flag.
+_NORMAL, _NORMAL_FLOAT = 5040, 5052
+
+
+class _TorchGenerator:
+    """Torch's CPU generator: seed, left, seeded, next and 624 words (`at::mt19937_data_pod`) inside the C++ object."""
+
+    watched = (0, 0)
+
+    def __init__(self) -> None:
+        generator: Any = torch.default_generator
+        self._generator = generator
+        self.words: memoryview[int] | None = None
+        legacy = self._generator.get_state().numpy().view(np.uint64)
+        left, following = int(legacy[1]) & 0xFFFF_FFFF, int(legacy[2])
+        words = [int(word) for word in legacy[3 : 3 + 624]]
+        address: int = self._generator._cdata
+        near = words_at(address, 640)  # the object holds more than 624 words
+        for index in range(64):
+            if near[index] == left and near[index + 2] == following and near[index + 3] == words[0]:
+                found = words_at(address + 4 * index, 627)
+                if list(found[3:]) == words:
+                    self.words = found
+                    self.watched = (2, 4)
+
+    def save(self) -> Any:
+        return self._generator.get_state().numpy().tobytes()
+
+    def load(self, state: Any) -> None:
+        self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    def fresh(self, seed: int) -> Any:
+        return torch.Generator().manual_seed(_DEFAULT_SEED).get_state().numpy().tobytes()
+
+    def holds_gaussian(self, state: Any) -> bool:
+        return bool(state[_NORMAL] or state[_NORMAL_FLOAT])
+
+
+@functools.cache
+def torch_generator() -> GlobalGenerator:
+    """Torch's CPU generator, as one of those whose states are swapped."""
+    return _TorchGenerator()
+
+
+def _seed(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    @functools.wraps(original)
+    def seed(self: Any) -> int:
+        process = current_process()
+        if process is None:
+            return original(self)
+        value = int.from_bytes(drawn_from(process, "torch", 8)) >> (64 - _SEED_BITS)
+        self.manual_seed(value)
+        return value
+
+    return seed
+
+
+def install(patches: Patches) -> None:
+    """Replace what seeds a generator by chance."""
+    patches.wrap_in_type(torch.Generator, "seed", _seed)

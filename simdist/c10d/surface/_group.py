@@ -1,0 +1,79 @@
+"""The process group that ranks hold: `_backend` says what it is, `_reductions` and `_copies` what all call together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from simdist.c10d.surface._copies import Copies
+from simdist.c10d.surface._coverage import METHODS, Coverage
+from simdist.c10d.surface._modes import visible
+from simdist.c10d.surface._reductions import Reductions
+from simdist.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine import P2PWork
+
+__all__ = ["SimProcessGroup"]
+
+Tensor = torch.Tensor
+
+
+class SimProcessGroup(Reductions, Copies):
+    """One rank's handle on a group, with all that it can do. Checks and texts are those of ProcessGroupGloo (2.13)."""
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> P2PWork:
+        """Send to a group rank."""
+        return self._post("send", tensors, dst, tag)
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> P2PWork:
+        """Receive from a group rank."""
+        return self._post("recv", tensors, src, tag)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> P2PWork:
+        """Receive from whoever sends first."""
+        return self._post("recv", tensors, None, tag)
+
+    def _post(self, kind: str, tensors: Any, peer: int | None, tag: int) -> P2PWork:
+        tensor = self._arguments.single(kind, tensors)
+        self._arguments.require_contiguous(tensor)
+        if tag < 0:
+            raise RuntimeError("Tag must be nonnegative")
+        self._arguments.require_peer(kind, peer, self.rank(), self._size)
+        communicator, member = self._communicator, self._member
+        strike = communicator.mailbox.announce(member, kind) if communicator.simulation.bus.active else None
+        member.number += 1
+        member.messages += 1
+        return communicator.mailbox.post(member, kind, peer, tag, tensor, self._timeout_ns, strike=strike)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names who is missing."""
+        self._monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    def _monitored_barrier(self, timeout: timedelta | None, *, wait_all_ranks: bool, prefix: str = "") -> None:
+        limit_ns = self._timeout_ns if timeout is None else round(timeout.total_seconds() * 1e9)
+        strike = self._communicator.announce(self._member, "monitored_barrier", self._member.barriers)
+        self._member.number += 2 * (self._size - 1) if self.rank() == 0 else 2  # its messages; no `messages` for torch
+        self._backend.pass_monitored_barrier(
+            self._member, limit_ns, self._timeout_ns, wait_all_ranks=wait_all_ranks, prefix=prefix, strike=strike
+        )
+
+
+visible(SimProcessGroup)
+
+
+def _refusing(coverage: Coverage) -> Callable[..., NoReturn]:
+    error = {"RuntimeError": RuntimeError, "UnsupportedError": UnsupportedError}[coverage.error]
+
+    def refuse(self: SimProcessGroup, *args: Any, **kwargs: Any) -> NoReturn:
+        raise error(coverage.says.replace("Backend gloo", f"Backend {self.name()}"))
+
+    return refuse
+
+
+for _old, _coverage in METHODS.items():
+    if _coverage.status == "refused":  # torch's C++ would otherwise answer, for a backend that is not there
+        setattr(SimProcessGroup, _old, _refusing(_coverage))

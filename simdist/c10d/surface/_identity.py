@@ -1,0 +1,244 @@
+"""What torch asks of a group and of a backend, apart from communication: identity, options, life.
+
+A Python subclass of `dist.ProcessGroup` that also answers what torch asks of a backend object, since there is no C++
+backend behind it.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _distributed_c10d as _c
+
+from simdist.c10d.surface._compat import ProcessGroup, is_duration, said_by, whole_ms
+from simdist.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine import Member
+
+__all__ = ["Device", "GroupBackend", "GroupOptions", "create_default_device", "create_device"]
+
+_registry: Any = _c  # has what the stubs leave out
+_RealOptions: Any = _registry.ProcessGroupGloo._Options
+
+
+class GroupOptions:
+    """Stands in for `ProcessGroupGloo._Options`."""
+
+    def __init__(self, timeout: timedelta = timedelta(minutes=30), backend: str = "gloo") -> None:
+        self._limit = timeout
+        self._threads = 2
+        self._devices: list[Any] = []
+        self.backend = backend
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+
+    @property
+    def _timeout(self) -> timedelta:
+        return self._limit
+
+    @_timeout.setter
+    def _timeout(self, timeout: timedelta | float) -> None:
+        if not is_duration(timeout):
+            raise said_by(_RealOptions._timeout.fset, _RealOptions(), timeout)
+        self._limit = whole_ms(timeout)
+
+
+class Device:
+    """Stands in for `ProcessGroupGloo.Device`: the simulated network has one kind, so there is little to choose.
+
+    With `lazy`, a rank waits for the others before its first operation, and not when it makes the group; None is what
+    the environment says.
+
+    Raises:
+        RuntimeError: the environment says something else than yes or no.
+    """
+
+    def __init__(self, lazy_init: bool | None = None) -> None:
+        if lazy_init is None:
+            said = os.environ.get(_LAZY, "0").lower()
+            if said not in (*_YES, *_NO):
+                raise RuntimeError(f"Invalid value for environment variable: {_LAZY}")
+            lazy_init = said in _YES
+        self.lazy = lazy_init
+
+
+_LAZY = "TORCH_GLOO_LAZY_INIT"
+_YES = ("y", "yes", "1", "t", "true")
+_NO = ("n", "no", "0", "f", "false")
+
+
+def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> Device:
+    """As `ProcessGroupGloo.create_device`; every host name and interface is the simulated network's.
+
+    Raises:
+        ValueError: neither is given.
+    """
+    if not (isinstance(hostname, str) and isinstance(interface, str) and isinstance(lazy_init, bool | None)):
+        raise said_by(_registry.ProcessGroupGloo.create_device, hostname, interface, lazy_init)
+    if not hostname and not interface:
+        raise ValueError("Specify either `hostname` or `interface` argument.")
+    return Device(lazy_init)
+
+
+def create_default_device(lazy_init: bool | None = None) -> Device:
+    """As `ProcessGroupGloo.create_default_device`."""
+    if not isinstance(lazy_init, bool | None):
+        raise said_by(_registry.ProcessGroupGloo.create_default_device, lazy_init)
+    return Device(lazy_init)
+
+
+class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat module
+    """One rank's handle on a group."""
+
+    supports_splitting = True
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_time_estimate = False
+    supports_tensor_alloc = False
+
+    # What the class `ProcessGroupGloo` has beside its methods.
+    Device = Device
+    Options = _registry.Backend.Options
+    _Options = GroupOptions
+    create_device = staticmethod(create_device)
+    create_default_device = staticmethod(create_default_device)
+
+    def __init__(
+        self, member: Member, store: Any, size: int, timeout: timedelta, options: GroupOptions | None = None
+    ) -> None:
+        super().__init__(member.rank, size)
+        self._member = member
+        self._communicator = member.communicator
+        self._backend = member.communicator.backend
+        self._arguments = self._backend.arguments
+        self._store = store
+        self._size = size
+        self._timeout_ns = round(timeout.total_seconds() * 1e9)
+        self._calls_under_way: list[Any] = []  # through torch's dispatcher: see `_modes`
+        self._name = ""
+        self._description = ""
+        self.options: Any = GroupOptions(timeout, self._backend.name)
+        if options is not None:
+            self.options.global_ranks_in_group = list(options.global_ranks_in_group)
+            self.options.group_name = self._name = options.group_name
+
+    # -- who it is -----------------------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """How many ranks it has."""
+        return self._size
+
+    def name(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    def getBackendName(self) -> str:
+        """What C++ is told. Not "gloo": DDP's logger would then want a C++ ProcessGroupGloo."""
+        return f"simdist:{self._backend.name}"
+
+    def _get_backend_name(self) -> str:
+        return self._backend.name
+
+    def _get_backend(self, device: Any) -> GroupBackend:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    @property
+    def bound_device_id(self) -> None:
+        """None: CPU groups are bound to no device."""
+        return
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: Any) -> None:
+        if device is not None:
+            raise UnsupportedError(f"a simulated {self.name()} group cannot be bound to {device}")
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = str(name)
+
+    def getGroupName(self) -> str:
+        """As `group_name`, for C++."""
+        return self._name
+
+    setGroupName = _set_group_name
+
+    @property
+    def group_desc(self) -> str:
+        """What the user called it."""
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = str(description)
+        if self._member.rank == 0:
+            communicator = self._member.communicator
+            simulation = communicator.simulation
+            ranks = tuple(member.process.rank for member in communicator.members if member is not None)
+            simulation.events.add((simulation.now_ns, "group", -1, communicator.name, ranks, self._description))
+
+    def getGroupDesc(self) -> str:
+        """As `group_desc`, for C++."""
+        return self._description
+
+    setGroupDesc = _set_group_desc
+
+    def get_group_store(self) -> Any:
+        """The store at which the group met."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"<simdist {self.name()} group {self._name!r} rank {self.rank()} of {self._size}>"
+
+    # -- what can be set -----------------------------------------------------------------------------------------
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._member.number
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._member.number = 0
+
+    def _set_default_timeout(self, timeout: timedelta | float) -> None:
+        self.options._timeout = timeout
+        self._timeout_ns = round(self.options._timeout.total_seconds() * 1e9)
+
+    set_timeout = _set_default_timeout
+
+    def _set_default_backend(self, backend: Any) -> None:
+        """Nothing to choose: the group is its own backend."""
+
+    def _register_backend(self, device: Any, backend_type: Any, backend: Any = None) -> None:
+        """Nothing to register: the group is its own backend."""
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Nothing to do: the connections are there."""
+
+    def setUsePgForSymmMemRendezvous(self, value: bool) -> None:
+        """Nothing to do: there is no symmetric memory."""
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Does nothing, as Gloo's: the connections last until the group is destroyed."""
+
+    def abort(self) -> None:
+        """As `shutdown`."""
+
+    def leave(self) -> None:
+        """Give the group up: the connections close. Called when torch forgets it (`destroy_process_group`)."""
+        self._communicator.leave(self._member)

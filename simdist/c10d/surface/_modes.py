@@ -1,0 +1,196 @@
+"""Modes that a program pushes see torch's `c10d.*` operators, as with a real backend, and nothing of what simdist does.
+
+A rank calls our groups in Python, beside torch's dispatcher. Where a dispatch mode is active the call takes the way
+around: torch's own method of `ProcessGroup` packs the arguments and calls the operator, the mode sees it and calls it
+again, and at the key `BackendSelect` (in front of the backends' kernels, which want a C++ backend) we take it from the
+dispatcher and do what the method does. The kernels there stand only from the first such call of a world until its end;
+calls of threads that are no ranks pass through them.
+
+Whatever moves data does so without modes, and in inference mode from the first tensor of such on, as Gloo, which works
+on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the tensors of
+all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from simdist.c10d.surface import _memory
+from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
+from simdist.process import Patches, current_process, current_runtime
+
+__all__ = ["dispatch_modes", "function_modes", "unseen", "visible"]
+
+_P = ParamSpec("_P")
+
+# How many modes of each kind the calling thread has pushed.
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_InferenceMode: Any = torch._C._InferenceMode
+_no_functions: Any = torch._C.DisableTorchFunction
+_HERE = torch._C.DispatchKey.BackendSelect
+
+# Methods whose operators begin with the tensors that the method takes first, and with how many of them.
+_OPERATORS = {
+    "allreduce": ("allreduce_", 1),
+    "allreduce_coalesced": ("allreduce_coalesced_", 1),
+    "broadcast": ("broadcast_", 1),
+    "reduce": ("reduce_", 1),
+    "allgather": ("allgather_", 2),
+    "all_gather_single": ("_allgather_base_", 2),
+    "allgather_coalesced": ("allgather_coalesced_", 2),
+    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced_", 2),
+    "reduce_scatter": ("reduce_scatter_", 2),
+    "reduce_scatter_single": ("_reduce_scatter_base_", 2),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced_", 2),
+    "gather": ("gather_", 2),
+    "scatter": ("scatter_", 2),
+    "alltoall": ("alltoall_", 2),
+    "all_to_all_single": ("alltoall_base_", 2),
+    "send": ("send", 1),
+    "recv": ("recv_", 1),
+    "recv_anysource": ("recv_any_source_", 1),
+    "barrier": ("barrier", 0),
+    "monitored_barrier": ("monitored_barrier_", 0),
+}
+# Methods that ask for modes themselves, and then call what `visible` adds to the class as `..._in_modes`: a
+# function around them costs more than the question.
+_LOOKING_THEMSELVES = ("allreduce",)
+# Operators that also return the tensors that they fill.
+_RETURN_TENSORS = {
+    "allreduce_",
+    "broadcast_",
+    "allgather_",
+    "_allgather_base_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "scatter_",
+    "alltoall_",
+}
+
+
+def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorate a function that moves data, whoever's tensors they are, so that no mode sees what it does."""
+
+    @functools.wraps(method)
+    def do(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
+            method(*args, **kwargs)
+            return
+        with _InferenceMode(_memory.inference_tensors), _disable_current_modes(), _no_functions():
+            method(*args, **kwargs)
+
+    return do
+
+
+class _Call:
+    """A call of a method on its way through the dispatcher."""
+
+    __slots__ = ("args", "kwargs", "method", "result")
+
+    def __init__(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.method = method
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+
+
+def visible(group_class: type) -> type:
+    """Let modes see the operators of a group class; a class decorator."""
+    for name, method in list(_methods(group_class)):
+        around = _with_a_way_around(name, method)
+        setattr(group_class, f"{name}_in_modes" if name in _LOOKING_THEMSELVES else name, around)
+    return group_class
+
+
+def _methods(group_class: type) -> Any:
+    for name in _OPERATORS:
+        method = getattr(group_class, name)
+        yield name, method
+        for old, new in group_class_aliases.items():
+            if new == name:
+                yield old, method
+
+
+def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    # Of this one torch's method ends in ours again, whatever our function is called (torch 2.13).
+    exchange = group_class_aliases.get(name, name) == "all_to_all_single"
+    through = _call_exchange if exchange else getattr(ProcessGroup, name, None)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (dispatch_modes() or function_modes()):
+            return method(self, *args, **kwargs)
+        if through is None or not dispatch_modes():
+            with _no_functions():
+                return method(self, *args, **kwargs)
+        runtime = current_runtime()
+        assert runtime is not None
+        if "c10d operators" not in runtime.extras:
+            runtime.extras["c10d operators"] = _Operators(runtime.patches)
+        under_way = self._calls_under_way
+        entry = _Call(method, args, kwargs)
+        under_way.append(entry)
+        try:
+            result = through(self, *args, **kwargs)
+        finally:
+            under_way.remove(entry)
+        return result if entry.result is None else entry.result
+
+    call.__doc__ = method.__doc__
+    call.__name__, call.__qualname__ = name, f"SimProcessGroup.{name}"
+    # pybind11 tells by this name that a call is one of `super()`; of a method with two it knows the old one.
+    known = next((old for old, new in group_class_aliases.items() if new == name), name)
+    call.__code__ = call.__code__.replace(co_name=known)
+    return call
+
+
+def _call_exchange(
+    group: Any, output: Any, tensor: Any, output_sizes: Any = None, input_sizes: Any = None, options: Any = None
+) -> Any:
+    asynchronous = True if options is None else options.asyncOp
+    operator = torch.ops.c10d.alltoall_base_
+    return operator(output, tensor, group.boxed(), output_sizes or [], input_sizes or [], asynchronous)
+
+
+class _Operators:
+    """Our kernels of torch's operators, until the world ends."""
+
+    def __init__(self, patches: Patches) -> None:
+        library: Any = torch.library.Library  # not typed
+        self._library = library("c10d", "IMPL")
+        for name, tensors in _OPERATORS.values():
+            operator = getattr(torch.ops.c10d, name).default
+            self._library.impl(name, _kernel(operator, name, tensors), _HERE.name, with_keyset=True)
+        patches.on_undo(self._library._destroy)
+
+
+def _kernel(operator: Any, name: str, tensors: int) -> Callable[..., Any]:
+    def kernel(keyset: Any, *args: Any) -> Any:
+        group = _group_among(args) if current_process() is not None else None
+        if group is None:
+            return operator.redispatch(keyset.remove(_HERE), *args)
+        entry = group._calls_under_way[-1]
+        given = (*args[:tensors], *entry.args[tensors:])
+
+        with _disable_current_modes(), _no_functions():
+            entry.result = entry.method(group, *given, **entry.kwargs)
+        if name == "monitored_barrier_":
+            return None
+        boxed = entry.result.boxed()
+        return (args[0], boxed) if name in _RETURN_TENSORS else boxed
+
+    return kernel
+
+
+def _group_among(args: tuple[Any, ...]) -> Any:
+    """Our group that an operator is called on; None if it is another's."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            group = ProcessGroup.unbox(arg)
+            return group if getattr(group, "_calls_under_way", None) else None
+    return None

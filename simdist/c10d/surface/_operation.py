@@ -1,0 +1,121 @@
+"""What a collective is, apart from who calls it: its name, size, root, and the functions that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Operation", "Shapes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of the tensors of a call that takes several, or whose outputs do not follow from its input."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any], outputs: Sequence[Sequence[int]] | None = None) -> Shapes:
+        """Those of the inputs, and of the outputs, which are the inputs if nothing else is said."""
+        inputs = tuple(tuple(tensor.shape) for tensor in tensors)
+        return cls(inputs, inputs if outputs is None else tuple(tuple(shape) for shape in outputs))
+
+
+class Operation:
+    """An operation with its parameters: what ranks compare to see whether they called the same thing.
+
+    `size` is the payload in bytes (per rank for all_gather, gather, scatter), `element` the bytes of one element,
+    `reduction` the reduce operation's name, `root` a group rank or -1, `extra` the shapes of the tensors if there are
+    several; a reduce_scatter that has them is that of a list.
+    """
+
+    __slots__ = (
+        "dtype_name",
+        "element",
+        "extra",
+        "index",
+        "name",
+        "programs",
+        "reduction",
+        "root",
+        "shape",
+        "size",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        size: int = 0,
+        element: int = 1,
+        dtype: Any = None,
+        shape: tuple[int, ...] = (),
+        reduction: str = "",
+        root: int = -1,
+        extra: Shapes | None = None,
+    ) -> None:
+        self.name = name
+        self.size = size
+        self.element = element
+        self.dtype_name = "" if dtype is None else str(dtype).removeprefix("torch.")
+        self.shape = tuple(shape)
+        self.reduction = reduction
+        self.root = root
+        self.extra = extra
+        self.index = -1  # in `Communicator.operations`
+        self.programs: dict[
+            int, Any
+        ] = {}  # the algorithm's, by rank, as far as made; an operation belongs to one group
+
+    def fits(self, other: Operation, *, strict: bool = False) -> bool:
+        """True if two ranks may call these two together; `strict` also wants equal shapes."""
+        if strict and self.shape != other.shape and self.name not in ("all_to_all", "reduce_scatter"):
+            return False
+        return self is other or (
+            self.name == other.name
+            and self.root == other.root
+            and self.reduction == other.reduction
+            and (
+                self.name in ("all_to_all", "barrier")
+                or (self.name == "sparse_all_reduce" and self.shape == other.shape)
+                or (self.size == other.size and self.dtype_name == other.dtype_name)
+            )
+            and (self.name != "reduce_scatter" or self.entry_bytes() == other.entry_bytes())
+        )
+
+    def shapes(self) -> Sequence[Sequence[int]]:
+        """The shapes of the tensors that the caller gave: several for a coalesced operation, none for a barrier."""
+        if self.extra is not None and self.name != "reduce_scatter":
+            return self.extra.inputs
+        return [self.shape] if self.dtype_name else []
+
+    def tensors(self, rank: int, ranks: int) -> tuple[list[list[int]], list[list[int]]]:
+        """The shapes of inputs and outputs on one rank as Gloo's work has them, lists of a root stacked into one."""
+        if self.extra is not None:
+            return [list(shape) for shape in self.extra.inputs], [list(shape) for shape in self.extra.outputs]
+        own = [list(self.shape)] if self.dtype_name else []
+        stacked = [[ranks, *self.shape]]
+        if self.name == "all_gather":
+            return own, stacked
+        if self.name == "gather":
+            return own, stacked if rank == self.root else []
+        if self.name == "scatter":
+            return stacked if rank == self.root else [], own
+        return own, own
+
+    @property
+    def is_list_of_reductions(self) -> bool:
+        """True for a reduce_scatter of a list, which is one all-reduce for each entry."""
+        return self.name == "reduce_scatter" and self.extra is not None
+
+    def entry_bytes(self) -> list[int] | None:
+        """The bytes of each entry of a reduce_scatter of a list; None for that of one tensor."""
+        return None if self.extra is None else [math.prod(shape) * self.element for shape in self.extra.inputs]
+
+    def describe(self) -> str:
+        """For a mismatch: everything that must agree."""
+        parts = [f"{self.dtype_name}{list(self.shape)}" if self.dtype_name else ""]
+        parts += [self.reduction, f"root={self.root}" if self.root >= 0 else ""]
+        return f"{self.name}({', '.join(part for part in parts if part)})"

@@ -1,0 +1,110 @@
+"""The groups that a rank knows: `torch.distributed.distributed_c10d._world`, one for each rank.
+
+Torch keeps them in one object of the process. While a world runs, an object stands there that has other attributes on
+each thread: on a rank's those of the rank, on any other those of torch's own object. So a thread of the host program
+never sees a rank's groups, and a rank never those of the host.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+from simdist.c10d.surface._group import SimProcessGroup
+from simdist.process import current_process
+
+__all__ = ["RankWorld", "WorldPerThread"]
+
+
+class _GroupMap(dict[Any, Any]):
+    """The groups that a rank has; one that is taken out is gone, as a real one is when nothing refers to it."""
+
+    def __delitem__(self, group: Any) -> None:
+        super().__delitem__(group)
+        _leave(group)
+
+    def clear(self) -> None:
+        """Take all of them out."""
+        groups = list(self)
+        super().clear()
+        for group in groups:
+            _leave(group)
+
+
+def _leave(group: Any) -> None:
+    if isinstance(group, SimProcessGroup):
+        group.leave()
+
+
+class RankWorld:
+    """What a rank's thread finds there in the beginning (torch's `_World`); the maps are the rank's from then on."""
+
+    def __init__(self) -> None:
+        self.default_pg: Any = None
+        self.pg_map: dict[Any, Any] = _GroupMap()
+        self.pg_names: dict[Any, Any] = {}
+        self.pg_group_ranks: dict[Any, Any] = {}
+        self.pg_backend_config: dict[Any, Any] = {}
+        self.group_count = 0
+        self.tags_to_pg: dict[Any, Any] = {}
+        self.pg_to_tag: dict[Any, Any] = {}
+        self.pg_coalesce_state: dict[Any, Any] = {}
+        self.comms: list[Any] = []
+
+
+class _OfHost:
+    """An attribute that a thread of the host reads from torch's own object; a rank's thread has one of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: WorldPerThread, owner: type) -> Any:
+        return getattr(vars(instance)[_HOST], self._name)
+
+
+_HOST = " host"  # no attribute can be called that
+
+
+class WorldPerThread(threading.local):
+    """Stands in for torch's `_world`. Reading an attribute on a rank's thread runs no Python code: it is hot.
+
+    Example:
+        >>> c10d._world = WorldPerThread(c10d._world)
+    """
+
+    def __init__(self, host: Any) -> None:  # called again on each thread that looks, with the same argument
+        process = current_process()
+        vars(self).update({_HOST: host} if process is None else vars(process.torch_state.world))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
+        if _HOST in own:
+            setattr(own[_HOST], name, value)
+        else:
+            own[name] = value
+
+    @property
+    def pg_config_info(self) -> list[dict[str, Any]]:
+        """As torch's own: one entry for each group."""
+        own = vars(self)
+        if _HOST in own:
+            found: list[dict[str, Any]] = own[_HOST].pg_config_info
+            return found
+        size = c10d._get_group_size(None)
+        return [
+            {
+                "pg_name": own["pg_names"][group],
+                "pg_desc": group.group_desc,
+                "backend_config": own["pg_backend_config"][group],
+                "ranks": list(own["pg_group_ranks"][group]) if group.size() != size else [],
+                "group_size": group.size(),
+                "group_count": own["group_count"],
+            }
+            for group in own["pg_map"]
+        ]
+
+
+for _name in vars(RankWorld()):
+    setattr(WorldPerThread, _name, _OfHost(_name))

@@ -1,0 +1,194 @@
+"""ProcessGroupGloo's reductions (torch 2.13): each checks its arguments, lays the bytes out, and issues the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from simdist.c10d.surface import _memory
+from simdist.c10d.surface._calls import Calls, reduction_of, root_of
+from simdist.c10d.surface._compat import reduce_name, timeout_ns
+from simdist.c10d.surface._layout import then
+from simdist.c10d.surface._modes import dispatch_modes, function_modes
+from simdist.c10d.surface._operation import Shapes
+from simdist.c10d.surface._work import SimWork
+
+__all__ = ["Reductions"]
+
+Tensor = torch.Tensor
+_flat = _memory.flat
+_ALLREDUCE_OPTIONS = dist.AllreduceOptions
+_SUM: Any = dist.ReduceOp.SUM
+
+
+class Reductions(Calls):
+    """A group as far as it reduces."""
+
+    allreduce_in_modes: Callable[..., Any]  # see `_modes.visible`
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, **kwargs: Any) -> SimWork:
+        """All-reduce one tensor in place; also takes a bare tensor, and a reduce operation instead of options.
+
+        With several tensors, all of them and on every rank are the operands, and all of them end up with the result.
+        """
+        if dispatch_modes() or function_modes():
+            given = [tensors, opts, timeout]
+            while given[-1] is None:
+                del given[-1]
+            through_torch: SimWork = self.allreduce_in_modes(*given, **kwargs)
+            return through_torch
+        several = None
+        if type(tensors) is list and len(tensors) == 1:
+            tensor = tensors[0]
+        elif isinstance(tensors, Tensor):
+            tensor = tensors
+        else:
+            several = self._arguments.alike(tensors)
+            tensor = several[0]
+        asynchronous = True
+        limit_ns = self._timeout_ns
+        reduction = "sum"
+        if type(opts) is _ALLREDUCE_OPTIONS:
+            # Hot: reading the operation's enum out of the options costs more than comparing it.
+            if opts.reduceOp != _SUM:
+                reduction = reduce_name(opts.reduceOp)
+            limit_ns = timeout_ns(opts, limit_ns)
+            asynchronous = opts.asyncOp
+        elif opts is not None or timeout is not None or kwargs:
+            reduction = reduction_of(opts, kwargs.get("op"))
+            limit_ns = self._limit(opts, timeout)
+        if tensor.is_sparse:
+            return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)
+        if several is not None and len(several) > 1:
+            return self._all_reduce_several(several, reduction, limit_ns)
+        data = _flat(tensor)
+        return self._issue("all_reduce", tensor, data, data, [tensor], limit_ns, reduction, -1, None, asynchronous)
+
+    def _all_reduce_several(self, tensors: list[Tensor], reduction: str, limit_ns: int) -> SimWork:
+        # Gloo first reduces into the first tensor, and copies the result to the others. Torch divides only the first.
+        tensor = tensors[0]
+        data, *others = [_flat(part) for part in tensors]
+        averaged = reduction == "avg" and (tensor.is_floating_point() or tensor.is_complex())
+        said = "sum" if averaged else reduction
+        shapes = Shapes.of(tensors)
+
+        def join() -> None:
+            function = self._backend.algorithm.combine(said, data.dtype)
+            for other in others:
+                function(data, other, data)
+
+        def share() -> None:
+            for other in others:
+                other.copy_(data)
+            if averaged:
+                tensor.data.div_(self._size)
+
+        return then(
+            self._issue("all_reduce", tensor, data, data, tensors, limit_ns, said, extra=shapes, first=join), share
+        )
+
+    def _sparse_all_reduce(self, tensors: list[Tensor], reduction: str, limit_ns: int) -> SimWork:
+        if reduction != "sum":
+            raise RuntimeError(
+                "ProcessGroupGloo::allreduce: unsupported reduction operation "
+                "(allreduce of sparse tensors only works with ReduceOp.SUM)"
+            )
+        tensor = tensors[0]
+        total = tensor.detach()
+        for other in tensors[1:]:
+            total = total + other.detach()
+        entries = total.coalesce()
+        work = self._issue("sparse_all_reduce", tensor, entries.values(), (tensor, entries), tensors, limit_ns)
+
+        def share() -> None:
+            with torch.no_grad():
+                for other in tensors[1:]:
+                    other.copy_(tensor)
+
+        return then(work, share) if len(tensors) > 1 else work
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> SimWork:
+        """All-reduce several tensors as one."""
+        self._arguments.coalesced_reduce_arguments(tensors)
+        parts = [_flat(tensor) for tensor in tensors]
+        whole = torch.cat(parts)
+        work = self._issue(
+            "all_reduce",
+            tensors[0],
+            whole,
+            whole,
+            list(tensors),
+            self._limit(opts),
+            reduction_of(opts, None),
+            extra=Shapes.of(tensors),
+            shape=whole.shape,
+        )
+        pieces = torch.split_with_sizes(whole, [part.numel() for part in parts])
+        return then(work, lambda: [part.copy_(piece) for part, piece in zip(parts, pieces, strict=True)])
+
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> SimWork:
+        """Reduce to a root; what stays on the others is what Gloo leaves there."""
+        opts, root, root_tensor = root_of(opts, root)
+        tensor = self._arguments.rooted_tensors("reduce", tensors, root, root_tensor, self._size)[0]
+        data = _flat(tensor)
+        limit_ns = self._limit(opts, timeout)
+        return self._issue("reduce", tensor, data, data, [tensor], limit_ns, reduction_of(opts, op), root)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> SimWork:
+        """Reduce a list of tensors, one for each rank."""
+        output, inputs = self._arguments.scatter_arguments(output_tensors, input_tensors, self.rank(), self._size)
+        chunks = [_flat(tensor) for tensor in inputs]  # each rank's memory, whatever its order
+        if output.stride() != inputs[self.rank()].stride():
+            chunks[self.rank()] = _flat(torch.empty_like(output).copy_(inputs[self.rank()]))
+        result = _flat(output)
+        work = self._issue(
+            "reduce_scatter",
+            output,
+            result,
+            (result, chunks),
+            [output],
+            self._limit(opts, timeout),
+            reduction_of(opts, op),
+            extra=Shapes.of(inputs),
+            size=sum(chunk.numel() for chunk in chunks) * result.element_size(),
+            others=self._size - 1,  # one all-reduce for each entry
+        )
+        work.opaque = True
+        return work
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SimWork:
+        """Reduce one tensor, and keep this rank's part of it."""
+        self._arguments.scatter_single_arguments(output, tensor, self._size)
+        whole = _flat(tensor.contiguous())
+        inputs = (_flat(output), whole)
+        limit_ns = self._limit(opts)
+        work = self._issue("reduce_scatter", tensor, whole, inputs, [output], limit_ns, reduction_of(opts, None))
+        work.opaque = True
+        return work
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
+    ) -> SimWork:
+        """`reduce_scatter_single` for several pairs."""
+        works = [self.reduce_scatter_single(o, t, opts) for o, t in zip(outputs, tensors, strict=True)]
+        return self._joint(works, list(outputs))

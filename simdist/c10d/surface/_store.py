@@ -1,0 +1,517 @@
+"""The simulated store: one server's data, and the clients that ranks hold.
+
+A client is a Python subclass of `torch.distributed.Store`, so it also works where torch's C++ wraps it. A request to a
+TCPStore travels to its host and its answer back, a latency each; `set` has no answer, so its caller goes on at once,
+and what follows on the same connection arrives after it. The other stores are memory and files of the rank's own
+machine: there only asking for what is not there takes time, so that a polling loop lets others run. Invariant: each
+request takes effect at one instant, when it is at the server. Texts, timeouts and what is counted as a key differ
+between TCPStore, HashStore and FileStore, and are theirs (measured, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, cast
+
+import torch.distributed as dist
+
+from simdist.c10d.surface._compat import Store
+from simdist.c10d.surface._events import StoreRequested
+from simdist.errors import SimdistError, UnsupportedError
+from simdist.kernel import Task
+from simdist.process import SimProcess, current_process
+
+__all__ = ["SimPrefixStore", "SimStore", "StoreServer"]
+
+_POLL_NS = 100_000  # a round trip to the server on one machine
+_MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again and again, others have to get on
+_QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "queue_len")  # change nothing
+_DEFAULT_TIMEOUT = timedelta(seconds=300)
+_CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+_NUMBER = re.compile(rb"\s*[+-]?\d+")
+
+Kind = Literal["tcp", "hash", "file"]
+
+
+class _KeyWait:
+    """A rank waits for keys."""
+
+    def __init__(self, server: StoreServer, keys: list[str]) -> None:
+        self.server = server
+        self.keys = keys
+
+    def describe(self) -> str:
+        return f"store.wait({self.keys})"
+
+    def waits_for(self) -> Iterable[Task]:
+        # Anyone may set the key.
+        return [task for process in self.server.clients if process.running for task in process.tasks]
+
+
+class StoreServer:
+    """The data of one store, and who waits for what in it."""
+
+    def __init__(self, name: str, *, launchers: bool = False, distance_ns: Callable[[str], int] | None = None) -> None:
+        """`distance_ns` gives the latency from a host to the server's; None: it is where its clients are."""
+        self.name = name
+        self._distance_ns = distance_ns
+        self._distances: dict[str, int] = {}
+        self.launchers = launchers  # the launcher's agent serves it, and no rank
+        self.data: dict[str, bytes] = {}
+        self.queues: dict[str, list[bytes]] = {}
+        self._waiting: dict[str, dict[Task, tuple[set[str], Callable[[], bool]]]] = {}  # by key: see `expect`
+        self._connected: dict[Task, None] = {}  # who must be woken when the server goes
+        self.clients: dict[SimProcess, None] = {}
+        self.groups: dict[str, list[Any]] = {}  # communicators that met here, by prefix, one for each generation
+        self.joined = 0  # clients that counted themselves in
+        self.master: Task | None = None  # waits for them
+        self.gone = False  # the process that hosted it has ended
+
+    def distance_ns(self, host: str) -> int:
+        """One-way latency between a host and the server's."""
+        found = self._distances.get(host)
+        if found is None:
+            found = self._distances[host] = 0 if self._distance_ns is None else self._distance_ns(host)
+        return found
+
+    def close(self) -> None:
+        """End all connections; whoever waits for an answer gets none."""
+        self.gone = True
+        for task in list(self._connected):
+            task.simulation.wake(task)
+
+    @contextlib.contextmanager
+    def expect(self, task: Task, keys: Sequence[str], arrived: set[str], over: Callable[[], bool]) -> Iterator[None]:
+        """Inside, the task is woken when the server goes, and when a key is set after which the wait is `over`.
+
+        Keys that are set meanwhile come into `arrived`.
+        """
+        self._connected[task] = None
+        for key in keys:
+            self._waiting.setdefault(key, {})[task] = arrived, over
+        try:
+            yield
+        finally:
+            self._connected.pop(task, None)
+            for key in dict.fromkeys(keys):
+                waiting = self._waiting[key]
+                del waiting[task]
+                if not waiting:
+                    del self._waiting[key]
+
+    def changed(self, key: str) -> None:
+        """Wake whoever waits for `key` and lacks nothing else."""
+        for task, (arrived, over) in list(self._waiting.get(key, {}).items()):
+            arrived.add(key)
+            if over():
+                task.simulation.wake(task)
+
+    def has(self, key: str) -> bool:
+        """True if the key has a value or its queue an element."""
+        return key in self.data or bool(self.queues.get(key))
+
+
+class _Connection:
+    """What a client shares with the views of it that have a prefix."""
+
+    __slots__ = ("asked_ns", "at_once", "closed", "noticed", "timeout")
+
+    def __init__(self) -> None:
+        self.timeout = _DEFAULT_TIMEOUT
+        self.asked_ns = 0  # when the last request left; its timeout counts from there
+        self.at_once = 0  # requests at that moment
+        self.closed = False  # by the server
+        self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
+
+
+def _in_ns(limit: timedelta) -> int:
+    return round(limit.total_seconds() * 1e9)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview | list | tuple):
+        return bytes(value)
+    raise TypeError(f"incompatible function arguments: a store's value is str or bytes, not {type(value).__name__}")
+
+
+_Request = TypeVar("_Request", bound=Callable[..., Any])
+
+
+def _answered(method: _Request) -> _Request:
+    """Decorate a request that has an answer: its caller goes on when that has come back."""
+
+    @functools.wraps(method)
+    def request(self: SimStore, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        process = current_process()
+        distance_ns = 0 if process is None else self.server.distance_ns(process.host.name)
+        if process is not None and distance_ns:
+            process.simulation.sleep(distance_ns)
+        return result
+
+    return cast("_Request", request)
+
+
+class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
+    """A client of a `StoreServer`. Stands in for TCPStore, HashStore and FileStore."""
+
+    def __init__(self, server: StoreServer, *, kind: Kind = "tcp", host: str = "", port: int = 0) -> None:
+        super().__init__()
+        self.server = server
+        self._kind: Kind = kind
+        self.host = host
+        self.port = port
+        self._connection = _Connection()
+
+    @property
+    def path(self) -> str:
+        """The file of a FileStore."""
+        return self.server.name
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait."""
+        return self._connection.timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the timeout of this client and of all views of it."""
+        self._connection.timeout = timeout
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key."""
+        process = self._enter("set", key, answered=False)
+        name, data, server = self._name(key), _bytes(value), self.server
+
+        def arrive() -> None:
+            if not server.gone:
+                server.data[name] = data
+                server.changed(name)
+
+        distance_ns = server.distance_ns(process.host.name)
+        if distance_ns:
+            process.simulation.call_at(process.simulation.now_ns + distance_ns, arrive)
+        else:
+            arrive()
+
+    def announce(self, key: str, value: Any) -> None:
+        """`set` as a part of something whose duration counts the way to the server: it is there at once."""
+        self._enter("set", key, answered=False)
+        name = self._name(key)
+        if not self.server.gone:
+            self.server.data[name] = _bytes(value)
+            self.server.changed(name)
+
+    @_answered
+    def get(self, key: str) -> bytes:
+        """The value of a key, waiting for it.
+
+        Raises:
+            DistStoreError: it was not set in time; RuntimeError from a FileStore.
+        """
+        process = self._enter("get", key, limit=self.timeout)
+        name = self._name(key)
+        if name not in self.server.data or self._is_late(process, self.timeout):
+            self._wait(process, [name], what=f"Timeout waiting for key: {name}")
+        return self.server.data.get(name, b"")  # empty: the key is that of a queue
+
+    @_answered
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; its new value.
+
+        Raises:
+            DistNetworkError: it is no number; a TCPStore's server then closes the connection.
+            ValueError: likewise, from the other stores.
+        """
+        self._enter("add", key)
+        name = self._name(key)
+        held = _NUMBER.match(self.server.data.get(name, b"0"))
+        if held is None:
+            if self._kind != "tcp":
+                raise ValueError("stoll")
+            self._connection.closed = True
+            raise dist.DistNetworkError(_CLOSED)
+        value = int(held[0]) + amount
+        self.server.data[name] = str(value).encode()
+        self.server.changed(name)
+        return value
+
+    @_answered
+    def append(self, key: str, value: Any) -> None:
+        """Append to a value."""
+        self._enter("append", key)
+        name = self._name(key)
+        self.server.data[name] = self.server.data.get(name, b"") + _bytes(value)
+        self.server.changed(name)
+
+    @_answered
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set the key if it has the expected value, or if it is missing and nothing is expected; what it then has."""
+        self._enter("compare_set", key)
+        name = self._name(key)
+        held = self.server.data.get(name)
+        if held is None:
+            if _bytes(expected):
+                self.server.changed(name)  # a TCPStore's server lets go who waits for the key, although it is not set
+                return _bytes(expected)
+            self.server.data[name] = _bytes(desired)
+        elif held == _bytes(expected):
+            self.server.data[name] = _bytes(desired)
+        self.server.changed(name)
+        return self.server.data[name]
+
+    compareSet = compare_set
+
+    @_answered
+    def check(self, keys: list[str]) -> bool:
+        """True if all keys are there. Asking in vain lets the other ranks run."""
+        process = self._enter("check", ",".join(keys))
+        present = all(self.server.has(self._name(key)) for key in keys)
+        if not present and not self.server.distance_ns(process.host.name):
+            process.simulation.sleep(_POLL_NS)
+        return present
+
+    @_answered
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Park until all keys are there.
+
+        Raises:
+            DistStoreError: they are not, in time; RuntimeError from a FileStore.
+        """
+        process = self._enter("wait", ",".join(keys), limit=self.timeout if timeout is None else timeout)
+        self._wait(process, [self._name(key) for key in keys], timeout)
+
+    @_answered
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; False if there was none (a FileStore does not know)."""
+        self._enter("delete_key", key)
+        return self.server.data.pop(self._name(key), None) is not None or self._kind == "file"
+
+    deleteKey = delete_key
+
+    @_answered
+    def num_keys(self) -> int:
+        """How many keys there are, under any prefix."""
+        process = self._enter("num_keys", "")
+        if not self.server.distance_ns(process.host.name):
+            process.simulation.sleep(_POLL_NS)
+        # Both count a key with which their clients announced themselves.
+        hidden = self._kind == "file" or (self._kind == "tcp" and self.server.joined > 0)
+        return len(self.server.data) + hidden
+
+    getNumKeys = num_keys
+
+    @_answered
+    def list_keys(self) -> list[str]:
+        """The names of all keys under this view's prefix, without it."""
+        self._enter("list_keys", "")
+        prefix = self._name("")
+        names = [name for name in self.server.data if name.startswith(prefix)]
+        if self._kind == "file" and not prefix:
+            names.append("efcount/")  # how many have opened the file
+        return sorted(name.removeprefix(prefix) for name in names)
+
+    @_answered
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """`get` for several keys.
+
+        Raises:
+            DistStoreError: they were not all there in time.
+        """
+        process = self._enter("multi_get", ",".join(keys), limit=self.timeout)
+        names = [self._name(key) for key in keys]
+        self._wait(process, names)
+        return [self.server.data.get(name, b"") for name in names]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        """`set` for several keys."""
+        if len(keys) != len(values):
+            raise dist.DistStoreError("multiSet keys and values vectors must be of same size")
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """True if append, multi_get and multi_set are single operations of the store."""
+        return self._kind != "file"
+
+    @_answered
+    def queue_push(self, key: str, value: Any) -> None:
+        """Append to a queue."""
+        self._enter_queue("queue_push", key)
+        name = self._name(key)
+        self.server.queues.setdefault(name, []).append(_bytes(value))
+        self.server.changed(name)
+
+    @_answered
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first element of a queue, waiting for one.
+
+        Raises:
+            QueueEmptyError: there is none and `block` is False.
+            DistStoreError: none came in time.
+        """
+        process = self._enter_queue("queue_pop", key, limit=self.timeout if block else None)
+        name = self._name(key)
+        queues = self.server.queues
+        if not block and not queues.get(name):
+            raise dist.QueueEmptyError("queue is empty")
+        self._wait(process, [name], over=lambda: bool(queues.get(name)))
+        return queues[name].pop(0)
+
+    @_answered
+    def queue_len(self, key: str) -> int:
+        """How many elements a queue has."""
+        process = self._enter_queue("queue_len", key)
+        if not self.server.distance_ns(process.host.name):
+            process.simulation.sleep(_POLL_NS)
+        return len(self.server.queues.get(self._name(key), ()))
+
+    def clone(self) -> SimStore:
+        """Another client of the same server."""
+        other = SimStore(self.server, kind=self._kind, host=self.host, port=self.port)
+        other.set_timeout(self.timeout)
+        return other
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Not simulated."""
+        raise UnsupportedError("Store.barrier is not simulated; use torch.distributed.barrier")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _name(self, key: str) -> str:
+        return key
+
+    def _enter(self, operation: str, key: str, *, answered: bool = True, limit: timedelta | None = None) -> SimProcess:
+        """Tell everyone who wants to know, and reach the server; the caller does not wait longer than `limit`."""
+        process = current_process()
+        if process is None:
+            raise SimdistError("a simulated store can only be used by simulated ranks")
+        simulation = process.simulation
+        simulation.check()
+        self.server.clients[process] = None
+        simulation.events.add((simulation.now_ns, "store", process.rank, operation, key))
+        if operation in _QUESTIONS:
+            simulation.polls += 1
+        connection = self._connection
+        connection.at_once = connection.at_once + 1 if connection.asked_ns == simulation.now_ns else 0
+        if connection.at_once > _MOST_AT_ONCE:
+            simulation.sleep(_POLL_NS)
+        connection.asked_ns = simulation.now_ns
+        if simulation.bus.wants(StoreRequested):
+            self._suffer(process, operation, key, limit)
+        self.require_server(answered=answered)
+        if answered:
+            distance_ns = self.server.distance_ns(process.host.name)
+            if limit is not None:
+                distance_ns = min(distance_ns, max(0, connection.asked_ns + _in_ns(limit) - simulation.now_ns))
+            if distance_ns:
+                simulation.sleep(distance_ns)
+                self.require_server()
+        return process
+
+    def require_server(self, *, answered: bool = True) -> None:
+        """Fail as a request does to which the server can't listen any more.
+
+        Raises:
+            DistNetworkError: the server is gone, or has closed the connection.
+        """
+        connection = self._connection
+        if self.server.gone or connection.closed:
+            if connection.noticed:
+                raise dist.DistNetworkError("Broken pipe")
+            connection.noticed = True
+            if answered:  # what the server does not answer leaves before anybody knows that nobody is there
+                raise dist.DistNetworkError(_CLOSED)
+
+    def _suffer(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> None:
+        simulation = process.simulation
+        verdict = simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
+        if verdict.delay_ns:
+            simulation.events.add((simulation.now_ns, "delay", process.rank, verdict.delay_ns, f"store.{operation}"))
+            simulation.sleep(verdict.delay_ns if limit is None else min(verdict.delay_ns, _in_ns(limit)))
+
+    def _enter_queue(self, operation: str, key: str, *, limit: timedelta | None = None) -> SimProcess:
+        if self._kind == "file":
+            raise NotImplementedError("queue support is not implemented.")
+        return self._enter(operation, key, limit=limit)
+
+    def _is_late(self, process: SimProcess, limit: timedelta) -> bool:
+        """True if the request itself took as long as its caller waits for the answer."""
+        asked_ns, now_ns = self._connection.asked_ns, process.simulation.now_ns
+        return now_ns > asked_ns and now_ns >= asked_ns + _in_ns(limit)
+
+    def _wait(
+        self,
+        process: SimProcess,
+        names: list[str],
+        timeout: timedelta | None = None,
+        *,
+        over: Callable[[], bool] | None = None,
+        what: str = "Wait timeout",
+    ) -> None:
+        """Park until `over()`, which is: until all `names` are there. `what` a FileStore says if they never are."""
+        server = self.server
+        arrived = {name for name in names if server.has(name)}
+        if over is None:
+
+            def over() -> bool:
+                if self._kind == "tcp":  # its server counts the keys that come, and does not look whether they stay
+                    return arrived.issuperset(names)
+                return all(server.has(name) for name in names)
+
+        limit = self._connection.timeout if timeout is None else timeout
+        late = self._is_late(process, limit)
+        if over() and not late:
+            return
+        simulation = process.simulation
+        task = simulation.check()
+        limit_ns = _in_ns(limit)
+        if self._kind == "file":
+            limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+        if late:
+            self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
+        wait = _KeyWait(server, [name for name in names if not server.has(name)])
+        deadline_ns = self._connection.asked_ns + limit_ns
+        with server.expect(task, names, arrived, over):
+            while not over():
+                in_time = simulation.park(wait, deadline_ns)
+                if over():
+                    return  # even if the server is gone by now: it has answered
+                if server.gone:
+                    raise dist.DistNetworkError(_CLOSED)
+                if not in_time:
+                    self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
+
+    def _give_up(self, names: list[str], limit_ms: int, what: str, process: SimProcess | None = None) -> None:
+        if process is not None and self._kind == "tcp" and process.simulation.bus.wants(StoreRequested):
+            # It calls its request back, and waits for the answer (TCPStore::doWait).
+            self._suffer(process, "cancel_wait", ",".join(names), None)
+        if self._kind == "hash":
+            raise dist.DistStoreError("Wait timeout")
+        if self._kind == "file":
+            raise RuntimeError(what if what == "Wait timeout" else f"{what} after {limit_ms} ms")
+        keys = ", ".join("/" + name for name in names)
+        raise dist.DistStoreError(f"wait timeout after {limit_ms}ms, keys: {keys}")
+
+
+class SimPrefixStore(SimStore):
+    """A view of another store in which every key has a prefix."""
+
+    def __init__(self, prefix: str, store: SimStore) -> None:
+        super().__init__(store.server, kind=store._kind, host=store.host, port=store.port)
+        self.prefix = prefix
+        self.underlying_store = store
+        self._connection = store._connection
+        self._joined = store._name(f"{prefix}/")
+
+    def _name(self, key: str) -> str:
+        return self._joined + key
+
+    def clone(self) -> SimStore:
+        """Another view of a clone of the store."""
+        return SimPrefixStore(self.prefix, self.underlying_store.clone())

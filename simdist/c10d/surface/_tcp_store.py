@@ -1,0 +1,127 @@
+"""TCPStore: a server that a rank hosts, or that the launcher's agent hosts, and clients that connect to it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from simdist.c10d.surface._store import SimStore, StoreServer
+from simdist.kernel import Task
+from simdist.process import SimProcess, current_process
+
+__all__ = ["host_server", "open_tcp_store"]
+
+Servers = dict[Any, Any]
+
+
+class _Connecting:
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def describe(self) -> str:
+        return f"connecting to the store at {self._address}"
+
+    def waits_for(self) -> Iterable[Task]:
+        return ()
+
+
+def host_server(
+    servers: Servers, host: str, port: int, distance_ns: Callable[[str], int], *, launchers: bool = True
+) -> StoreServer:
+    """Open a server that no rank hosts (the agent's); `distance_ns` gives the latency from a host of the cluster."""
+    name = f"{host}:{port}"
+    server = servers["tcp", host, port] = StoreServer(name, launchers=launchers, distance_ns=distance_ns)
+    return server
+
+
+def open_tcp_store(
+    servers: Servers,
+    host: str,
+    port: int,
+    *,
+    world_size: int | None,
+    is_master: bool,
+    timeout: timedelta,
+    wait_for_workers: bool,
+    multi_tenant: bool,
+    latency_ns: Callable[[str, str], int],
+) -> SimStore:
+    """A client of the server at this address; the master makes the server, the others wait for it.
+
+    `latency_ns` is that between two hosts of the cluster.
+
+    Raises:
+        DistNetworkError: the address is taken, or nobody opened it in time.
+        DistStoreError: the master waited for `world_size` clients in vain.
+    """
+    process = current_process()
+    assert process is not None
+    simulation = process.simulation
+    simulation.check()
+    if is_master and port == 0:
+        port = next(p for p in range(29400, 65536) if ("tcp", host, p) not in servers)
+    key = ("tcp", host, port)
+    deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9)
+    waiting = servers.setdefault(("waiting", *key), {})
+    if is_master and not (multi_tenant and _listening(servers, key)):
+        if _listening(servers, key):
+            raise dist.DistNetworkError(
+                f"The server socket has failed to listen on any local network address. port: {port}, useIpv6: false, "
+                "code: -98, name: EADDRINUSE, message: address already in use"
+            )
+        server = host_server(servers, host, port, functools.partial(latency_ns, process.host.name), launchers=False)
+        process.end_listeners[_closing(server)] = None
+        for task in list(waiting):
+            simulation.wake(task)
+    task = simulation.check()
+    while not _listening(servers, key):
+        waiting[task] = None
+        in_time = simulation.park(_Connecting(f"{host}:{port}"), deadline_ns)
+        waiting.pop(task, None)
+        if not in_time and not _listening(servers, key):
+            raise dist.DistNetworkError(
+                f"The client socket has timed out after {round(timeout.total_seconds() * 1e3)}ms "
+                f"while trying to connect to ({host}, {port})."
+            )
+    store = SimStore(servers[key], kind="tcp", host=host, port=port)
+    store.set_timeout(timeout)
+    if world_size is not None and wait_for_workers:
+        _wait_for_workers(store, process, world_size, is_master=is_master, timeout=timeout)
+    return store
+
+
+def _listening(servers: Servers, key: Any) -> bool:
+    return key in servers and not servers[key].gone
+
+
+def _wait_for_workers(
+    store: SimStore, process: SimProcess, world_size: int, *, is_master: bool, timeout: timedelta
+) -> None:
+    # Every client counts itself in; only the master waits until all have (TCPStore::waitForWorkers).
+    server = store.server
+    simulation = process.simulation
+    server.joined += 1
+    if server.joined >= world_size and server.master is not None:
+        simulation.wake(server.master)
+    if not is_master:
+        return
+    server.master = simulation.check()
+    seconds = int(timeout.total_seconds()) + 1  # the real one counts whole seconds, and stops when it has counted more
+    deadline_ns = simulation.now_ns + seconds * 1_000_000_000
+    while server.joined < world_size:
+        if not simulation.park(_Connecting(server.name), deadline_ns) and server.joined < world_size:
+            raise dist.DistStoreError(
+                f"Timed out after {seconds} seconds waiting for clients. {server.joined}/{world_size} clients joined."
+            )
+    server.master = None
+
+
+def _closing(server: StoreServer) -> Any:
+    def close(process: SimProcess) -> None:
+        server.close()
+
+    return close

@@ -1,0 +1,409 @@
+"""Work and futures that know the kernel.
+
+A `SimWork` is what an operation returns at once; waiting for it parks the rank. It carries no C++ future until someone
+asks for one. A C++ future must be completed on its rank's own thread, since its callbacks run there, so completion is
+delivered to the process and done when the rank next holds the baton.
+
+C++ that waits for a pending future blocks the thread with the baton in its hand, which would be the end. DDP does so at
+the end of backward. Therefore, when a future is asked for inside an autograd graph task, a callback is queued on the
+engine that parks until all futures of the rank are done; it runs before DDP's own. In the engine's final callbacks,
+where DDP with `static_graph=True` works in its first iteration, a queued callback comes too late: there `get_future`
+itself parks. (Seen with torch 2.13.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+
+from simdist._content import content_checksum
+from simdist.c10d.surface._compat import Future, Work
+from simdist.c10d.surface._modes import unseen
+from simdist.c10d.surface._polling import Polling
+from simdist.errors import SimdistError
+from simdist.kernel import Task, Wait
+from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._communicator import Member
+
+__all__ = ["IN_PLACE", "Blockers", "SimFuture", "SimWork", "wait_for_futures"]
+
+# Operations whose tensors hold something definite even after a failure: what the program put there, and sums of it. The
+# others fill tensors that may have held anything.
+IN_PLACE = ("all_reduce", "reduce", "sparse_all_reduce", "send")
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class Blockers(Protocol):
+    """What a work waits in."""
+
+    def blockers_of(self, rank: int) -> Iterable[int]:
+        """The group ranks that hold up `rank`, for the wait-for graph."""
+        ...
+
+
+class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a class
+    """One operation of one rank.
+
+    `outputs` are the tensors that it fills. Settled by `finish` or `fail`, each once.
+    """
+
+    # Class attributes are the defaults of what is rarely set; an operation makes one of these per rank.
+    member: Member
+    process: SimProcess
+    name: str
+    sequence: int
+    outputs: list[Any]
+    done = False
+    error: BaseException | None = None
+    future: SimFuture | None = None
+    after: list[Callable[[], None]] | None = None  # called when it is settled, by whoever settles it
+    source = -1  # of a receive: the sender's rank in the group
+    polling: Polling | None = None  # once someone has asked whether it is done, and it was not
+    opaque = False  # Gloo's work of this kind has neither a future nor a result
+    blockers: Blockers | None = None  # who knows which ranks could end it; for reports
+    parts: list[SimWork] | None = None  # of a coalesced operation
+    partial = False  # it may have left a part of its tensors as it was, although it did not fail
+    site = ""  # strict: " at FILE:LINE in FUNCTION" of the call, of what is waited for later
+    recorded = False  # what its tensors hold has been noted
+
+    @classmethod
+    def make(cls, member: Member, name: str, sequence: int, outputs: list[Any]) -> Self:
+        """A new work. Not `__init__`: a Python one would add half to the cost of the C++ one."""
+        work = cls()
+        work.member = member
+        work.process = member.process
+        work.name = name
+        work.sequence = sequence
+        work.outputs = outputs
+        return work
+
+    # -- for the communicator ------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """It is complete."""
+        self.done = True
+        process = self.process
+        if self.future is not None:
+            process.deliver(self._complete_future)
+        else:
+            for task in process.tasks:
+                if task.waiting is self:
+                    process.simulation.wake(task)
+        if self.after is not None:
+            for callback in self.after:
+                callback()
+
+    def fail(self, error: BaseException) -> None:
+        """It failed; whoever waits gets `error`."""
+        self.error = error
+        self.finish()
+
+    # -- for the kernel's reports --------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """The operation, as the deadlock report names it."""
+        comm = self.member.communicator
+        return f"{self.name} #{self.sequence} in group {comm.name!r}"
+
+    def waits_for(self) -> Iterator[Task]:
+        """The tasks of the ranks that have not done their part."""
+        if self.blockers is None:
+            return
+        comm = self.member.communicator
+        for rank in self.blockers.blockers_of(self.member.rank):
+            other = comm.members[rank]
+            if other is not None:
+                yield from other.process.tasks
+
+    # -- torch's interface ---------------------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Park until the operation is done.
+
+        Raises:
+            RuntimeError: it failed, with Gloo's text; or `timeout` passed first ("Operation timed out!").
+        """
+        process = self.process
+        simulation = process.simulation
+        if process.torch_state.unwaited:
+            process.torch_state.unwaited.pop(self, None)
+        if timeout is not _NO_TIMEOUT and timeout.total_seconds() > 0:
+            deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9)
+            while not self.done:
+                if not simulation.park(self, deadline_ns) and not self.done:
+                    raise RuntimeError("Operation timed out!")
+                process.drain()
+        while not self.done:
+            simulation.park(self)
+            if process.inbox:
+                process.drain()
+        if process.inbox:
+            process.drain()
+        if process.torch_state.results:
+            unseen(self.record)()
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def record(self) -> None:
+        """Note a checksum over what its tensors hold, once; for comparing with another run.
+
+        What it may not have written is no result of it: memory that nobody has written differs from run to run.
+        """
+        for part in self.parts or ():
+            part.record()
+        if self.recorded or self.parts or not self.member.communicator.counted:
+            return
+        self.recorded = True
+        if (self.partial or self.error is not None) and self.name not in IN_PLACE:
+            return
+        process = self.process
+        name = self.member.communicator.name
+        simulation = process.simulation
+        crc = content_checksum(self.outputs)
+        simulation.events.add((simulation.now_ns, "result", process.rank, self.name, name, self.sequence, crc))
+
+    def is_completed(self) -> bool:
+        """True if it is done or failed. Asking while it is not lets the other ranks run."""
+        if not self.done:
+            self._poll()
+        self.process.drain()
+        return self.done
+
+    def _poll(self) -> Polling:
+        if self.polling is None:
+            self.polling = Polling()
+        self.polling.ask(self.process.simulation)
+        return self.polling
+
+    def is_success(self) -> bool:
+        """False after it failed; and from an opaque work."""
+        return self.error is None and not self.opaque
+
+    def exception(self) -> BaseException | None:
+        """What it failed with."""
+        return self.error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that it filled.
+
+        Raises:
+            RuntimeError: an opaque work does not tell.
+        """
+        if self.opaque:
+            raise RuntimeError("result() not implemented.")
+        return self.outputs
+
+    def synchronize(self) -> None:
+        """Does nothing: there is no stream on a CPU."""
+
+    def source_rank(self) -> int:
+        """The sender, after a receive."""
+        if self.source < 0:
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> SimFuture:
+        """The future that holds the outputs.
+
+        Raises:
+            RuntimeError: an opaque work has none.
+        """
+        if self.opaque:
+            raise RuntimeError("Work::getFuture not implemented.")
+        self.process.torch_state.unwaited.pop(self, None)  # whoever has the future has to wait for it
+        future = self.future
+        if future is None:
+            future = self.future = SimFuture(self.process, self)
+            if self.done:
+                self._complete_future()
+            else:
+                _pending(self.process)[future] = None
+        _make_safe_for_backward(self.process, future)
+        return future
+
+    def _complete_future(self) -> None:
+        future = self.future
+        assert future is not None
+        if self.process.torch_state.results:
+            unseen(self.record)()
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            future.set_result(self.outputs)
+
+
+class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
+    """A `torch.futures.Future` of one rank whose waits park."""
+
+    def __init__(self, process: SimProcess, source: Wait | None = None) -> None:
+        super().__init__()
+        self._process = process
+        self._source = source  # the work or the future that completes it, if it is known
+        self._children: list[Callable[[SimFuture], None]] = []
+        self._settled = False
+        self._polling = Polling()
+        self._error: BaseException | None = None
+
+    def describe(self) -> str:
+        """For the deadlock report."""
+        if self._source is None:
+            return "wait for a future"
+        said = self._source.describe()
+        return said if isinstance(self._source, SimFuture) else f"wait for a future of {said}"
+
+    def waits_for(self) -> Iterable[Task]:
+        """Those who hold up what completes it; none if that is unknown, for anyone may."""
+        return () if self._source is None else self._source.waits_for()
+
+    def done(self) -> bool:
+        """True if it has a value or an exception. Asking while it has not lets the other ranks run."""
+        if not self._settled:
+            self._polling.ask(self._process.simulation)
+            self._process.drain()
+        return self._settled
+
+    def wait(self) -> Any:
+        """Park until it is done; its value, or its exception raised."""
+        self._settle()
+        self._seen()
+        return super().wait()
+
+    def value(self) -> Any:
+        """Its value; raises the exception it failed with."""
+        self._process.drain()
+        self._seen()
+        return super().value()
+
+    def then(self, callback: Callable[[Any], Any]) -> SimFuture:
+        """A future of what `callback`, called with this one when it is done, returns."""
+        child = SimFuture(self._process, self)
+        _pending(self._process)[child] = None
+
+        def run(parent: SimFuture) -> None:
+            try:
+                value = callback(parent)
+            except BaseException as error:
+                child.set_exception(error)
+            else:
+                child.set_result(value)
+
+        self._when_done(run)
+        return child
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Call `callback` with this future when it is done."""
+        self._when_done(callback)
+
+    def set_result(self, result: Any) -> None:
+        """Complete it; on its rank's thread only."""
+        super().set_result(result)
+        self._run_callbacks()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Fail it; on its rank's thread only."""
+        self._error = error
+        if not self._children:
+            self._process.torch_state.failed.append(error)  # until somebody looks; see `wait_for_futures`
+
+        # Through C++: a value that raises when it is read, as `torch.futures.Future.set_exception` does, but for
+        # every exception type.
+        def raise_error(_: Any) -> None:
+            raise error
+
+        super()._set_unwrap_func(raise_error)
+        super().set_result(error)
+        self._run_callbacks()
+
+    def _when_done(self, callback: Callable[[Any], Any]) -> None:
+        if self._settled:
+            callback(self)
+        else:
+            self._children.append(callback)
+
+    def _run_callbacks(self) -> None:
+        self._settled = True
+        _pending(self._process).pop(self, None)
+        children, self._children = self._children, []
+        for callback in children:
+            callback(self)
+        for task in self._process.tasks:
+            if task.waiting is self:  # another thread of the rank
+                self._process.simulation.wake(task)
+
+    def _seen(self) -> None:
+        state = self._process.torch_state
+        if self._error is not None and state is not None:
+            state.failed = [error for error in state.failed if error is not self._error]
+
+    def _settle(self) -> None:
+        process = self._process
+        process.drain()
+        while not self._settled:
+            process.simulation.check()
+            process.simulation.park(self)
+            process.drain()
+
+
+class _AllFutures:
+    """A wait for every future of a rank."""
+
+    def __init__(self, futures: dict[SimFuture, None]) -> None:
+        self._futures = futures
+
+    def describe(self) -> str:
+        """The first that is not done, and how many more."""
+        more = f", and {len(self._futures) - 1} more" if len(self._futures) > 1 else ""
+        return next(iter(self._futures)).describe() + more if self._futures else "wait for futures"
+
+    def waits_for(self) -> Iterable[Task]:
+        """Those who hold up any of them."""
+        return dict.fromkeys(task for future in self._futures for task in future.waits_for())
+
+
+def _pending(process: SimProcess) -> dict[SimFuture, None]:
+    if process.torch_state is None:
+        raise SimdistError("this future belongs to a rank that has ended")
+    futures: dict[SimFuture, None] = process.torch_state.futures
+    return futures
+
+
+def wait_for_futures(process: SimProcess) -> None:
+    """Park until every future of the rank is done, those that their callbacks create included.
+
+    Raises what the first failed one failed with, unless Python code has seen it: C++ would take the exception object
+    for a value, and crash.
+    """
+    process.drain()
+    futures = _pending(process)
+    while futures:
+        process.simulation.park(_AllFutures(futures))
+        process.drain()
+    failed = process.torch_state.failed
+    if failed:
+        error, process.torch_state.failed = failed[0], []
+        raise error
+
+
+def _make_safe_for_backward(process: SimProcess, future: SimFuture) -> None:
+    graph = torch._C._current_graph_task_id()
+    if graph == -1:
+        return
+    if torch._C._current_autograd_node() is None:
+        future._settle()  # in the engine's final callbacks: too late for a callback of ours
+    if future._error is not None:
+        future._seen()
+        raise future._error
+    if not future._settled and process.torch_state.graph_task != graph:
+        process.torch_state.graph_task = graph
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: wait_for_futures(process))

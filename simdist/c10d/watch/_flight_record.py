@@ -1,0 +1,250 @@
+"""A rank's flight recorder: its latest collectives, as `torch._C._distributed_c10d._dump_fr_trace` tells them.
+
+Gloo's groups record every collective when it is queued, messages not at all, and never learn when one starts, so that a
+finished one is "retired" and still "scheduled" (torch 2.13; the format is FlightRecorder.hpp's, version 2.10). How many
+are kept is what TORCH_FR_BUFFER_SIZE says when the rank makes its first group. Only a rank that sets it gets stack
+frames: to walk the stack at each call would slow every other run down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch._C import _distributed_c10d as _c
+
+from simdist.c10d.watch._fingerprint import scalar_type
+from simdist.errors import SimdistError
+from simdist.frames import is_ours
+from simdist.process import Patches, SimProcess, current_process
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._identity import GroupBackend
+
+__all__ = ["FlightRecord", "entry", "flight_record_of", "install"]
+
+_VERSION = "2.10"
+_USUAL_LIMIT = 2000
+_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+Frame = tuple[str, str, int]  # function, file, line
+
+
+class FlightRecord:
+    """The last `limit` collectives of one rank; with `frames`, also from where each was called.
+
+    What it is given (`Member.record`) is `(place of the group, index of the operation, the collective's number, the
+    group's sequence number, messages among these, now, timeout)`; it keeps that and makes entries of it when it is
+    asked. All are numbers: Python's garbage collector then looks at a tuple once, and not for as long as it is kept.
+    """
+
+    def __init__(self, limit: int, *, frames: bool) -> None:
+        self._ring: deque[tuple[Any, ...]] = deque(maxlen=limit)
+        self._groups: list[GroupBackend] = []
+        self._made: list[
+            tuple[str, list[int]]
+        ] = []  # name and ranks of each group as it was made, before both are told
+        self._add = self._add_with_frames if frames else self._ring.append
+
+    def enter(self, group: GroupBackend) -> None:
+        """Take note of a new group, and of what is called in it from now on."""
+        number = len(self._groups)
+        self._groups.append(group)
+        self._made.append((group._name, group.options.global_ranks_in_group))
+        group._member.place = number
+        if self._ring.maxlen:
+            group._member.record = self._add
+
+    def dump(self, *, collectives: bool = True, frames: bool = True) -> dict[str, Any]:
+        """The record as torch unpickles it. To ask for active ones only changes nothing: none counts as completed."""
+        found: dict[str, Any] = {
+            "version": _VERSION,
+            "pg_config": self._config(),
+            "comm_lib_version": "",
+            "pg_status": self._statuses(),
+        }
+        if collectives:
+            found["entries"] = self._entries(frames=frames)
+        return found
+
+    def dump_json(self, *, collectives: bool = True) -> str:
+        """The record as torch writes it in JSON: without frames, and numbers of groups as text."""
+        found = self.dump(collectives=collectives, frames=False)
+        found["nccl_comm_state"] = {}
+        found["pg_status"] = {
+            name: {key: str(value) for key, value in status.items()} for name, status in found["pg_status"].items()
+        }
+        for one in found.get("entries", ()):
+            one["time_discovered_started_ns"] = one["time_discovered_completed_ns"] = 0
+        if not found.get("entries"):
+            found.pop("entries", None)
+        return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def _config(self) -> dict[str, dict[str, str]]:
+        found = {}
+        for number, (name, given) in enumerate(self._made if self._ring.maxlen else ()):
+            ranks = given or (list(range(self._groups[0]._size)) if number == 0 else [])
+            found[name] = {"name": name, "desc": "", "ranks": str(ranks)}
+        return found
+
+    def _add_with_frames(self, recorded: tuple[Any, ...]) -> None:
+        self._ring.append((*recorded, tuple(_frames_from(sys._getframe(1)))))
+
+    def _entries(self, *, frames: bool) -> list[dict[str, Any]]:
+        found = [one for recorded in self._ring for one in self._expanded(recorded, frames=frames)]
+        made = sum(group._member.sequence + group._member.parts for group in self._groups)
+        for record_id, one in enumerate(found, made - len(found)):
+            one["record_id"] = record_id
+        return found[-self._ring.maxlen :] if self._ring.maxlen else []
+
+    def _expanded(self, recorded: tuple[Any, ...], *, frames: bool) -> Iterator[dict[str, Any]]:
+        number, index, sequence, last, messages, now_ns, timeout_ns, *stack = recorded
+        group = self._groups[number]
+        member = group._member
+        operation = member.communicator.operations[index]
+        settled = not any(work.sequence == sequence for work in member.pending if work.name not in ("send", "recv"))
+        inputs, outputs = operation.tensors(member.rank, group._size)
+        # A reduce_scatter of a list is one all-reduce for each entry; it counts for as many, and this is the last.
+        parts = [([shape], [shape]) for shape in inputs] if operation.is_list_of_reductions else [(inputs, outputs)]
+        for index, (given, filled) in enumerate(parts, 1 - len(parts)):
+            yield entry(
+                pg_id=number,
+                process_group=(group._name, group._description),
+                collective_seq_id=last + index - messages,
+                op_id=last + index,
+                name=f"{group.name()}:{'all_reduce' if operation.name == 'reduce_scatter' else operation.name}",
+                input_sizes=given,
+                output_sizes=filled,
+                dtype=operation.dtype_name,
+                time_created_ns=now_ns,
+                retired=settled,
+                timeout_ns=timeout_ns,
+                thread_id=member.process.pid,
+                frames=(stack[0] if stack else ()) if frames else None,
+            )
+
+    def _statuses(self) -> dict[str, dict[str, int]]:
+        last: dict[int, list[int]] = {}
+        for recorded in self._ring:
+            for one in self._expanded(recorded, frames=False):
+                enqueued_completed = last.setdefault(one["pg_id"], [-1, -1])
+                enqueued_completed[0] = one["op_id"]
+                if one["retired"]:
+                    enqueued_completed[1] = one["op_id"]
+        return {
+            str(group): {
+                "last_enqueued_collective": enqueued,
+                "last_started_collective": -1,
+                "last_completed_collective": completed,
+            }
+            for group, (enqueued, completed) in sorted(last.items())
+        }
+
+
+def entry(
+    *,
+    record_id: int = 0,
+    pg_id: int,
+    process_group: tuple[str, str],
+    collective_seq_id: int,
+    op_id: int,
+    name: str,
+    input_sizes: list[list[int]],
+    output_sizes: list[list[int]],
+    dtype: str,
+    time_created_ns: int,
+    retired: bool,
+    timeout_ns: int,
+    thread_id: int,
+    frames: tuple[Frame, ...] | None,
+) -> dict[str, Any]:
+    """One entry of a dump, its fields in torch's order; without the field `frames` if there are none to show."""
+    kind = scalar_type(dtype) if dtype else ""
+    found: dict[str, Any] = {}
+    if frames is not None:
+        found["frames"] = [{"name": name, "filename": file, "line": line} for name, file, line in frames]
+    return found | {
+        "record_id": record_id,
+        "pg_id": pg_id,
+        "process_group": process_group,
+        "thread_name": "python",
+        "thread_id": str(thread_id),
+        "collective_seq_id": collective_seq_id,
+        "p2p_seq_id": 0,
+        "op_id": op_id,
+        "profiling_name": name,
+        "time_created_ns": time_created_ns,
+        "input_sizes": input_sizes,
+        "input_dtypes": [kind] * len(input_sizes),
+        "output_sizes": output_sizes,
+        "output_dtypes": [kind] * len(output_sizes),
+        "state": "scheduled",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": retired,
+        "timeout_ms": timeout_ns // 1_000_000,
+        "is_p2p": False,
+    }
+
+
+def flight_record_of(process: SimProcess, environ: Mapping[str, str] = os.environ) -> FlightRecord:
+    """The recorder of a rank, made when first asked for.
+
+    Raises:
+        SimdistError: the environment asks for a size that is no number; torch hangs then.
+    """
+    state = process.torch_state
+    if state.flight_record is None:
+        name = next((name for name in _NAMES if name in environ), "")
+        said = environ.get(name, str(_USUAL_LIMIT))
+        if not said.strip().lstrip("+-").isdigit():
+            raise SimdistError(f"{name} is {said!r}; expected a whole number")
+        state.flight_record = FlightRecord(max(0, int(said)), frames=bool(name))
+    record: FlightRecord = state.flight_record
+    return record
+
+
+def install(patches: Patches) -> None:
+    """Have torch's functions that dump tell a rank of its own record."""
+    patches.wrap(_c, "_dump_fr_trace", _dump)
+    patches.wrap(_c, "_dump_fr_trace_json", _dump_json)
+
+
+def _dump(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    def dump(
+        includeCollectives: bool | None = None,
+        includeStackTraces: bool | None = None,
+        onlyActive: bool | None = None,
+    ) -> bytes:
+        process = current_process()
+        if process is None:
+            return original(includeCollectives, includeStackTraces, onlyActive)
+        collectives, frames = includeCollectives is not False, includeStackTraces is not False
+        found = flight_record_of(process).dump(collectives=collectives, frames=frames)
+        return pickle.dumps(found, protocol=2)
+
+    return dump
+
+
+def _dump_json(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    def dump(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
+        process = current_process()
+        if process is None:
+            return original(includeCollectives, onlyActive)
+        return flight_record_of(process).dump_json(collectives=includeCollectives is not False).encode()
+
+    return dump
+
+
+def _frames_from(frame: FrameType | None) -> Iterator[Frame]:
+    """The stack from the innermost frame outwards, without simdist's own."""
+    while frame is not None:
+        if not is_ours(frame):
+            yield frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back

@@ -1,0 +1,134 @@
+"""torch's profilers on a rank.
+
+Kineto is one per process, and crashes when several threads start it at once. Torch's older profiler records per
+thread, so on a rank `torch.autograd.profiler.profile` runs on that one, and with it `torch.profiler.profile`, which is
+built on it. The group's operations are added as Gloo's own events: one `gloo:<operation>` per call, asynchronous, with
+input shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import profiler, profiler_legacy, profiler_util
+
+from simdist.process import Patches, current_process
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._work import SimWork
+
+__all__ = ["ProfiledCalls", "install"]
+
+_autograd: Any = torch.autograd  # torch's stubs leave these out, or leave them untyped
+_legacy: Any = profiler_legacy
+_util: Any = profiler_util
+
+# (name, shapes, called at, work)
+ProfiledCall = tuple[str, list[list[int]], int, "SimWork"]
+
+
+class ProfiledCalls:
+    """The operations that a rank called while its profiler ran; the engine calls it for each."""
+
+    def __init__(self) -> None:
+        self.calls: list[ProfiledCall] = []
+
+    def __call__(self, work: SimWork, name: str, shapes: Sequence[Sequence[int]]) -> None:
+        """Note an operation."""
+        self.calls.append((name, [list(shape) for shape in shapes], work.process.simulation.now_ns, work))
+
+
+def install(patches: Patches) -> None:
+    """Replace what starts, stops and reads Kineto in torch's profiler class."""
+    patches.wrap(profiler.profile, "_prepare_trace", _prepare)
+    patches.wrap(profiler.profile, "_start_trace", _start)
+    patches.wrap(profiler.profile, "__exit__", _exit)
+
+
+def _prepare(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def prepare(self: Any) -> None:
+        if current_process() is None:
+            original(self)
+        else:
+            self.entered = True
+
+    return prepare
+
+
+def _start(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def start(self: Any) -> None:
+        process = current_process()
+        if process is None:
+            original(self)
+            return
+        self.entered = True
+        process.torch_state.profile = ProfiledCalls()
+        legacy = _autograd.ProfilerConfig(
+            _autograd.ProfilerState.CPU,
+            self.record_shapes,
+            self.profile_memory,
+            self.with_stack,
+            self.with_flops,
+            self.with_modules,
+            torch._C._profiler._ExperimentalConfig(),
+        )
+        _autograd._enable_profiler_legacy(legacy)
+
+    return start
+
+
+def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(self: Any, *exception: Any) -> Any:
+        process = current_process()
+        if process is None or not self.enabled:
+            return original(self, *exception)
+        records = _autograd._disable_profiler_legacy()
+        state = process.torch_state
+        calls = [] if state.profile is None else state.profile.calls
+        state.profile = None
+        events = _legacy._parse_legacy_records(records)
+        now_ns = process.simulation.now_ns
+        first = max((event.id for event in events), default=0) + 1
+        for number, (name, shapes, called_ns, work) in enumerate(calls, first):
+            backend = work.member.communicator.backend.name
+            events.append(
+                _util.FunctionEvent(
+                    id=number,
+                    name=f"{backend}:{name}",
+                    thread=0,
+                    start_us=called_ns / 1e3,
+                    end_us=now_ns / 1e3,
+                    input_shapes=shapes,
+                    is_async=True,
+                )
+            )
+        self._function_events = _util.EventList(
+            events, use_device=None, profile_memory=self.profile_memory, with_flops=self.with_flops
+        )
+        self._function_events._build_tree()
+        self._needs_processing = False
+        self.kineto_results = _Results(self._function_events)
+        return False
+
+    return leave
+
+
+class _Results:
+    """What is asked of Kineto's results after the fact."""
+
+    def __init__(self, events: Any) -> None:
+        self._events = events
+
+    def events(self) -> list[Any]:
+        return []
+
+    def save(self, path: str) -> None:
+        self._events.export_chrome_trace(path)
+
+    def experimental_event_tree(self) -> list[Any]:
+        return []
+
+    def trace_start_ns(self) -> int:
+        return 0

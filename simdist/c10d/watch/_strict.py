@@ -1,0 +1,96 @@
+"""What Gloo accepts in silence and a strict group refuses, with the line of code that did it.
+
+Strided tensors (Gloo reduces the wrong memory), a NaN that a maximum or minimum may drop, a buffer that changes between
+`isend` and the moment it is read, work that nobody ever waited for, messages without a partner, groups left open.
+Disagreements between ranks are found where calls meet (`_collective`, `_mailbox`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from simdist.c10d.surface._callsite import issued_by_torch
+from simdist.errors import StrictError
+from simdist.frames import user_line
+from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._work import SimWork
+
+__all__ = ["Strict", "problems_at_end"]
+
+
+class Strict:
+    """The judge of strict groups."""
+
+    def check_call(self, name: str, reduction: str, operands: Any, tensors: Sequence[Any]) -> None:
+        """Refuse a call whose arguments Gloo would misread: a reduction's `operands`, or the `tensors` to be filled.
+
+        Raises:
+            StrictError: a tensor has gaps in memory, or holds a NaN that the reduction may drop.
+        """
+        site = user_line(sys._getframe(1))
+        for tensor in _flattened(tensors):
+            if tensor.layout is torch.strided and not _is_dense(tensor):
+                raise StrictError(
+                    f"{name}: a tensor of shape {list(tensor.shape)} with strides {list(tensor.stride())} "
+                    f"has gaps in memory; "
+                    f"Gloo would work on the first {tensor.numel()} elements of its storage{site}; use .contiguous()"
+                )
+        for tensor in _flattened(operands) if reduction in ("max", "min") else ():
+            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+                raise StrictError(
+                    f"{name}({reduction}): the tensor holds a NaN, "
+                    f"which Gloo keeps or drops depending on the rank{site}"
+                )
+
+    def check_unchanged(self, work: Any, checksum: int) -> StrictError | None:
+        """The error of a send whose buffer changed after it was issued, or None."""
+        if work.posted_checksum is None or work.posted_checksum == checksum:
+            return None
+        return StrictError(
+            f"rank {work.process.rank} changed the tensor of its {work.describe()}, issued{work.site}, "
+            "before the receiver was there; the receiver would get the new values"
+        )
+
+    def remember(self, work: SimWork) -> None:
+        """An asynchronous operation was issued: someone must wait for it, unless torch itself issued it."""
+        caller = sys._getframe(1)
+        work.site = user_line(caller)
+        if not issued_by_torch(caller):
+            work.process.torch_state.unwaited[work] = work.site
+
+
+def problems_at_end(process: SimProcess) -> list[str]:
+    """One line for everything that a rank leaves undone when its program ends well."""
+    state = process.torch_state
+    lines = [f"nobody waited for {work.describe()}, issued{site}" for work, site in state.unwaited.items()]
+    for group in list(state.world.pg_map):
+        member = group._member
+        lines += [
+            f"{work.describe()} never met its partner"
+            for work in member.pending
+            if not work.done and work.name in ("send", "recv")
+        ]
+    lines += [f"group {group.group_name!r} was never destroyed" for group in state.world.pg_map]
+    return lines
+
+
+def _flattened(tensors: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    elif isinstance(tensors, list | tuple):
+        for tensor in tensors:
+            yield from _flattened(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements fill their memory without gaps or overlaps, in whatever order."""
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return True
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return span == tensor.numel()

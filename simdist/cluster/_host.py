@@ -1,0 +1,91 @@
+"""Hosts with lives: a machine goes down with everything that runs on it, and comes back empty.
+
+A host that loses power says goodbye to nobody. Its processes are gone at once, but no packet tells their peers: to them
+the host is as silent as behind a cut cable. Only when it is up again does it answer what still arrives for connections
+that it no longer knows, and the peers find them closed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from simdist.cluster._network import Condition, Network
+
+__all__ = ["Host", "Resident"]
+
+
+class Resident(Protocol):
+    """What lives on a host and dies with it."""
+
+    @property
+    def has_baton(self) -> bool:
+        """True if it is what runs now: `kill` does not return then."""
+        ...
+
+    def kill(self, signal: int) -> None:
+        """End it, as by a signal; does nothing if it has ended."""
+        ...
+
+
+class Host:
+    """A machine of a cluster while a world lives.
+
+    `life` counts how often it has come back. `listeners` are told, with the host, when it has gone down or is up again.
+
+    Example:
+        >>> host = Host("host1", ranks=[2, 3], network=network)
+        >>> host.crash(now_ns=5_000)      # ranks 0 and 1 hear nothing more from 2 and 3
+        >>> host.boot(now_ns=90_000_000_000)
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int], network: Network) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.up = True
+        self.life = 0
+        self.residents: list[Resident] = []
+        self.listeners: list[Callable[[Host], None]] = []
+        self._network = network
+        self._silence: Condition | None = None  # between its ranks and all others, while it is down
+
+    def crash(self, now_ns: int) -> None:
+        """Go down: its links are closed, and then all that lives on it ends at once. May be down already.
+
+        Called by one of its own residents this does not return.
+        """
+        if not self.up:
+            return
+        self.up = False
+        inside = set(self.ranks)
+        others = [rank for rank in range(self._network.cluster.world_size) if rank not in inside]
+        if others:
+            self._silence = self._network.cut([self.ranks, others], start_ns=now_ns)
+        self._tell()
+        residents, self.residents = self.residents, []
+        # The one that runs last: nothing is done after it.
+        for resident in sorted(residents, key=_has_baton):
+            resident.kill(signal.SIGKILL)
+
+    def boot(self, now_ns: int) -> None:
+        """Come back, with nothing running. May be up already."""
+        if self.up:
+            return
+        self.up = True
+        self.life += 1
+        if self._silence is not None:
+            self._network.lift(self._silence, now_ns)
+            self._silence = None
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in list(self.listeners):
+            listener(self)
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} life {self.life} {'up' if self.up else 'down'}>"
+
+
+def _has_baton(resident: Resident) -> bool:
+    return resident.has_baton

@@ -1,0 +1,43 @@
+"""`Crash`: a process dies."""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from simdist.faults._fault import Problem, Surroundings
+from simdist.faults._fields import EXIT_CODE
+from simdist.faults._rank_fault import RankFault
+from simdist.faults._stage import StruckRank
+from simdist.values import Text, brief
+
+__all__ = ["Crash"]
+
+
+class Crash(RankFault):
+    """The rank's process dies: by `signal`, or with `exit_code` as if by `os._exit`. No `finally` runs."""
+
+    may_repeat: ClassVar[bool] = False
+
+    signal: Annotated[str, Text()] = "SIGKILL"
+    exit_code: Annotated[int | None, EXIT_CODE] = None
+
+    def problems(self, world: Surroundings) -> Iterator[Problem]:
+        """Those of every rank fault, and an unknown signal."""
+        yield from super().problems(world)
+        is_told = world.fine("exit_code", "signal") and self.exit_code is None
+        if is_told and self.signal not in _signal.Signals.__members__:
+            yield "signal", f"unknown signal {brief(self.signal)}; expected a name such as 'SIGKILL'"
+
+    def strike(self, rank: StruckRank) -> None:
+        """The signal, or the exit."""
+        if self.exit_code is not None:
+            rank.exit(self.exit_code)
+        else:
+            rank.kill(self.signal)
+
+    def begins(self) -> str:
+        """How it dies."""
+        how = f"exits with code {self.exit_code}" if self.exit_code is not None else f"dies of {self.signal}"
+        return f"rank {self.rank} {how}"

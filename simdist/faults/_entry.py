@@ -1,0 +1,161 @@
+"""One fault of a simulated run: its account, what it can do to the simulation, and to the rank that it strikes."""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from simdist.cluster import Condition, Host, Network
+from simdist.faults._fault import Fault
+from simdist.faults._lasting import LastingFault
+from simdist.kernel import PASS, Verdict
+from simdist.process import SimProcess
+from simdist.result import FaultResult
+
+if TYPE_CHECKING:
+    from simdist.faults._injector import Injector
+
+__all__ = ["Entry", "Lateness", "SimulatedRank"]
+
+Lateness = Callable[[int, int], int]
+"""How much later something starts that a rank does now: `lateness_ns(rank, now_ns)`."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One fault of the run: its account, and its `Stage` (see there)."""
+
+    injector: Injector
+    fault: Fault
+    origin_ns: int = 0
+    lifted: bool = False
+    in_play: bool = False  # `arm` was called; never for a rank's fault, which is watched for instead
+    over: bool = False  # its end was told
+    struck_ns: list[int] = field(default_factory=list)
+    ended: list[tuple[int, int, str]] = field(default_factory=list)  # rank, life, and what became of it
+    conditions: list[Condition] = field(default_factory=list)
+    hosts: list[Host] = field(default_factory=list)  # that it has brought down
+
+    @property
+    def now_ns(self) -> int:
+        return self.injector.simulation.now_ns
+
+    @property
+    def world_size(self) -> int:
+        return self.injector.world_size
+
+    @property
+    def network(self) -> Network:
+        return self.injector.network
+
+    def call_at(self, time_ns: int, action: Callable[[], None]) -> None:
+        self.injector.simulation.call_at(max(time_ns, self.now_ns), lambda: None if self.lifted else action())
+
+    def tell(self) -> None:
+        rank = self.fault.target
+        self.say(self.fault.begins(), -1 if rank is None else rank)
+        self.has_struck()
+
+    def tell_end(self) -> None:
+        self.over = True
+        rank = self.fault.target
+        self.say(self.fault.ends(), -1 if rank is None else rank)
+
+    def say(self, text: str, rank: int, life: int = 0) -> None:
+        """Add an event that tells of the fault."""
+        self.injector.said += 1
+        self.injector.simulation.events.add((self.now_ns, "fault", rank, self.fault.kind, text, life))
+
+    def has_struck(self) -> None:
+        """Keep account, and bring in those that come after it."""
+        self.struck_ns.append(self.now_ns)
+        if self.fault.name:
+            self.injector.release(self.fault.name)
+
+    def has_passed(self) -> bool:
+        """True if it lasts until a time that has come."""
+        fault = self.fault
+        if not isinstance(fault, LastingFault) or fault.until_ns is None:
+            return False
+        return self.origin_ns + fault.until_ns <= self.now_ns
+
+    def result(self) -> FaultResult:
+        """What became of it."""
+        fault = self.fault
+        return FaultResult(
+            call=repr(fault),
+            called=fault.called,
+            kind=fault.kind,
+            rank=-1 if fault.target is None else fault.target,
+            required=not (fault.optional or self.lifted),
+            struck_ns=tuple(self.struck_ns),
+            ended=tuple(self.ended),
+        )
+
+    def has_ended(self, process: SimProcess, how: str) -> None:
+        """Keep account of what became of a process."""
+        ended = (process.rank, process.life, how)
+        if ended not in self.ended:
+            self.ended.append(ended)
+
+    def keep(self, condition: Condition) -> None:
+        self.conditions.append(condition)
+
+    def delay_operations(self, lateness_ns: Lateness) -> None:
+        self.injector.ask_before_operations()
+        self.injector.late_operations.append((self, lateness_ns))
+
+    def delay_requests(self, lateness_ns: Lateness) -> None:
+        self.injector.ask_before_requests()
+        self.injector.late_requests.append((self, lateness_ns))
+
+    def lose_store(self) -> None:
+        self.injector.lose_store()
+
+    def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
+        self.injector.simulation.bus.intercept(event, lambda announced: PASS if self.lifted else judge(announced))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRank:
+    """A simulated process that a fault strikes; see `StruckRank`."""
+
+    injector: Injector
+    entry: Entry
+    process: SimProcess
+
+    @property
+    def rank(self) -> int:
+        return self.process.rank
+
+    @property
+    def life(self) -> int:
+        return self.process.life
+
+    @property
+    def is_real(self) -> bool:
+        return False
+
+    def kill(self, signal: str) -> None:
+        self._ends("killed")
+        self.process.kill(_signal.Signals[signal])
+
+    def exit(self, code: int) -> None:
+        self._ends("exited")
+        self.process.exit(code)
+
+    def stop(self, duration_ns: int | None) -> None:
+        self._ends("hung")
+        self.injector.stop(self.entry, self.process, duration_ns)
+
+    def crash_host(self, down_ns: int | None) -> None:
+        host = self.process.host
+        for resident in host.residents:
+            if isinstance(resident, SimProcess) and resident.running:
+                self.entry.has_ended(resident, "killed")
+        self.injector.crash_host(self.entry, host, down_ns)
+
+    def _ends(self, how: str) -> None:
+        self.entry.has_ended(self.process, how)

@@ -1,0 +1,243 @@
+"""The base of all faults, and what a fault may know of the world that it is given to.
+
+A fault is a class. Everything about it stands there: its fields, which problems it has in a world, how it strikes in a
+simulation and on a real machine, and what is said of it. Users write their own in the same way, from one of the bases:
+
+| base | what it is | what a subclass says | simulated | real |
+|---|---|---|---|---|
+| `RankFault` | strikes a rank when its trigger comes | `strike` or `exception` | yes | yes |
+| `OperationDelay` | a rank's operations start late, for a while | `lateness_ns` | yes | yes |
+| `LinkFault` | messages between ranks go astray, for a while | `effect_on` | yes | with network namespaces |
+| `StoreFault` | the launcher's store misbehaves | `request_delay_ns`, `lost_at_ns` | yes | without restarts |
+| `Fault` | anything else | `arm` | yes | no, unless `real_obstacle` says so |
+
+Invariants: a fault is frozen and holds plain data, so that it can be shown, compared, written into a file's words and
+sent to real processes; all that changes during a run lives in the injector or in the real rank. Faults of a run are
+told apart by identity, not by equality: two equal descriptions are two faults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, dataclass_transform
+
+from simdist.faults._fields import NAME, TRUTH, fields_of, kind_name, ranks_in
+from simdist.values import Finding, Maybe, Unfit, findings_of, guess_or_list
+
+if TYPE_CHECKING:
+    from simdist.faults._stage import Stage
+
+__all__ = ["Fault", "Machine", "Problem", "Surroundings"]
+
+Problem = tuple[str, str]
+"""The field that is wrong, or "" for the fault as a whole; and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The world that a fault is given to, as far as it is known before it runs.
+
+    `max_restarts` is None if nobody knows it yet. `waits` maps the name of each fault of the world to the name of the
+    one that it comes after ("" for none). `wrong` has the fields that are wrong by themselves, of which there is
+    nothing more to say.
+    """
+
+    world_size: int
+    max_restarts: int | None = None
+    waits: Mapping[str, str] = field(default_factory=dict)
+    taken: frozenset[str] = frozenset()  # names that several faults bear
+    wrong: frozenset[str] = frozenset()
+
+    def fine(self, *fields: str) -> bool:
+        """True if none of these fields is wrong by itself."""
+        return self.wrong.isdisjoint(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a scenario is to run for real: on which backend, on how many machines, with how many restarts.
+
+    `no_network` says why ranks can't have a network of their own there, or "" if they can; asked only if it matters.
+    """
+
+    backend: str
+    nodes: int
+    max_restarts: int
+    no_network: Callable[[], str] = str
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Fault:
+    """Something that goes wrong in a run. A subclass is a frozen dataclass with keywords only, without a decorator.
+
+    `name` is what other faults and reports call it. `after` is the name of another fault: this one comes into play when
+    that one has struck, and its times count from then. A fault that never strikes fails the run, unless `optional`.
+
+    Example:
+        >>> import simdist, time
+        >>> class Grumble(Fault):
+        ...     at_ns: int = 0
+        ...     def arm(self, stage):
+        ...         stage.call_at(self.at_ns, stage.tell)
+        >>> result = simdist.run(lambda: time.sleep(1), world_size=2, faults=[Grumble(at_ns=5_000_000)])
+        >>> result.faults[0].struck_ns
+        (5000000,)
+    """
+
+    kind: ClassVar[str] = "fault"  # as events name it: the class's name in small letters
+
+    name: Annotated[str, NAME] = ""
+    after: Annotated[str | None, Maybe(NAME)] = None
+    optional: Annotated[bool, TRUTH] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        cls.kind = kind_name(cls.__name__)
+
+    def __post_init__(self) -> None:
+        # Numbers of numpy become Python's, lists tuples; what does not fit stays, and is told with the problems.
+        for name, each in fields_of(type(self)).items():
+            value = getattr(self, name)
+            if value is not each.default:
+                with suppress(Unfit):
+                    object.__setattr__(self, name, each.spec.check(value))
+
+    def with_texts(self, change: Callable[[str], str]) -> Fault:
+        """The fault with something else in its texts; it is still told of, and drawn for, as this one."""
+        texts = {e.name: getattr(self, e.name) for e in dataclasses.fields(self)}
+        changed: dict[str, Any] = {}
+        changed |= {n: change(text) for n, text in texts.items() if isinstance(text, str) and change(text) != text}
+        if not changed:
+            return self
+        return _marked(dataclasses.replace(self, **changed), {**self._marks(), "words": repr(self)})
+
+    def found_in(self, folder: str) -> Fault:
+        """The same fault, which knows that its class's module is found from this folder when it is unpickled."""
+        return _marked(dataclasses.replace(self), {**self._marks(), "folder": folder})
+
+    def _marks(self) -> dict[str, str]:
+        marks: dict[str, str] = self.__dict__.get("_marked", {})
+        return marks
+
+    def __repr__(self) -> str:
+        """The call that makes this fault, with what differs from the defaults."""
+        words = self._marks().get("words")
+        if words is not None:
+            return words
+        said = {name: (getattr(self, name), each.default) for name, each in fields_of(type(self)).items()}
+        parts = [f"{name}={value!r}" for name, (value, default) in said.items() if not _same(value, default)]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def __reduce__(self) -> Any:
+        # By the names of module and class: those of a scenario's folder are forgotten and imported anew.
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return _remade, (type(self).__module__, type(self).__qualname__, values, self._marks())
+
+    # -- problems ------------------------------------------------------------------------------------------------
+
+    def misfits(self) -> Mapping[str, tuple[Finding, ...]]:
+        """What is wrong with each field by itself; fields that are fine are left out."""
+        found = {name: findings_of(each.spec, getattr(self, name)) for name, each in fields_of(type(self)).items()}
+        return {name: findings for name, findings in found.items() if findings}
+
+    def problems(self, world: Surroundings) -> Iterator[Problem]:
+        """What is wrong with the fault as a whole, and with it in its world, as (field, text).
+
+        An override yields what the base has to say, too: `yield from super().problems(world)`. Fields that are wrong by
+        themselves may hold anything; ask `world.fine("rank")` before looking at one.
+        """
+        for name, ranks in self.named_ranks().items():
+            for rank in ranks if world.fine(name) else ():
+                if not 0 <= rank < world.world_size:
+                    yield name, f"rank {rank} is outside the world of {world.world_size} ranks"
+        if world.fine("name") and self.name in world.taken:
+            yield "name", f"{self.name!r} is the name of another fault, too"
+        if world.fine("after") and self.after is not None:
+            yield from self._problems_of_after(self.after, world)
+
+    def _problems_of_after(self, after: str, world: Surroundings) -> Iterator[Problem]:
+        if after not in world.waits:
+            hint = guess_or_list(after, world.waits) if world.waits else "; none has a name"
+            yield "after", f"no fault is called {after!r}{hint}"
+            return
+        seen = [after]
+        while seen[-1] != self.name and (following := world.waits.get(seen[-1], "")) and following not in seen:
+            seen.append(following)
+        if self.name and seen[-1] == self.name:
+            way = f", by way of {', '.join(map(repr, seen[:-1]))}" if len(seen) > 1 else ""
+            yield "after", f"it waits for itself{way}, so it never comes"
+
+    def named_ranks(self) -> Mapping[str, Sequence[int]]:
+        """The ranks that each field names, for fields whose spec is `RANK`."""
+        found = {name: tuple(ranks_in(e.spec, getattr(self, name))) for name, e in fields_of(type(self)).items()}
+        return {name: ranks for name, ranks in found.items() if ranks}
+
+    # -- in a simulation -----------------------------------------------------------------------------------------
+
+    def arm(self, stage: Stage) -> None:
+        """Come into play in a simulation: at its start, when somebody brings the fault in, or after another fault.
+
+        What `stage` sets up ends when the fault is lifted. The fault has struck when it says so, by `stage.tell`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no arm(self, stage)")
+
+    # -- on a real machine ---------------------------------------------------------------------------------------
+
+    def real_obstacle(self, machine: Machine) -> str:
+        """Why real processes on this machine can't have the fault; "" if they can."""
+        return "it is made for simulations only"
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> int | None:
+        """The rank that the fault strikes; None if it strikes links, a store, or all ranks."""
+        rank = getattr(self, "rank", None)
+        return rank if isinstance(rank, int) else None
+
+    def begins(self) -> str:
+        """What is told when it strikes or begins."""
+        words = self.kind.replace("_", " ")
+        return words if self.target is None else f"{words} strikes rank {self.target}"
+
+    def ends(self) -> str:
+        """What is told when it is over; "" for a fault that has no end."""
+        return ""
+
+    @property
+    def called(self) -> str:
+        """What reports call it: its name, or its kind and whom it strikes."""
+        whom = "" if self.target is None else f" of rank {self.target}"
+        return f"{self.name!r} ({self.kind}{whom})" if self.name else f"{self.kind}{whom}"
+
+
+def _same(value: object, default: object) -> bool:
+    return value is default or (isinstance(value, str | int | float | None) and value == default)
+
+
+def _marked(fault: Fault, marks: dict[str, str]) -> Fault:
+    """The fault, with what is no field of it: `words` to tell of it by, the `folder` that its module is found from."""
+    object.__setattr__(fault, "_marked", marks)
+    return fault
+
+
+def _remade(module: str, name: str, values: dict[str, Any], marks: dict[str, str]) -> Fault:
+    """The fault that was pickled."""
+    path = list(sys.path)
+    sys.path[:0] = [marks["folder"]] if "folder" in marks else []
+    try:
+        found: Any = importlib.import_module(module)
+    finally:
+        sys.path[:] = path
+    for part in name.split("."):
+        found = getattr(found, part)
+    made = found(**values)
+    assert isinstance(made, Fault)
+    return _marked(made, marks)

@@ -1,0 +1,42 @@
+"""`HostCrash`: a machine loses power."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from simdist.faults._fault import Machine
+from simdist.faults._fields import MOMENT
+from simdist.faults._rank_fault import RankFault
+from simdist.faults._stage import StruckRank
+from simdist.faults._words import milliseconds
+
+__all__ = ["HostCrash"]
+
+
+class HostCrash(RankFault):
+    """The host of the rank goes down, and all its processes die at once. It is back after `down_ns`, or never (None).
+
+    No packet tells the ranks of other hosts: they hear nothing, and find their connections closed when the host is up
+    again. A restart waits until then. The launcher's store lives on the first host.
+    """
+
+    may_repeat: ClassVar[bool] = False
+
+    down_ns: Annotated[int | None, MOMENT] = None
+
+    def strike(self, rank: StruckRank) -> None:
+        """The host goes down."""
+        rank.crash_host(self.down_ns)
+
+    def real_obstacle(self, machine: Machine) -> str:
+        """The ranks of a real run share machines with the run itself."""
+        return "no machine is switched off for a run"
+
+    def begins(self) -> str:
+        """For how long."""
+        until = "for good" if self.down_ns is None else f"for {milliseconds(self.down_ns)}"
+        return f"the host of rank {self.rank} goes down {until}"
+
+    def ends(self) -> str:
+        """It is back."""
+        return f"the host of rank {self.rank} is up again"

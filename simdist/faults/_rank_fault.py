@@ -1,0 +1,159 @@
+"""Faults that strike one rank when a trigger comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from simdist.faults._fault import Fault, Machine, Problem, Surroundings
+from simdist.faults._fields import (
+    COUNT,
+    LIFE,
+    MOMENT,
+    OPERATION,
+    PERIOD,
+    POINT,
+    PROBABILITY,
+    RANK,
+    SIDE,
+    STEP,
+)
+from simdist.faults._operations import operations_of
+from simdist.faults._stage import StruckRank
+from simdist.faults._trigger import Trigger, When
+
+__all__ = ["RankFault"]
+
+
+class RankFault(Fault):
+    """A fault that strikes one rank when its trigger comes. A subclass overrides `strike`, `exception` or both.
+
+    The trigger is a virtual time (`at_ns`), a training step that the program names with `simdist.step(i)` (`at_step`),
+    a point that it names with `simdist.point("saved")` (`at_point`), an operation, or with none of these the strike of
+    another fault (`after`). `op` is a name such as "all_reduce", of an event or of the function that the program calls
+    (None: any); `nth` counts matching operations, or passings of the point, from 1, from the start of the life or, with
+    `at_step`, from the start of that step; with `after`, from the strike of that fault. `when` says on which side of
+    the operation it strikes; "during" waits until the peers are inside it too and data is under way.
+
+    It strikes once; with `period_ns` again and again in time, with `every` at each so many operations, passings or
+    steps. With `probability` each of these moments strikes only so often; the numbers are drawn from the run's seed and
+    the fault's own words. `life` is the restart round it belongs to, 0 for the first; None strikes in every life.
+
+    Example:
+        >>> class Preempted(RankFault):
+        ...     def strike(self, rank):
+        ...         rank.kill("SIGTERM")
+        >>> Preempted(rank=1, at_step=3).begins()
+        'preempted strikes rank 1'
+    """
+
+    may_repeat: ClassVar[bool] = True  # it can strike twice in one life
+    # Where the rank is struck, it may not come into the operation: real peers then wait at theirs until they know.
+    may_keep_out: ClassVar[bool] = True
+
+    rank: Annotated[int, RANK]
+    at_ns: Annotated[int | None, MOMENT] = None
+    at_step: Annotated[int | None, STEP] = None
+    op: Annotated[str | None, OPERATION] = None
+    nth: Annotated[int | None, COUNT] = None
+    when: Annotated[When, SIDE] = "before"
+    life: Annotated[int | None, LIFE] = 0
+    at_point: Annotated[str | None, POINT] = None
+    every: Annotated[int | None, COUNT] = None
+    period_ns: Annotated[int | None, PERIOD] = None
+    probability: Annotated[float | None, PROBABILITY] = None
+
+    def strike(self, rank: StruckRank) -> None:
+        """Strike, in a simulation or on a real rank; the run's events have told of it.
+
+        On a trigger with a time this is no code of the rank's; else the rank's own thread runs it.
+        """
+
+    def exception(self) -> Exception | None:
+        """What the rank's program gets in place of the operation, or at the step or point; None: nothing."""
+        return None
+
+    @property
+    def on_operation(self) -> bool:
+        """True if an operation triggers it."""
+        return self.op is not None or (self.nth is not None and self.at_point is None)
+
+    @property
+    def operations(self) -> tuple[str, ...] | None:
+        """The operations that match, as events name them; None: any."""
+        return None if self.op is None else operations_of(self.op)
+
+    @property
+    def trigger(self) -> Trigger:
+        """When it strikes."""
+        return Trigger(
+            at_ns=self.at_ns,
+            period_ns=self.period_ns,
+            step=self.at_step,
+            point=self.at_point,
+            on_operation=self.on_operation,
+            operations=self.operations,
+            nth=self.nth or 1,
+            every=self.every,
+            when=self.when,
+            probability=self.probability,
+            waits=self.after is not None,
+            raises=self._raises(),
+        )
+
+    @classmethod
+    def _raises(cls) -> bool:
+        return cls.exception is not RankFault.exception
+
+    def problems(self, world: Surroundings) -> Iterator[Problem]:
+        """Those of the trigger, and of the rank."""
+        if world.fine("at_ns", "at_step", "at_point", "op", "nth", "after"):
+            yield from self._problems_of_source()
+        if world.fine("when", "op", "nth") and self.when != "before" and not self.on_operation:
+            yield "when", f"{self.when!r} needs an operation; give op or nth"
+        if world.fine("nth") and self.nth is not None and self.nth < 1:
+            yield "nth", f"{self.nth} is not a count; the first operation is 1"
+        if world.fine("at_step") and self.at_step is not None and self.at_step < 0:
+            yield "at_step", f"{self.at_step} never comes; steps count from 0"
+        yield from self._problems_of_repetition(world)
+        last = world.max_restarts
+        if last is not None and world.fine("life") and self.life is not None and self.life > last:
+            yield "life", f"{self.life} never comes: with max_restarts = {last} the last life is {last}"
+        if self._raises():
+            if world.fine("at_ns") and self.at_ns is not None:
+                yield "at_ns", "no program raises at a time; give an operation, a step or a point"
+            elif world.fine("at_ns", "at_step", "at_point", "op", "nth", "after") and self.trigger.is_timed:
+                yield "after", "no program raises at a time; give an operation, a step or a point as well"
+            if world.fine("when", "op", "nth") and self.when in ("during", "after") and self.on_operation:
+                yield "when", f"{self.when!r} is too late to raise; the exception comes in place of the operation"
+        yield from super().problems(world)
+
+    def _problems_of_source(self) -> Iterator[Problem]:
+        if self.at_ns is None and self.at_step is None and self.at_point is None and not self.on_operation:
+            if self.after is None:
+                yield "", "no trigger; give a time, a step, a point or an operation"
+        elif self.at_ns is not None and (self.at_step is not None or self.at_point is not None or self.on_operation):
+            yield "", "a time and a step, point or operation are two triggers; give one of them"
+        if self.at_point is not None and self.op is not None:
+            yield "", "a point and an operation are two triggers; give one of them"
+
+    def _problems_of_repetition(self, world: Surroundings) -> Iterator[Problem]:
+        sources = ("at_ns", "at_step", "at_point", "op", "nth", "after")
+        if world.fine("every") and self.every is not None:
+            if self.every < 1:
+                yield "every", f"{self.every} is not a count; 1 strikes each time"
+            elif not self.may_repeat:
+                yield "every", f"a {self.kind} strikes once in a life"
+            elif world.fine(*sources) and self.at_step is None and self.at_point is None and not self.on_operation:
+                yield "every", "counts operations, points or steps, and there is none; a time has a period"
+        if world.fine("period_ns") and self.period_ns is not None:
+            if self.period_ns < 1:
+                yield "period_ns", "0 ns is no period"
+            elif not self.may_repeat:
+                yield "period_ns", f"a {self.kind} strikes once in a life"
+            elif world.fine(*sources) and not self.trigger.is_timed:
+                yield "period_ns", "needs a time to begin at; operations, points and steps have every"
+
+    def real_obstacle(self, machine: Machine) -> str:
+        """None: what strikes a rank is done inside it."""
+        return ""

@@ -1,0 +1,103 @@
+"""What a fault can do to a simulation, and to the rank that it strikes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from simdist.cluster import Condition, Network
+    from simdist.kernel import Verdict
+
+__all__ = ["Stage", "StruckRank"]
+
+
+class StruckRank(Protocol):
+    """The rank that a fault strikes, simulated or real: what can be done to its process."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the world."""
+        ...
+
+    @property
+    def life(self) -> int:
+        """The restart round, counted from 0."""
+        ...
+
+    @property
+    def is_real(self) -> bool:
+        """True for a real process."""
+        ...
+
+    def kill(self, signal: str) -> None:
+        """The process dies of a signal, "SIGKILL"; no `finally` runs."""
+        ...
+
+    def exit(self, code: int) -> None:
+        """The process leaves as by `os._exit`."""
+        ...
+
+    def stop(self, duration_ns: int | None) -> None:
+        """The process stops, as under SIGSTOP, for a while or (None) until the fault is lifted."""
+        ...
+
+    def crash_host(self, down_ns: int | None) -> None:
+        """The machine of the process goes down, for a while or (None) until the fault is lifted; simulated only."""
+        ...
+
+
+class Stage(Protocol):
+    """A simulation, as one fault sees it. All that the fault sets up here ends when it is lifted."""
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time."""
+        ...
+
+    @property
+    def origin_ns(self) -> int:
+        """From when the fault's times count: the start of the run, or the strike of the fault that it comes after."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def network(self) -> Network:
+        """What messages between ranks cost; see `keep` for what is laid on it."""
+        ...
+
+    def call_at(self, time_ns: int, action: Callable[[], None]) -> None:
+        """Call `action` at a virtual time, soon if that has passed; never if the fault is lifted before."""
+        ...
+
+    def tell(self) -> None:
+        """The fault strikes now: it counts as struck, and the run's events say what it `begins` with."""
+        ...
+
+    def tell_end(self) -> None:
+        """The fault is over now: the run's events say what it `ends` with."""
+        ...
+
+    def keep(self, condition: Condition) -> None:
+        """The fault has laid this on the network; it ends when the fault is lifted."""
+        ...
+
+    def delay_operations(self, lateness_ns: Callable[[int, int], int]) -> None:
+        """Before each operation ask `lateness_ns(rank, now_ns)`; it starts so much later."""
+        ...
+
+    def delay_requests(self, lateness_ns: Callable[[int, int], int]) -> None:
+        """Before each request to the launcher's store ask `lateness_ns(rank, now_ns)`; it takes so much longer."""
+        ...
+
+    def lose_store(self) -> None:
+        """The launcher's store is gone."""
+        ...
+
+    def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
+        """Put announced events of this type to `judge`, whose verdict holds unless somebody judged before."""
+        ...

@@ -1,0 +1,30 @@
+"""Faults of the launcher's store."""
+
+from __future__ import annotations
+
+from simdist.faults._fault import Fault, Machine
+
+__all__ = ["StoreFault"]
+
+
+class StoreFault(Fault):
+    """The launcher's store, the one that torchrun serves at MASTER_ADDR and MASTER_PORT, misbehaves.
+
+    A store that a rank serves itself is not affected. On real processes each rank's way to the store has a proxy, which
+    asks the fault `request_delay_ns` for each request, and `lost_at_ns` once.
+    """
+
+    def request_delay_ns(self, rank: int, now_ns: int) -> int:
+        """How much longer a request takes that the rank makes now."""
+        return 0
+
+    def lost_at_ns(self) -> int | None:
+        """When the store is gone; None: it is not."""
+        return None
+
+    def real_obstacle(self, machine: Machine) -> str:
+        """It takes a launcher that serves the store."""
+        if self.after is not None:
+            return "on real processes only faults of ranks come after others"
+        # See simdist.hardware._agent.
+        return "with restarts rank 0 serves the store itself, and no launcher's" if machine.max_restarts else ""

@@ -1,0 +1,37 @@
+"""`StoreLost`: the launcher's store is gone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from simdist.faults._fields import DELAY
+from simdist.faults._stage import Stage
+from simdist.faults._store_fault import StoreFault
+
+__all__ = ["StoreLost"]
+
+
+class StoreLost(StoreFault):
+    """The launcher's store is gone at `at_ns`: connections to it end, and nobody answers there any more.
+
+    A restart brings a new one.
+    """
+
+    at_ns: Annotated[int, DELAY]
+
+    def lost_at_ns(self) -> int:
+        """Its time."""
+        return self.at_ns
+
+    def arm(self, stage: Stage) -> None:
+        """End it at its time."""
+
+        def lose() -> None:
+            stage.tell()
+            stage.lose_store()
+
+        stage.call_at(stage.origin_ns + self.at_ns, lose)
+
+    def begins(self) -> str:
+        """That it is gone."""
+        return "the launcher's store is gone"

@@ -1,0 +1,124 @@
+"""Whose code a frame runs: the user's, torch's, or simdist's own. The one place that knows where each is installed.
+
+Reports show the user's lines, so everything that prints a line or a traceback asks here. Nothing is imported for it:
+without torch, no frame is torch's.
+
+Three questions, from the widest to the narrowest answer:
+
+| function | true for |
+|---|---|
+| `is_ours` | simdist |
+| `is_internal` | simdist, torch, Python's import system |
+| not `is_user_file` | these, the standard library, and all that is installed |
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from types import FrameType, TracebackType
+
+__all__ = [
+    "Line",
+    "is_internal",
+    "is_our_file",
+    "is_ours",
+    "is_user_file",
+    "raising_line",
+    "torch_folder",
+    "user_frame",
+    "user_frames",
+    "user_line",
+]
+
+Line = tuple[str, int, str]
+"""A file, a line in it, and the function that it belongs to."""
+
+_HOME = Path(__file__).parent
+_OURS = str(_HOME) + os.sep  # as code objects have it: not resolved
+_FROZEN = "<frozen"  # the import system, runpy
+
+
+def is_ours(frame: FrameType) -> bool:
+    """True for a frame of simdist's own code."""
+    return frame.f_code.co_filename.startswith(_OURS)
+
+
+def is_our_file(filename: str) -> bool:
+    """True for a file of simdist, this installation's or, by its name within the package, another machine's."""
+    if filename.startswith(_OURS):
+        return True
+    _, found, inside = filename.replace("\\", "/").rpartition("/simdist/")
+    return bool(found) and (_HOME / inside).is_file()
+
+
+def is_internal(frame: FrameType) -> bool:
+    """True for code of torch, of simdist, and of the import system."""
+    name = frame.f_code.co_filename
+    return name.startswith((_OURS, _FROZEN, *_torchs()))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_user_file(filename: str) -> bool:
+    """True for a file that the user wrote. What is installed in editable mode counts as written."""
+    return not filename.startswith((_OURS, "<", *_installed()))
+
+
+def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames from `frame` outwards that are not internal."""
+    while frame is not None:
+        if not is_internal(frame):
+            yield frame
+        frame = frame.f_back
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame from `frame` outwards that runs a file of the user's."""
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def user_line(frame: FrameType | None) -> str:
+    """` at file.py:12 in train`: the innermost line from `frame` outwards that is not internal; or nothing."""
+    for found in user_frames(frame):
+        return f" at {PurePath(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
+    return ""
+
+
+def raising_line(trace: TracebackType | None) -> str:
+    """`train.py:12 in step`: the innermost line of a traceback that is not internal, nor hidden from pytest; or ""."""
+    line = ""
+    while trace is not None:
+        frame = trace.tb_frame
+        if not is_internal(frame) and not frame.f_locals.get("__tracebackhide__"):
+            line = f"{PurePath(frame.f_code.co_filename).name}:{trace.tb_lineno} in {frame.f_code.co_name}"
+        trace = trace.tb_next
+    return line
+
+
+def torch_folder() -> str:
+    """Where torch is installed, with a separator at the end; empty while it is not imported."""
+    return next(iter(_torchs()), "")
+
+
+def _torchs() -> tuple[str, ...]:
+    return _folder_of(torch) if (torch := sys.modules.get("torch")) is not None else ()
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    import sysconfig  # milliseconds, and few ask
+
+    if not hasattr(sysconfig, "get_path"):  # asked about what happens in that very import; the answer here is not kept
+        return tuple(f"{prefix}{os.sep}lib{os.sep}" for prefix in (sys.prefix, sys.base_prefix))
+    return tuple(sorted({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
+
+
+@functools.cache
+def _folder_of(module: object) -> tuple[str, ...]:
+    file = getattr(module, "__file__", None)  # none in a test that blocks torch
+    return (str(PurePath(file).parent) + os.sep,) if isinstance(file, str) else ()

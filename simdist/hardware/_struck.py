@@ -1,0 +1,58 @@
+"""What a fault can do to a real rank, from inside its process."""
+
+from __future__ import annotations
+
+import os
+import signal as _signal
+import time
+
+from simdist.errors import UnsupportedError
+from simdist.hardware._job import Job
+from simdist.hardware._journal import Journal
+
+__all__ = ["RealRank"]
+
+
+class RealRank:
+    """This process, as a fault strikes it; see `simdist.faults.StruckRank`. `index` is the fault's place in the job.
+
+    `orders` is where the supervisor listens: who is stopped can't wake himself.
+    """
+
+    def __init__(self, job: Job, journal: Journal, rank: int, life: int, orders: int, index: int) -> None:
+        self._job = job
+        self._journal = journal
+        self._orders = orders
+        self._index = index
+        self.rank = rank
+        self.life = life
+        self.is_real = True
+
+    def kill(self, signal: str) -> None:
+        """The signal, for real; whatever the program has done about it, it is delivered."""
+        self._ends("killed")
+        number = _signal.Signals[signal]
+        if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+        time.sleep(1.0)  # until it is delivered
+        os._exit(1)
+
+    def exit(self, code: int) -> None:
+        """`os._exit`."""
+        self._ends("exited")
+        os._exit(code)
+
+    def stop(self, duration_ns: int | None) -> None:
+        """SIGSTOP; the supervisor sends SIGCONT."""
+        self._ends("hung")
+        seconds = "never" if duration_ns is None else str(self._job.scaled_s(duration_ns))
+        os.write(self._orders, f"{seconds}\n".encode())
+        os.kill(os.getpid(), _signal.SIGSTOP)
+
+    def crash_host(self, down_ns: int | None) -> None:
+        """Refused: it is the machine of the whole run."""
+        raise UnsupportedError("no machine is switched off for a run")
+
+    def _ends(self, how: str) -> None:
+        self._journal.add("strike", self._index, self.life, how)

@@ -1,0 +1,98 @@
+"""Clocks that are methods of a class, taken before the world began: `clock = datetime.now`.
+
+A function exists once, and is made to do something else itself (`_redirect`). But each look at `datetime.now` makes a
+new object, bound to the class, and one made before the world knows nothing of what is in the class now. These objects
+have to be found: in the variables of the user's modules and of what runs on the ranks, and in whatever hangs on them,
+be it a default argument, a class attribute, a `functools.partial`, a dataclass field, a closure or a container.
+
+A module is searched once, and again when it has gained or lost a name. What is not found: objects in installed
+packages, in very large containers, and such as a program puts in the place of another, under a name that was there
+before. The determinism checker points at the line that calls one of those.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from simdist.process._redirect import Redirection
+from simdist.process._user_code import UserModules
+
+__all__ = ["EarlyMethods"]
+
+_MODULE_BUDGET = 5_000  # objects looked at for one module
+_CALL_BUDGET = 500  # and for what is called on the ranks; in each world
+_LARGE = 1_000  # entries from which on a container is not looked into
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_NOT_LOOKED_INTO = (types.ModuleType, types.CodeType, types.FrameType)
+
+
+class EarlyMethods:
+    """Bound methods of a class and of those derived from it, found where user code keeps them.
+
+    `make` gives, by the method's name, what makes the replacement of its original.
+    """
+
+    def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
+        self._owner = owner
+        self._make = make
+        self._modules = UserModules()
+        self._found: dict[str, tuple[types.ModuleType, int, str, list[Redirection]]] = {}  # by module name
+
+    def among(self, called: Iterable[Any]) -> list[Redirection]:
+        """Those in the user's modules, and those that hang on what is called on the ranks."""
+        found: list[Redirection] = []
+        for module in self._modules:
+            found += self._in_module(module)
+        known = {id(each.function) for each in found}
+        found += [
+            self._redirection(method) for method in self._reached(list(called), _CALL_BUDGET) if id(method) not in known
+        ]
+        return found
+
+    def _in_module(self, module: types.ModuleType) -> list[Redirection]:
+        names = vars(module)
+        size, newest = len(names), next(reversed(names), "")
+        known = self._found.get(module.__name__)
+        if known is None or known[0] is not module or known[1:3] != (size, newest):
+            methods = self._reached(list(names.values()), _MODULE_BUDGET)
+            redirections = [self._redirection(method) for method in methods]
+            known = self._found[module.__name__] = (module, size, newest, redirections)
+        return known[3]
+
+    def _redirection(self, method: Any) -> Redirection:
+        return Redirection(method, self._make[method.__name__])  # not kept: a program may make any number of these
+
+    def _reached(self, things: list[Any], budget: int) -> list[Any]:
+        """The methods among `things` and what they refer to, what is nearest first."""
+        seen = {id(builtins.__dict__)}
+        methods = []
+        for thing in things:  # it grows meanwhile
+            if id(thing) in seen or not gc.is_tracked(thing):
+                continue
+            seen.add(id(thing))
+            if len(seen) > budget:
+                break
+            if type(thing) is types.BuiltinFunctionType:
+                owner = thing.__self__
+                if isinstance(owner, type) and issubclass(owner, self._owner) and thing.__name__ in self._make:
+                    methods.append(thing)
+            else:
+                things += self._held_by(thing)
+        return methods
+
+    def _held_by(self, thing: Any) -> list[Any]:
+        kind = type(thing)
+        if kind is types.FunctionType:  # without its globals
+            held = [thing.__defaults__, thing.__kwdefaults__, vars(thing)]
+            for cell in thing.__closure__ or ():
+                held += gc.get_referents(cell)
+            return held
+        if issubclass(kind, type):
+            return list(vars(thing).values()) if vars(thing).get("__module__") in self._modules else []
+        if issubclass(kind, _NOT_LOOKED_INTO) or (issubclass(kind, _CONTAINERS) and len(thing) > _LARGE):
+            return []
+        return gc.get_referents(thing)

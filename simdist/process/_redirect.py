@@ -1,0 +1,206 @@
+"""Functions that behave otherwise while a world lives, wherever and whenever somebody took a reference to them.
+
+`from time import sleep` in a module loaded long before, `def f(clock=time.time)`, a class attribute, a
+`functools.partial`, a name that a C extension keeps: all of them hold the one function object `time.sleep`. So it is
+not the names that are replaced but what the object does when it is called; there is nothing to look for and nothing to
+miss. The object stays the same one: `is`, `pickle` and `repr` see no difference.
+
+- A *built-in function* is three words behind its header that belong together: which C function it calls, how (`flags`
+  and the entry point that goes with them), and what that gets as its first argument, the module. Redirected, it calls
+  `PyObject_Vectorcall`, whose parameters are those of a C function with `METH_FASTCALL | METH_KEYWORDS`, and the first
+  argument is our callable, a module so that `__self__` still is one. All words are written in one store, which no
+  other thread can interrupt: Python's lock is held.
+- A *Python function* gets another code object.
+
+Invariant: what `original` returns is a second function object with the behaviour that was there before, and it is
+never redirected. Threads that are no ranks reach it through the replacement, which asks who is calling.
+
+In doubt: the layout (`PyCFunctionObject`) is CPython's own, though unchanged from 3.8 to 3.14; each object is looked at
+before it is written to, and a world is refused where something else is found there. A `weakref` to a built-in function,
+made by another thread between the two stores of `switch`, would be lost; there is no bytecode between them that lets
+another thread in.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from simdist.errors import UnsupportedError
+
+__all__ = ["Redirection", "can_be_redirected", "original"]
+
+_FASTCALL_KEYWORDS = 0x80 | 0x02
+_METHOD = 0x200  # the C function also gets its class: `PyCMethodObject`
+_MODULE, _WEAK, _ENTRY = 2, 3, 4  # places of words; before them the method's definition, and its first argument
+
+_api: Any = ctypes.pythonapi
+_new_function: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)(
+    ("PyCFunction_NewEx", _api)
+)
+_redirections: dict[int, Redirection] = {}  # by id of the function, which they keep alive
+_stands: dict[tuple[int, int, Any], _Stand] = {}  # by definition, first argument and maker: equal functions share one
+
+
+class _Definition(ctypes.Structure):
+    """`PyMethodDef`."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_void_p),
+    )
+
+
+def can_be_redirected(function: object) -> bool:
+    """True for a function of a module, be it built in or of Python; not for callable objects of other kinds."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return isinstance(function.__self__, types.ModuleType | type)
+    return isinstance(function, types.FunctionType)
+
+
+def original(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it is outside simulated ranks, whoever calls; the function itself if ranks have no other."""
+    redirection = _redirections.get(id(function))
+    return function if redirection is None else redirection.original
+
+
+class Redirection:
+    """A function with two behaviours.
+
+    Example:
+        >>> import time
+        >>> from time import time as early
+        >>> redirection = Redirection.of(time.time, lambda original: lambda: 0.0)
+        >>> redirection.switch(on=True)
+        >>> early()
+        0.0
+        >>> redirection.switch(on=False)
+    """
+
+    __slots__ = ("_code", "_made_by", "_words", "function", "original")
+
+    def __init__(self, function: Any, make: Callable[[Any], Callable[..., Any]]) -> None:
+        self.function = function
+        self._made_by = make
+        self._words: tuple[Any, Any, Any] | None = None  # of the object itself; and what to write there: on, off
+        self._code: tuple[Any, Any] | None = None  # on, off
+        self.original: Callable[..., Any]
+        if isinstance(function, types.FunctionType):
+            self.original = _copy_of_python(function)
+            self._code = (_code_calling(make(self.original), function.__code__), function.__code__)
+        else:
+            words = _words_of(function)
+            key = (words[0], id(function.__self__), make)
+            stand = _stands.get(key)
+            if stand is None:
+                stand = _stands[key] = _Stand(function, words, make)
+            self.original = stand.original
+            self._words = words, _five([*stand.first_words, words[_MODULE], words[_WEAK], _fast_entry()]), _five(words)
+
+    @classmethod
+    def of(cls, function: Any, make: Callable[[Any], Callable[..., Any]]) -> Redirection:
+        """The redirection of `function` to `make(original)`, made once: `make` must depend on nothing but that.
+
+        Raises:
+            UnsupportedError: this Python keeps its functions in another way.
+        """
+        known = _redirections.get(id(function))
+        if known is None or known._made_by is not make:
+            known = _redirections[id(function)] = cls(function, make)
+        return known
+
+    def switch(self, *, on: bool) -> None:
+        """Let the function object do the one or the other."""
+        if self._words is None:
+            assert self._code is not None
+            self.function.__code__ = self._code[0 if on else 1]
+            return
+        words, ours, theirs = self._words
+        new = ours if on else theirs
+        new[_WEAK] = words[_WEAK]
+        words[:] = new
+
+
+class _Stand:
+    """What a redirected built-in function refers to. Never given up: somebody may be in the middle of a call."""
+
+    __slots__ = ("_definition", "_module", "first_words", "original")
+
+    def __init__(self, function: Any, words: Any, make: Callable[[Any], Callable[..., Any]]) -> None:
+        was = _Definition.from_address(words[0])
+        self.original: Callable[..., Any] = _new_function(words[0], function.__self__, function.__module__)
+        kind = type("redirected", (types.ModuleType,), {"__call__": staticmethod(make(self.original))})
+        self._module = kind(getattr(function.__self__, "__name__", ""))
+        self._definition = _Definition(was.name, _vectorcall_address(), _FASTCALL_KEYWORDS, was.doc)
+        _api.Py_IncRef(ctypes.py_object(self._module))  # the reference that the functions hold meanwhile
+        self.first_words = ctypes.addressof(self._definition), id(self._module)
+
+
+def _five(words: Iterable[int]) -> Any:
+    return memoryview((ctypes.c_size_t * 5)(*words)).cast("B").cast("P")
+
+
+def _words_of(function: Any) -> Any:
+    """The five words behind the header of a built-in function.
+
+    Raises:
+        UnsupportedError: they are not what they have to be.
+    """
+    size = type(function).__basicsize__
+    if size >= object.__basicsize__ + 5 * ctypes.sizeof(ctypes.c_void_p):
+        array = (ctypes.c_size_t * 5).from_address(id(function) + object.__basicsize__)
+        words = memoryview(array).cast("B").cast("P")
+        if words[1] == id(function.__self__) and words[_MODULE] in (0, id(function.__module__)) and words[0]:
+            definition = _Definition.from_address(words[0])
+            if definition.name == function.__name__.encode() and not definition.flags & _METHOD:
+                return words
+    raise UnsupportedError(
+        f"this Python keeps its built-in functions otherwise than CPython 3.11 to 3.14 do ({function!r}): its clocks "
+        "can't be made virtual"
+    )
+
+
+def _copy_of_python(function: Any) -> Callable[..., Any]:
+    parts = (function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(function.__code__, function.__globals__, *parts)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__ = function.__qualname__
+    copy.__module__ = function.__module__
+    copy.__doc__ = function.__doc__
+    return copy
+
+
+@functools.cache
+def _vectorcall_address() -> int:
+    return ctypes.cast(_api.PyObject_Vectorcall, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def _fast_entry() -> int:
+    """The entry point that goes with `METH_FASTCALL | METH_KEYWORDS`, which only another function can tell."""
+    for function in vars(builtins).values():
+        if type(function) is types.BuiltinFunctionType:
+            words = _words_of(function)
+            if _Definition.from_address(words[0]).flags == _FASTCALL_KEYWORDS and words[_ENTRY]:
+                return int(words[_ENTRY])
+    raise UnsupportedError("this Python has no built-in function that takes keyword arguments: clocks can't be virtual")
+
+
+def _template(*args: Any, **kwargs: Any) -> Any:
+    callee: Any = "the replacement"
+    return callee(*args, **kwargs)
+
+
+def _code_calling(replacement: Callable[..., Any], code: types.CodeType) -> types.CodeType:
+    """Code for a function with the name of `code` that calls `replacement`."""
+    constants = tuple(replacement if each == "the replacement" else each for each in _template.__code__.co_consts)
+    # A function takes only code with as many free variables as it has cells.
+    return _template.__code__.replace(
+        co_consts=constants, co_name=code.co_name, co_qualname=code.co_qualname, co_freevars=code.co_freevars
+    )

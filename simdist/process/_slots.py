@@ -1,0 +1,122 @@
+"""State that Python keeps once per interpreter, and that each process of a world has for itself.
+
+What nearly every process changes (arguments, streams, random generators) is swapped at each hand-over by code written
+for it, in `Slots.switch`. The layers above add functions of the same kind for theirs. A *slot* is for state that few
+programs touch: it is described once, and swapped from the moment that a rank first touches it, so that a world in which
+nobody does pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from simdist.process._process import SimProcess
+from simdist.process._randomness import GlobalGenerator, RandomStates
+
+__all__ = ["Slot", "Slots", "Swap"]
+
+_S = TypeVar("_S")
+Swap = Callable[[SimProcess | None, SimProcess | None], None]
+"""Called with the process that loses the baton and the one that gets it; None stands for the host."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot(Generic[_S]):
+    """A piece of state.
+
+    `save` reads what is there now and `load` sets it; `fresh` is what a process starts with, given what the host has.
+    It is called at a hand-over, on whatever thread, and must not ask who runs.
+    """
+
+    name: str
+    save: Callable[[], _S]
+    load: Callable[[_S], None]
+    fresh: Callable[[SimProcess, _S], _S]
+
+
+class _Swapped(Generic[_S]):
+    """A slot while a world lives, and what each process has in it.
+
+    Invariant: the slot holds the state of the process with the baton, or the host's while none has it; everybody
+    else's is in `_kept`.
+    """
+
+    def __init__(self, slot: Slot[_S], running: SimProcess | None) -> None:
+        self._slot = slot
+        self._kept: dict[SimProcess | None, _S] = {}
+        self.swap(None, running)
+
+    def swap(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
+        """The baton goes from one process to another; None stands for the host."""
+        slot, kept = self._slot, self._kept
+        kept[leaving] = slot.save()
+        if entering is None or entering in kept:
+            slot.load(kept[entering])
+        else:
+            slot.load(slot.fresh(entering, kept[None]))
+
+
+class Slots:
+    """Everything that is swapped when the baton goes from one process to another.
+
+    Example:
+        >>> slots = Slots(0, third)
+        >>> simulation = Simulation(on_switch=slots.switch)
+    """
+
+    def __init__(self, seed: int, third: GlobalGenerator) -> None:
+        self.random = RandomStates(seed, third)
+        self._argv = sys.argv
+        self._streams = sys.stdout, sys.stderr
+        self._excepthook = sys.excepthook
+        self._system = vars(sys)  # to set an attribute of a module costs three times as much
+        self._swaps: list[Swap] = []
+        self._own: set[Slot[Any]] = set()
+
+    def remember_host(self) -> None:
+        """What is there now, the replacements of streams included, is what threads that are no ranks find."""
+        self._argv = sys.argv
+        self._streams = sys.stdout, sys.stderr
+        self._excepthook = sys.excepthook
+
+    def restore(self) -> None:
+        """Put back what the host had."""
+        self._show_host()
+        self.random.restore()
+
+    def add(self, swap: Swap) -> None:
+        """Call `swap` as well, from the next hand-over on."""
+        self._swaps.append(swap)
+
+    def separate(self, slot: Slot[Any], running: SimProcess) -> None:
+        """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
+        if slot not in self._own:
+            self._own.add(slot)
+            self._swaps.append(_Swapped(slot, running).swap)
+
+    def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
+        """Swap what is process-wide. Hot: called by the kernel at each hand-over to another process."""
+        random, system = self.random, self._system
+        if leaving is not None:
+            leaving.argv = system["argv"]
+            leaving.streams = system["stdout"], system["stderr"]
+            leaving.excepthook = system["excepthook"]
+            leaving.random_states = random.save()
+        if entering is None:
+            self._show_host()
+        else:
+            system["argv"] = entering.argv
+            system["stdout"], system["stderr"] = entering.streams or self._streams
+            system["excepthook"] = entering.excepthook or self._excepthook
+            if entering.random_states is not random.loaded:
+                random.load(entering.random_states)
+        for swap in self._swaps:
+            swap(leaving, entering)
+
+    def _show_host(self) -> None:
+        sys.argv = self._argv
+        sys.stdout, sys.stderr = self._streams
+        sys.excepthook = self._excepthook

@@ -1,0 +1,74 @@
+"""A rank's own temporary names and folder.
+
+Module `tempfile` keeps the folder that it has found and the generator of its names. From the first moment that a rank
+asks for either, each rank has its own: names drawn from its entropy, and the folder that its own TMPDIR names. (To set
+`tempfile.tempdir` is not to ask: a rank that does so before anybody has asked sets it for all ranks, though never for
+the host.)
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._environ import host_environ
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._slots import Slot
+
+__all__ = ["install"]
+
+_State = tuple[str | None, Any]
+_FOLDERS = ("TMPDIR", "TEMP", "TMP")
+
+_module: Any = tempfile  # has what the stubs leave out
+
+
+def _save() -> _State:
+    return _module.tempdir, _module._name_sequence
+
+
+def _load(state: _State) -> None:
+    _module.tempdir, _module._name_sequence = state
+
+
+def _fresh(process: SimProcess, host: _State) -> _State:
+    own: Any = process.environ
+    hosts = host_environ()
+    alike = all(own.get(os.fsencode(name)) == hosts.get(os.fsencode(name)) for name in _FOLDERS)
+    return host[0] if alike else None, None
+
+
+_SLOT: Slot[_State] = Slot("tempfile", _save, _load, _fresh)
+
+
+def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def look(*args: Any, **kwargs: Any) -> Any:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None:
+            return original(*args, **kwargs)
+        runtime.separate(_SLOT)
+        drawn = dict(process.entropy)
+        result = original(*args, **kwargs)
+        # To look for a folder draws a name; whether that is needed depends on what the host has done before.
+        process.entropy = drawn
+        return result
+
+    return look
+
+
+_REPLACEMENTS = tuple(
+    Replacement(tempfile, name, _separating)
+    for name in ("_get_candidate_names", "_gettempdir")
+    if hasattr(tempfile, name)
+)
+
+
+def install(patches: Patches) -> None:
+    """Watch for a rank that wants a temporary name."""
+    patches.replace(tempfile, "tempdir", tempfile.tempdir)  # a rank may set it
+    patches.redirect(_REPLACEMENTS)

@@ -1,0 +1,69 @@
+"""UUIDs made of a clock and of the machine's address.
+
+Module `uuid` keeps the last time that it handed out, and asks the network interfaces; a rank has its own last time, in
+virtual time, and the address of the host that it lives on. The functions stay Python's, run over a copy of the module's
+variables that belongs to the process. (UUIDs of chance come from `os.urandom`, as ever.)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._process import SimProcess
+from simdist.process._redirect import original
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+
+__all__ = ["install"]
+
+_MULTICAST = 1 << 40  # marks an address that no interface has, as RFC 4122 asks for
+_OF_TIME = ("uuid1", "uuid6", "uuid7", "getnode")
+
+
+def _variables_of(process: SimProcess) -> dict[str, Any]:
+    """What the module's functions read and write, for one process."""
+    runtime = current_runtime()
+    assert runtime is not None
+    of_all: dict[SimProcess, dict[str, Any]] = runtime.extras.setdefault("uuid", {})
+    if process not in of_all:
+        words = f"{runtime.seed} host {process.host.name}"
+        node = int.from_bytes(hashlib.shake_128(words.encode()).digest(6)) | _MULTICAST
+        own = of_all[process] = dict(vars(uuid))
+        own |= {name: None for name in own if name.startswith(("_last_", "_generate_time", "_UuidCreate"))}
+        own["_node"] = node
+        for replacement in _REPLACEMENTS:
+            real: Any = original(replacement.function)
+            own[replacement.name] = types.FunctionType(real.__code__, own, replacement.name, real.__defaults__)
+    return of_all[process]
+
+
+def _of_process(real: Callable[..., Any]) -> Callable[..., Any]:
+    name = real.__name__
+
+    @functools.wraps(real)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is None:
+            return real(*args, **kwargs)
+        if name in ("uuid1", "uuid6") and len(args) < 2 and kwargs.get("clock_seq") is None:
+            # Python would draw one from the global generator, which ranks may have seeded alike.
+            kwargs["clock_seq"] = process.pid & 0x3FFF
+        return _variables_of(process)[name](*args, **kwargs)
+
+    return make
+
+
+_REPLACEMENTS = tuple(
+    Replacement(uuid, name, _of_process)
+    for name in _OF_TIME
+    if isinstance(getattr(uuid, name, None), types.FunctionType)
+)
+
+
+def install(patches: Patches) -> None:
+    """Replace what makes UUIDs of time."""
+    patches.redirect(_REPLACEMENTS)

@@ -1,0 +1,67 @@
+"""The keywords by which a test gives a fault to `sim`, and what they are as fields of the fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from simdist.testing._plugin._settings import nanoseconds
+from simdist.values import guess_or_list
+
+__all__ = ["CommonWords", "SpanWords", "Time", "TriggerWords", "fields_from"]
+
+Time = str | int  # "50ms", or nanoseconds
+
+
+class CommonWords(TypedDict, total=False):
+    """Of every fault; see `simdist.faults.Fault`."""
+
+    name: str
+    after: str
+    optional: bool
+
+
+class TriggerWords(CommonWords, total=False):
+    """When a rank is struck; see `simdist.faults.RankFault`."""
+
+    at: Time | None
+    period: Time | None
+    step: int | None
+    point: str | None
+    op: str | None
+    nth: int | None
+    every: int | None
+    when: Literal["before", "during", "after"]
+    probability: float | None
+    life: int | None
+
+
+class SpanWords(CommonWords, total=False):
+    """From when until when a fault lasts; see `simdist.faults.LastingFault`."""
+
+    start: Time
+    until: Time | None
+
+
+_FIELDS = {"step": "at_step", "point": "at_point"}
+_TIMES = ("at", "period", "start", "until")
+
+
+def fields_from(method: str, words: Mapping[str, Any], known: type) -> dict[str, Any]:
+    """The keywords of `method` as fields of a fault.
+
+    Raises:
+        TypeError: one is not among the `known`.
+        ArgumentError: a time is none.
+    """
+    fields: dict[str, Any] = {}
+    for word, value in words.items():
+        if word not in known.__annotations__:  # of a TypedDict: its bases' words are there, too
+            raise TypeError(
+                f"{method}() got an unexpected keyword argument {word!r}{guess_or_list(word, known.__annotations__)}"
+            )
+        if word in _TIMES:
+            fields[f"{word}_ns"] = None if value is None else nanoseconds(value, word)
+        else:
+            fields[_FIELDS.get(word, word)] = value
+    return fields

@@ -1,0 +1,76 @@
+"""Which wing of simdist.c10d imports which, and what none of them may know."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import simdist
+
+HOME = Path(str(simdist.__file__)).parent / "c10d"
+WINGS = ("surface", "engine", "backends", "watch")  # each may import those before it
+BACKENDS = sorted(path.name for path in (HOME / "backends").iterdir() if (path / "__init__.py").exists())
+
+
+def modules(wing: str) -> list[Path]:
+    return sorted((HOME / wing).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a file imports when it is imported itself, or later; not those for type checkers only."""
+    tree = ast.parse(path.read_text())
+    typing = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.If) and "TYPE_CHECKING" in ast.unparse(outer.test)
+        for node in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_imports_only_those_before_it(wing: str) -> None:
+    later = WINGS[WINGS.index(wing) + 1 :]
+
+    wrong = [
+        f"{path.relative_to(HOME)} imports {name}"
+        for path in modules(wing)
+        for name in imported(path)
+        if name == "simdist.c10d" or name.startswith(tuple(f"simdist.c10d.{each}" for each in later))
+    ]
+    assert modules(wing)
+    assert wrong == []
+
+
+def test_backends_do_not_know_each_other() -> None:
+    wrong = [
+        f"{path.relative_to(HOME)} imports {name}"
+        for backend in BACKENDS
+        for path in modules(f"backends/{backend}")
+        for name in imported(path)
+        for other in BACKENDS
+        if other != backend and name.startswith(f"simdist.c10d.backends.{other}")
+    ]
+    assert BACKENDS == ["gloo", "ideal"]
+    assert wrong == []
+
+
+def test_the_engine_asks_no_backend_for_its_name() -> None:
+    named = [
+        f"{path.name}:{node.lineno}"
+        for path in modules("engine")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare) and any(word in ast.unparse(node) for word in ("'gloo'", "'sim'", ".name =="))
+        if ".backend" in ast.unparse(node)
+    ]
+    assert named == []

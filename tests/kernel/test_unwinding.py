@@ -1,0 +1,42 @@
+"""What is left in the interpreter when a task had to be made to end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+STUBBORN = """
+import sys
+from simdist.kernel import Simulation
+
+def swallow():
+    while True:
+        try:
+            simulation.sleep(10**9)
+        except BaseException:
+            {again}
+
+simulation = Simulation()
+simulation.spawn(swallow, "stubborn")
+simulation.spawn(lambda: simulation.sleep(1), "done")
+simulation.run_until(5)
+simulation.close()
+
+calls = []
+sys.setprofile(lambda frame, event, argument: calls.append(event))
+(lambda: None)()
+sys.setprofile(None)
+print(calls.count("call"))
+"""
+
+
+@pytest.mark.parametrize("again", ["pass", "sum(range(100000))"])
+def test_a_profiler_works_after_a_task_was_made_to_end(again: str) -> None:
+    # In CPython 3.11 it hung at the first call. In a process of its own: such a hang can't be interrupted.
+    command = [sys.executable, "-c", STUBBORN.format(again=again)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stdout.strip() == "1", done.stderr

@@ -1,0 +1,161 @@
+"""The report of a run that failed: the same everywhere, and it names what no exception can."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+import simdist
+from simdist.errors import RunFailedError
+from simdist.faults import Crash, Hang
+from simdist.result import LINES, WIDTH, Event, report_of
+from simdist.result._collectives import uneven_collectives
+
+
+def _issue(rank: int, number: int, op: str = "all_reduce", *, size: int = 1, group: str = "0") -> Event:
+    data = {"op": op, "group": group, "seq": number, "nbytes": 4 * size, "dtype": "float32", "shape": [size]}
+    return Event(0, "issue", rank, data)
+
+
+def _group(*ranks: int, name: str = "0") -> Event:
+    return Event(0, "group", -1, {"group": name, "ranks": list(ranks), "desc": ""})
+
+
+def _one_more(extra: int, group_again: bool = False) -> None:
+    for _ in range(2 if group_again else 1):
+        dist.init_process_group("gloo")
+        for _ in range(2):
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    for _ in range(3 if dist.get_rank() == extra else 2):
+        dist.all_reduce(torch.ones(1))
+
+
+# -- collectives that ranks did not call alike ----------------------------------------------------------------------
+
+
+def test_a_rank_that_issues_one_collective_more_is_named() -> None:
+    result = simdist.run(_one_more, world_size=4, args=(1, True))
+
+    with pytest.raises(RunFailedError) as caught:
+        result.raise_for_failure()
+
+    assert (
+        "\nonly rank 1 called collective #2 of group '0', all_reduce of float32[1]; ranks 0, 2, 3 never did\n"
+        in str(caught.value)
+    )
+
+
+def test_a_rank_that_issues_one_collective_fewer_is_named() -> None:
+    events = [
+        _group(0, 1, 2),
+        *(_issue(rank, number) for number in range(2) for rank in range(3)),
+        *map(_third, (0, 2)),
+    ]
+
+    assert uneven_collectives(events, strict=False) == [
+        "ranks 0, 2 called collective #2 of group '0', all_reduce of float32[1]; rank 1 never did"
+    ]
+
+
+def _third(rank: int) -> Event:
+    return _issue(rank, 2)
+
+
+def test_the_members_of_a_group_are_those_that_it_has_when_it_is_made_anew() -> None:
+    first = [_group(0, 1, 2), *(_issue(rank, number) for number in range(3) for rank in range(3))]
+    again = [_group(0, 2), *(_issue(rank, number, "barrier") for number in range(2) for rank in (0, 2))]
+
+    assert uneven_collectives([*first, *again], strict=False) == []
+
+
+def test_only_the_last_life_counts() -> None:
+    died = [_group(0, 1), _issue(0, 0)]
+    restarted = [Event(5, "restart", -1, {"life": 1}), _group(0, 1), _issue(0, 0), _issue(1, 0)]
+
+    assert len(uneven_collectives(died, strict=False)) == 1
+    assert uneven_collectives([*died, *restarted], strict=False) == []
+
+
+def test_a_group_whose_members_never_met_misses_nobody() -> None:
+    assert uneven_collectives([_issue(0, 0)], strict=False) == []
+
+
+@pytest.mark.parametrize(("strict", "lines"), [(False, 2), (True, 1)])
+def test_ranks_that_call_another_collective_are_told_apart(strict: bool, lines: int) -> None:
+    events = [_group(0, 1, 2), _issue(0, 0), _issue(1, 0, size=2), _issue(2, 0, "barrier", size=0)]
+
+    told = uneven_collectives(events, strict=strict)
+
+    assert told[0] == (
+        "ranks disagree on collective #0 of group '0': rank 0 all_reduce of float32[1]; "
+        "rank 1 all_reduce of float32[2]; rank 2 barrier"
+    )
+    assert len(told) == lines
+
+
+# -- one report everywhere ------------------------------------------------------------------------------------------
+
+
+def test_the_error_the_summary_and_spawn_have_the_same_report() -> None:
+    def fails(rank: int) -> None:
+        if rank == 1:
+            raise ValueError("bad batch")
+
+    context = simdist.spawn(fails, nprocs=2, join=False)
+    assert context is not None
+    with pytest.raises(ProcessRaisedException) as spawned:
+        context.join()
+    assert context.result is not None
+    result = simdist.run(lambda: fails(int(__import__("os").environ["RANK"])), world_size=2)
+    with pytest.raises(RunFailedError) as caught:
+        result.raise_for_failure()
+
+    report = report_of(result)
+    assert str(caught.value) == f"{report.headline}\n{report}"
+    assert json.loads(json.dumps(result.summary()))["report"] == str(report)
+    assert spawned.value.__notes__ == [str(report_of(context.result))]
+    assert report_of(context.result).ranks[:2] == report.ranks[:2]
+
+
+def test_a_run_that_did_well_has_no_report() -> None:
+    assert simdist.run(lambda: None, world_size=2).summary()["report"] is None
+
+
+def test_the_faults_that_struck_are_told_up_to_a_number() -> None:
+    faults = [Hang(rank=rank, at_ns=rank, duration_ns=5_000_000) for rank in range(6)]
+    result = simdist.run(_waits, world_size=6, faults=[*faults, Crash(rank=0, at_ns=100)])
+
+    assert report_of(result).faults == (
+        "fault at 0 ns: rank 0 hangs for 5 ms",
+        "fault at 1 ns: rank 1 hangs for 5 ms",
+        "fault at 2 ns: rank 2 hangs for 5 ms",
+        "fault at 3 ns: rank 3 hangs for 5 ms",
+        "and 3 more faults",
+    )
+
+
+def _waits() -> None:
+    import time
+
+    time.sleep(1)
+
+
+def test_a_report_has_so_many_lines_of_so_many_letters_at_most() -> None:
+    def prints() -> None:
+        for line in range(50):
+            print("line", line, "x" * 200)
+        for step in range(9):
+            simdist.step(step)
+        raise ValueError("y" * 300)
+
+    result = simdist.run(prints, world_size=40)
+
+    lines = report_of(result).lines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) == WIDTH

@@ -1,0 +1,62 @@
+"""The settings of a run are defined once, in `simdist._settings.RunSettings`; every way to start one has the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+import simdist
+from simdist._settings import SETTINGS, RunSettings
+from simdist._world import WorldSpec
+from simdist.scenario import Plan
+from simdist.testing._plugin._settings import MARKER, Settings
+
+FIELDS = {field.name: field for field in dataclasses.fields(RunSettings)}
+DEFAULTS = {name: field.default for name, field in FIELDS.items()}
+
+
+def _parameters(function: Any) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+
+def test_each_setting_has_a_spec() -> None:
+    assert set(FIELDS) <= set(SETTINGS)
+
+
+def test_run_takes_every_setting_with_its_default() -> None:
+    parameters = _parameters(simdist.run)
+    own = {"fn", "args", "kwargs", "replay"}
+
+    assert {name: default for name, default in parameters.items() if name not in own} == {
+        name: inspect.Parameter.empty if default is dataclasses.MISSING else default
+        for name, default in DEFAULTS.items()
+    }
+
+
+def test_a_world_has_the_settings_and_no_defaults_of_its_own() -> None:
+    assert issubclass(WorldSpec, RunSettings)
+    assert set(FIELDS).isdisjoint(vars(WorldSpec).get("__annotations__", {}))
+
+
+@pytest.mark.parametrize("name", sorted(set(MARKER) & set(FIELDS)))
+def test_the_marker_has_the_defaults_of_a_run(name: str) -> None:
+    own = {"world_size": 4, "policy": None}  # None: by the seed
+
+    assert getattr(Settings(), name) == own.get(name, DEFAULTS[name])
+
+
+def test_spawn_takes_the_defaults_of_a_run() -> None:
+    parameters = _parameters(simdist.spawn)
+
+    assert {name: default for name, default in parameters.items() if name in FIELDS} == {
+        name: DEFAULTS[name] for name in ("seed", "faults")
+    }
+
+
+def test_a_scenarios_plan_has_what_a_file_can_say_under_the_same_names() -> None:
+    plan = {field.name for field in dataclasses.fields(Plan)}
+
+    assert set(FIELDS) - plan == {"argv", "record_results", "stall_s", "echo", "progress"}
