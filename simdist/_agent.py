@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from simdist.cluster import Host
 from simdist.kernel import Simulation
 from simdist.process import SimProcess
+from simdist.records import restarted
 
 __all__ = ["Agent"]
 
@@ -79,6 +80,6 @@ class Agent:
         self._simulation.call_at(self._simulation.now_ns + RESTART_NS, self._rejoin)
 
     def _begin(self, life: int) -> None:
-        self._simulation.events.add((self._simulation.now_ns, "restart", -1, life))
+        self._simulation.bus.record(restarted(self._simulation.now_ns, -1, life))
         self._start(life)
         self._simulation.let_end()

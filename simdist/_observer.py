@@ -1,4 +1,4 @@
-"""Those who watch worlds from inside: they see each event when it is made, on the thread that makes it.
+"""Those who watch worlds from inside: each world shows them its bus when it is made, and they listen there.
 
 Nobody does unless asked to: a world looks once, when it is made, whether there is anyone.
 """
@@ -7,30 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from simdist.kernel import Simulation
-    from simdist.process import SimProcess
-    from simdist.result import RunResult
+from simdist.kernel import Bus
+from simdist.result import RunResult
 
-__all__ = ["Observer", "observed_by", "observers"]
-
-_Any = TypeVar("_Any", bound="Observer")
-_watching: list[Observer] = []
+__all__ = ["Observer", "WorldEnded", "observed_by", "observers"]
 
 
-class Observer:
-    """Overrides what it wants to know. It must change nothing in the world."""
+@dataclass(frozen=True, slots=True)
+class WorldEnded:
+    """Told: a world is gone, with this result."""
 
-    def world_begins(self, simulation: Simulation) -> None:
+    result: RunResult
+
+
+class Observer(Protocol):
+    """Listens to worlds. It must change nothing in them."""
+
+    def world_begins(self, bus: Bus) -> None:
         """A world is there; nothing has happened in it yet."""
+        ...
 
-    def rank_begins(self, process: SimProcess) -> None:
-        """A rank is about to call the user's function; called on the rank's own thread."""
 
-    def world_ends(self, result: RunResult) -> None:
-        """The world ended with this result."""
+_Any = TypeVar("_Any", bound=Observer)
+_watching: list[Observer] = []
 
 
 @contextmanager

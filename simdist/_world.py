@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from simdist._agent import Agent
-from simdist._observer import observers
+from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen
 from simdist.cluster import Cluster, Host, Network, build
@@ -23,7 +23,8 @@ from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults._injector import Injector
 from simdist.frames import is_ours, raising_line, user_line
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
-from simdist.process import Runtime, SimProcess, Slots, encoded
+from simdist.process import RankBegan, Runtime, SimProcess, Slots, encoded
+from simdist.records import started
 from simdist.result import RankResult, RunResult
 from simdist.trace import EventStream
 
@@ -93,9 +94,8 @@ class World:
         network.clock = self._simulation
         self._simulation.wrap_steps(unseen)
         self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed, echo=spec.echo)
-        self._observers = observers()
-        for observer in self._observers:
-            observer.world_begins(self._simulation)
+        for observer in observers():
+            observer.world_begins(self._simulation.bus)
         cluster = self._cluster
         self._hosts = {name: Host(name, cluster.ranks_of(name), network) for name in cluster.hosts}
         self._hosts[cluster.hosts[0]].listeners.append(self._on_first_host)
@@ -111,7 +111,7 @@ class World:
         self._store: StoreServer | None = None  # the agent's, of the present life
         self._lives: list[list[SimProcess]] = []
         self._leaked: list[str] = []
-        self._finished: RunResult | None = None  # told to the observers when the world is gone
+        self._finished: RunResult | None = None  # told when the world is gone
         self._undo = contextlib.ExitStack()
         self._base_environ: dict[Any, Any] = {}
 
@@ -149,7 +149,7 @@ class World:
             stack.callback(self._runtime.deactivate)
             stack.callback(self._slots.restore)
             stack.callback(self._torch.uninstall)
-            self._torch.install()
+            self._torch.install(self._simulation.bus)
             stack.callback(self._end_threads)
             self._injector = Injector(
                 self._simulation, self._network, self._spec.faults, self._lose_store, seed=self._spec.seed
@@ -205,8 +205,7 @@ class World:
         self._undo.close()
         finished, self._finished = self._finished, None
         if finished is not None:
-            for observer in self._observers:
-                observer.world_ends(finished)
+            self._simulation.bus.tell(WorldEnded(finished))
         if self._leaked:
             leaked, self._leaked = self._leaked, []
             raise InternalError(f"threads of {', '.join(leaked)} did not end with their world, and are left behind")
@@ -305,7 +304,7 @@ class World:
         for process in processes:
             name = f"rank {process.rank}" if life == 0 else f"rank {process.rank} (life {life})"
             process.spawn(functools.partial(self._main, process), name)
-            simulation.events.add((simulation.now_ns, "start", process.rank, life, process.pid, process.host.name))
+            simulation.bus.record(started(simulation.now_ns, process.rank, life, process.pid, process.host.name))
         assert self._injector is not None
         self._injector.start_life(life, dict(enumerate(processes)))
 
@@ -346,8 +345,8 @@ class World:
         """A rank's life: the user's function, and how a process ends after it."""
         torch.autograd.set_multithreading_enabled(False)
         torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
-        for observer in self._observers:
-            observer.rank_begins(process)
+        if self._simulation.bus.hears(RankBegan):
+            self._simulation.bus.tell(RankBegan(process))
         status: Literal["returned", "raised", "exited"] = "returned"
         code, error = 0, None
         try:

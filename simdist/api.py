@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from simdist._replay import ALWAYS, call_text
 from simdist._settings import check_settings
 from simdist._world import World, WorldSpec
-from simdist.c10d import PointReached, StepReached
-from simdist.process import SimProcess, current_process
+from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process
+from simdist.records import step_begun
 from simdist.result import RunResult
 
 if TYPE_CHECKING:
@@ -171,9 +171,9 @@ def step(index: int) -> None:
         return
     simulation = process.simulation
     simulation.check()
-    simulation.events.add((simulation.now_ns, "step", process.rank, int(index)))
+    simulation.bus.record(step_begun(simulation.now_ns, process.rank, int(index)))
     if simulation.bus.wants(StepReached):
-        _suffer(process, StepReached(process, int(index)))
+        _announce(process, StepReached(process, int(index)))
 
 
 def point(name: str) -> None:
@@ -187,18 +187,16 @@ def point(name: str) -> None:
     simulation = process.simulation
     simulation.check()
     if simulation.bus.wants(PointReached):
-        _suffer(process, PointReached(process, str(name)))
+        _announce(process, PointReached(process, str(name)))
 
 
-def _suffer(process: SimProcess, event: object) -> None:
-    """Announce what a program says of itself, and act on the verdict."""
-    simulation = process.simulation
-    verdict = simulation.bus.announce(event)
-    if verdict.strike is not None:
-        verdict.strike()
-        simulation.sleep(0)
-    if verdict.error is not None:
-        raise verdict.error
+def _announce(process: SimProcess, event: StepReached | PointReached) -> None:
+    """Announce what a program says of itself, and act on the verdict. It takes no time, so "during" is at once."""
+    what = "step" if isinstance(event, StepReached) else "point"
+    left = carry_out(process, process.simulation.bus.announce(event), what, yields=True)
+    if left is not None:
+        left[1]()
+        process.simulation.sleep(0)
 
 
 # Checked even if they are what stands in `_DEFAULTS`: what has to be given, and what faults are held against.

@@ -9,9 +9,8 @@ from simdist.c10d._install import RankState, TorchState, group_maker
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend, Done, Flow
 from simdist.c10d.surface import Operation
-from simdist.c10d.surface._events import OperationIssued, PointReached, StepReached, StoreRequested
+from simdist.c10d.surface._events import OperationCalled, PayloadSampled, StoreRequested
 from simdist.c10d.surface._generators import torch_generator
-from simdist.c10d.surface._memory import whole_payloads
 from simdist.c10d.surface._modes import unseen
 from simdist.c10d.surface._store import StoreServer
 from simdist.c10d.surface._tcp_store import host_server
@@ -24,10 +23,9 @@ __all__ = [
     "Done",
     "Flow",
     "Operation",
-    "OperationIssued",
-    "PointReached",
+    "OperationCalled",
+    "PayloadSampled",
     "RankState",
-    "StepReached",
     "StoreRequested",
     "StoreServer",
     "TorchState",
@@ -36,5 +34,4 @@ __all__ = [
     "problems_at_end",
     "torch_generator",
     "unseen",
-    "whole_payloads",
 ]

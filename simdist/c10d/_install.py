@@ -25,10 +25,11 @@ from simdist.c10d import _replacements
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend
 from simdist.c10d.engine._rendezvous import connect
-from simdist.c10d.surface import _generators, _host_stores, _meshes
+from simdist.c10d.surface import _generators, _host_stores, _memory, _meshes
 from simdist.c10d.surface._backend_tables import BackendTables
 from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
 from simdist.c10d.surface._compiled import CompiledCode
+from simdist.c10d.surface._events import WorkIssued
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._host_stores import is_hosts, refusal
 from simdist.c10d.surface._identity import Device, GroupOptions, create_default_device, create_device
@@ -38,9 +39,12 @@ from simdist.c10d.surface._work import SimFuture
 from simdist.c10d.watch import _flight_record, _profiling
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.c10d.watch._flight_record import FlightRecord, flight_record_of
+from simdist.c10d.watch._profiling import ProfiledCalls
+from simdist.c10d.watch._results import note_results
 from simdist.c10d.watch._strict import Strict
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
+from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["RankState", "TorchState", "group_maker"]
@@ -72,12 +76,11 @@ class RankState:
         "init_method",
         "profile",
         "ranks_in_making",
-        "results",
         "unwaited",
         "world",
     )
 
-    def __init__(self, debug_level: Any, results: bool = False) -> None:
+    def __init__(self, debug_level: Any) -> None:
         self.world = RankWorld()
         self.init_method: Any = None
         self.default_dtype = torch.float32
@@ -86,8 +89,7 @@ class RankState:
         self.futures: dict[SimFuture, None] = {}  # not done yet
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
         self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
-        self.profile: Callable[..., None] | None = None  # told of each operation while the rank's profiler runs
-        self.results = results  # each work notes a checksum over what its tensors hold
+        self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
@@ -175,7 +177,7 @@ class TorchState:
 
     Example:
         >>> state = TorchState(network, backend="gloo")
-        >>> state.install()
+        >>> state.install(simulation.bus)
         >>> slots.add(state.switch)     # keeps ranks apart from here on
         >>> state.uninstall()
     """
@@ -196,10 +198,15 @@ class TorchState:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def install(self) -> None:
-        """Make torch's names simulated on ranks."""
+    def install(self, bus: Bus) -> None:
+        """Make torch's names simulated on ranks; what is to be watched is heard of on the world's bus."""
         global _present
         _present = self
+        _memory.bus = bus
+        if self._judge is not None:
+            bus.listen(WorkIssued, self._judge.on_issue)
+        if self._results:
+            note_results(bus)
         host = self._host = RankState(_c.get_debug_level())
         host.init_method = c10d._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
@@ -242,7 +249,7 @@ class TorchState:
     def uninstall(self) -> None:
         """Put everything back."""
         global _present
-        _present = None
+        _present = _memory.bus = None
         host = self._host
         assert host is not None
         self._backends.load(None)
@@ -264,11 +271,11 @@ class TorchState:
         """
         assert self._host is not None
         if debug is None:
-            return RankState(self._host.debug_level, self._results)
+            return RankState(self._host.debug_level)
         level = _level_named(debug)
         if level is None:
             raise SimdistError(f"TORCH_DISTRIBUTED_DEBUG is {debug!r}; expected OFF, INFO or DETAIL")
-        return RankState(level, self._results)
+        return RankState(level)
 
     # -- switching -----------------------------------------------------------------------------------------------
 

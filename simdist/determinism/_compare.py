@@ -65,7 +65,7 @@ def compare(one: Recording, other: Recording) -> Difference | None:
 def _version(noted: Noted | None) -> Version:
     if noted is None:
         return Version(None, -1, None)
-    event = event_of(noted.record)
+    event = event_of(noted.record.packed)
     data = {"kind": event.kind, "rank": event.rank, "time_ns": event.time_ns, **event.data}
     if noted.whole:
         data["whole payload"] = json.dumps(noted.whole)

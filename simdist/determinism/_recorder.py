@@ -11,23 +11,36 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
-from simdist._observer import Observer, observed_by
-from simdist.c10d import whole_payloads
+from simdist._observer import WorldEnded, observed_by
+from simdist.c10d import PayloadSampled
 from simdist.determinism._describe import describe
 from simdist.determinism._lines import Budget, LineTrace, trace_lines
 from simdist.determinism._recording import MAIN, Noted, Recording, WorldRecord
 from simdist.determinism._surroundings import looked_at, shaken
 from simdist.frames import Line, is_user_file, user_frame
-from simdist.kernel import Simulation
-from simdist.process import SimProcess, current_process
-from simdist.result import RunResult
+from simdist.kernel import Bus
+from simdist.process import RankBegan, current_process
+from simdist.records import (
+    Completed,
+    Delayed,
+    Failed,
+    FaultTold,
+    Issued,
+    Printed,
+    Record,
+    Slept,
+    StepBegun,
+    StoreAsked,
+)
 
 __all__ = ["record", "recording"]
 
-_ON_RANK = ("issue", "sleep", "delay", "step", "store", "output", "fault")  # made by the rank's own thread
+_ON_RANK = (Issued, Slept, Delayed, StepBegun, StoreAsked, Printed, FaultTold)  # made by the rank's own thread
 
 
-class _Recorder(Observer):
+class _Recorder:
+    """An observer of worlds."""
+
     def __init__(self, into: Recording, *, lines: bool) -> None:
         self._into = into
         self._lines = lines
@@ -35,42 +48,45 @@ class _Recorder(Observer):
         self._whole: list[int] = []
         self._issued: dict[tuple[Any, ...], tuple[Line | None, int]] = {}
 
-    def world_begins(self, simulation: Simulation) -> None:
+    def world_begins(self, bus: Bus) -> None:
         world = WorldRecord()
         self._into.worlds.append(world)
         self._issued.clear()
         beside = {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
         self._into.threads = tuple(sorted(beside | set(self._into.threads)))
-        simulation.events.watch(lambda record: self._note(world, record))
-
-    def rank_begins(self, process: SimProcess) -> None:
+        bus.listen(Record, lambda record: self._note(world, record))
+        bus.listen(PayloadSampled, lambda event: self._whole.append(event.crc))
         if self._lines:
-            trace = LineTrace()
-            self._into.traces[len(self._into.worlds) - 1, process.rank, process.life] = trace
-            trace_lines(trace, self._budget)
+            bus.listen(RankBegan, self._on_rank)
+        bus.listen(WorldEnded, self._on_end)
 
-    def world_ends(self, result: RunResult) -> None:
+    def _on_rank(self, event: RankBegan) -> None:
+        trace = LineTrace()
+        self._into.traces[len(self._into.worlds) - 1, event.process.rank, event.process.life] = trace
+        trace_lines(trace, self._budget)
+
+    def _on_end(self, event: WorldEnded) -> None:
         world = self._into.worlds[-1]
-        world.digest = result.digest
-        world.values = [describe(rank.value) for rank in result.ranks]
+        world.digest = event.result.digest
+        world.values = [describe(rank.value) for rank in event.result.ranks]
 
-    def _note(self, world: WorldRecord, record: tuple[Any, ...]) -> None:
-        kind, rank = record[1], record[2]
+    def _note(self, world: WorldRecord, record: Record) -> None:
         noted = Noted(record)
         process = current_process()
-        if process is not None and rank == process.rank and kind in _ON_RANK:
-            frame = user_frame(sys._getframe(2))
+        if process is not None and record.rank == process.rank and isinstance(record, _ON_RANK):
+            frame = user_frame(sys._getframe(1))
             if frame is not None:
                 noted.site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            trace = self._into.traces.get((len(self._into.worlds) - 1, rank, process.life))
+            trace = self._into.traces.get((len(self._into.worlds) - 1, record.rank, process.life))
             noted.step = -1 if trace is None else len(trace.steps)
-        if kind == "output":
-            noted.is_warning = _from_warnings(sys._getframe(2))
-        if kind == "issue":
-            self._issued[rank, record[4], record[3], record[5]] = noted.site, noted.step
-        elif kind in ("complete", "error"):
-            if rank >= 0:
-                noted.site, noted.step = self._issued.get((rank, record[4], record[3], record[5]), (None, -1))
+        if isinstance(record, Printed):
+            noted.is_warning = _from_warnings(sys._getframe(1))
+        elif isinstance(record, Issued):
+            self._issued[record.rank, record.group, record.op, record.seq] = noted.site, noted.step
+        elif isinstance(record, Completed | Failed):
+            if record.rank >= 0:
+                key = (record.rank, record.group, record.op, record.seq)
+                noted.site, noted.step = self._issued.get(key, (None, -1))
             noted.whole = tuple(self._whole)
             self._whole.clear()
         world.events.append(noted)
@@ -79,7 +95,6 @@ class _Recorder(Observer):
     def watching(self) -> Iterator[None]:
         """Record everything that happens inside."""
         with ExitStack() as stack:
-            stack.enter_context(whole_payloads(self._whole.append))
             stack.enter_context(looked_at(self._into.seen))
             stack.enter_context(observed_by(self))
             if self._lines:

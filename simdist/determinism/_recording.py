@@ -7,6 +7,7 @@ from typing import Any
 
 from simdist.determinism._lines import LineTrace
 from simdist.frames import Line
+from simdist.records import Record
 
 __all__ = ["MAIN", "Noted", "Recording", "Seen", "WorldRecord"]
 
@@ -21,7 +22,7 @@ class Noted:
     `step` is the number of steps that the rank's line trace had when the event was made, -1 without a trace.
     """
 
-    record: tuple[Any, ...]
+    record: Record
     site: Line | None = None
     whole: tuple[int, ...] = ()
     step: int = -1
@@ -30,7 +31,7 @@ class Noted:
     @property
     def compared(self) -> tuple[Any, ...]:
         """What must be the same in both runs."""
-        return (*self.record, self.whole)
+        return self.record, self.whole
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from simdist.determinism._lines import GENERATORS, RETURNED, Step
 from simdist.determinism._recording import MAIN, Recording
 from simdist.determinism._source import statement_at
 from simdist.determinism._suspects import suspect
+from simdist.records import Issued
 
 __all__ = ["Origin", "origin_of"]
 
@@ -74,8 +75,10 @@ def _criteria(one: Recording, difference: Difference) -> Iterator[tuple[int, int
     if difference.what == "event" and event.get("kind") == "complete":
         for noted in one.worlds[difference.world].events[: difference.index]:
             record = noted.record
-            if record[1] == "issue" and record[3:6] == (event["op"], event["group"], event["seq"]):
-                yield record[2], noted.step
+            if not isinstance(record, Issued):
+                continue
+            if (record.op, record.group, record.seq) == (event["op"], event["group"], event["seq"]):
+                yield record.rank, noted.step
         return
     if difference.what == "returned value":
         yield int(event["rank"]), 2**62

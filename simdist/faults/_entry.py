@@ -12,6 +12,7 @@ from simdist.faults._fault import Fault
 from simdist.faults._lasting import LastingFault
 from simdist.kernel import PASS, Verdict
 from simdist.process import SimProcess
+from simdist.records import fault_told
 from simdist.result import FaultResult
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Entry:
     def say(self, text: str, rank: int, life: int = 0) -> None:
         """Add an event that tells of the fault."""
         self.injector.said += 1
-        self.injector.simulation.events.add((self.now_ns, "fault", rank, self.fault.kind, text, life))
+        self.injector.simulation.bus.record(fault_told(self.now_ns, rank, self.fault.kind, text, life))
 
     def has_struck(self) -> None:
         """Keep account, and bring in those that come after it."""
@@ -104,11 +105,11 @@ class Entry:
         self.conditions.append(condition)
 
     def delay_operations(self, lateness_ns: Lateness) -> None:
-        self.injector.ask_before_operations()
+        self.injector.judge_operations()
         self.injector.late_operations.append((self, lateness_ns))
 
     def delay_requests(self, lateness_ns: Lateness) -> None:
-        self.injector.ask_before_requests()
+        self.injector.judge_requests()
         self.injector.late_requests.append((self, lateness_ns))
 
     def lose_store(self) -> None:

@@ -23,8 +23,9 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from simdist.c10d import OperationIssued, PointReached, StepReached, StoreRequested
+from simdist.c10d import OperationCalled, StoreRequested
 from simdist.cluster import Host, Network
 from simdist.faults._draws import draws_for
 from simdist.faults._entry import Entry, Lateness, SimulatedRank
@@ -32,10 +33,12 @@ from simdist.faults._fault import Fault
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._trigger import Watch, Watches
 from simdist.kernel import PASS, Simulation, Timer, Verdict
-from simdist.process import SimProcess
+from simdist.process import PointReached, SimProcess, StepReached
 from simdist.result import FaultResult
 
 __all__ = ["Injector"]
+
+_Event = TypeVar("_Event")
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class Injector:
         self._watches: dict[int, Watches[Entry]] = {}  # of the present life, by rank
         self._processes: dict[int, SimProcess] = {}
         self._stops: dict[SimProcess, list[_Stop]] = {}
+        self._judging: dict[type, None] = {}  # of which announcements it is a judge
         self._moving: dict[Timer, None] = {}  # that keep nothing else going: periods, and the ends of stops
         for fault in faults:
             self._take(fault)
@@ -129,13 +133,13 @@ class Injector:
         entry = Entry(self, fault)
         self._entries.append(entry)
         if isinstance(fault, RankFault):
-            trigger, bus = fault.trigger, self.simulation.bus
+            trigger = fault.trigger
             if trigger.on_operation:
-                self.ask_before_operations()
-            if trigger.step is not None and not bus.wants(StepReached):
-                bus.intercept(StepReached, self._on_step)
-            if trigger.point is not None and not bus.wants(PointReached):
-                bus.intercept(PointReached, self._on_point)
+                self.judge_operations()
+            if trigger.step is not None:
+                self._judge(StepReached, self._on_step)
+            if trigger.point is not None:
+                self._judge(PointReached, self._on_point)
         elif fault.after is None:
             self._arm(entry, 0)
         elif fault.after in self._released:
@@ -191,15 +195,19 @@ class Injector:
 
     # -- verdicts ------------------------------------------------------------------------------------------------
 
-    def ask_before_operations(self) -> None:
+    def judge_operations(self) -> None:
         """From now on judge operations."""
-        if not self.simulation.bus.wants(OperationIssued):
-            self.simulation.bus.intercept(OperationIssued, self._on_operation)
+        self._judge(OperationCalled, self._on_operation)
 
-    def ask_before_requests(self) -> None:
+    def judge_requests(self) -> None:
         """From now on judge requests to the store."""
-        if not self.simulation.bus.wants(StoreRequested):
-            self.simulation.bus.intercept(StoreRequested, self._on_request)
+        self._judge(StoreRequested, self._on_request)
+
+    def _judge(self, kind: type[_Event], judge: Callable[[_Event], Verdict]) -> None:
+        # Others may be judges too, so what the bus wants does not tell whether this one is.
+        if kind not in self._judging:
+            self._judging[kind] = None
+            self.simulation.bus.intercept(kind, judge)
 
     def _on_step(self, event: StepReached) -> Verdict:
         watches = self._watches.get(event.process.rank)
@@ -209,7 +217,7 @@ class Injector:
         watches = self._watches.get(event.process.rank)
         return PASS if watches is None else self._verdict(watches.point(event.name), event.process)
 
-    def _on_operation(self, event: OperationIssued) -> Verdict:
+    def _on_operation(self, event: OperationCalled) -> Verdict:
         watches = self._watches.get(event.process.rank)
         struck = [] if watches is None else watches.operation(event.operation)
         late_ns = self._lateness_ns(self.late_operations, event.process.rank)

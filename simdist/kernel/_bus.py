@@ -1,29 +1,37 @@
 """The one seam for everything that watches or interferes.
 
-Before an effect happens, the layer that causes it announces a typed, frozen event and acts on the verdict. An
-interceptor subscribes to one event type; the first verdict that is not `PASS` decides. With no interceptor for a type
-the layer skips even building the event: it asks `wants` first, a dictionary look-up.
+*Judges* are asked before an effect: the layer that causes it announces a typed, frozen event and acts on the verdict.
+The first verdict that is not `PASS` decides. *Listeners* are told afterwards, in the order in which they came, on the
+thread that tells. There are two kinds of what they are told: records of `simdist.records`, which the log keeps, and
+events, which carry what lives only now (a process, a work) and are nobody's to keep.
+
+Nobody there costs nothing. The layer asks `wants` before it builds an event to announce, and `hears` before it builds
+one to tell, a dictionary look-up each. Records are made anyway, for the log: `record` is the log's own function until
+somebody listens to some kind of them, and only then looks who does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from simdist.records import Packed, Record, unpacked
 
 __all__ = ["PASS", "Bus", "Verdict"]
+
+_Event = TypeVar("_Event")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What becomes of an announced effect.
 
-    `delay_ns` holds it back; `drop` loses it; `strike` is called before, during or after it (`when`), and may kill or
-    stop the very task that causes it; `error` is raised in its place, after a delay and a strike before it.
+    `delay_ns` holds it back; `strike` is called before, during or after it (`when`), and may kill or stop the very task
+    that causes it; `error` is raised in its place, after a delay and a strike before it.
     """
 
     delay_ns: int = 0
-    drop: bool = False
     error: BaseException | None = None
     strike: Callable[[], None] | None = None
     when: Literal["before", "during", "after"] = "before"
@@ -31,29 +39,80 @@ class Verdict:
 
 PASS = Verdict()
 
-Interceptor = Callable[[Any], Verdict]
+Judge = Callable[[Any], Verdict]
+Listener = Callable[[Any], None]
 
 
 class Bus:
-    """Announcements and those who judge them."""
+    """Announcements and their judges; records and events, and their listeners. `log` takes every record, packed.
 
-    def __init__(self) -> None:
-        self._interceptors: dict[type, list[Interceptor]] = {}
-        self.active = False  # true once anyone intercepts anything
+    Example:
+        >>> from simdist.records import Slept, slept
+        >>> bus = Bus(log=[].append)
+        >>> bus.listen(Slept, lambda record: print(record.rank, record.duration_ns))
+        >>> bus.record(slept(0, 3, 1_000))
+        3 1000
+    """
 
-    def intercept(self, kind: type, interceptor: Interceptor) -> None:
-        """Ask `interceptor` about every announced event of exactly the type `kind`, after those already there."""
-        self._interceptors.setdefault(kind, []).append(interceptor)
+    def __init__(self, log: Callable[[Packed], None]) -> None:
+        self._judges: dict[type, list[Judge]] = {}
+        self._listeners: dict[type, list[Listener]] = {}
+        self._of_records: dict[str, list[Listener]] = {}  # by kind; those who listen to all, under ""
+        self._log = log
+        self.record = log  # hot: one call per record
+        self.active = False  # true once anyone judges anything
+
+    def intercept(self, kind: type[_Event], judge: Callable[[_Event], Verdict]) -> None:
+        """Ask `judge` about every announced event of exactly the type `kind`, after those already there."""
+        self._judges.setdefault(kind, []).append(judge)
         self.active = True
 
     def wants(self, kind: type) -> bool:
         """True if anyone judges events of this type."""
-        return kind in self._interceptors
+        return kind in self._judges
 
     def announce(self, event: object) -> Verdict:
-        """Put `event` to its interceptors; the first verdict other than `PASS` is the answer."""
-        for interceptor in self._interceptors.get(type(event), ()):
-            verdict = interceptor(event)
+        """Put `event` to its judges; the first verdict other than `PASS` is the answer."""
+        for judge in self._judges.get(type(event), ()):
+            verdict = judge(event)
             if verdict is not PASS:
                 return verdict
         return PASS
+
+    def listen(self, kind: type[_Event], listener: Callable[[_Event], None]) -> Callable[[], None]:
+        """Tell `listener` of every event of exactly the type `kind`; what is returned ends that, and may be repeated.
+
+        With a class of records: of every record of its kind. `Record` stands for all kinds.
+        """
+        table: dict[Any, list[Listener]] = self._listeners
+        key: Any = kind
+        if issubclass(kind, Record):
+            table, key = self._of_records, kind.kind
+            self.record = self._record
+        table[key] = [*table.get(key, ()), listener]
+
+        def end() -> None:
+            left = [each for each in table.pop(key, ()) if each is not listener]
+            if left:
+                table[key] = left
+            if not self._of_records:
+                self.record = self._log
+
+        return end
+
+    def hears(self, kind: type) -> bool:
+        """True if anyone listens to events of this type."""
+        return kind in self._listeners
+
+    def tell(self, event: object) -> None:
+        """Tell those who listen to events of its type."""
+        for listener in self._listeners.get(type(event), ()):
+            listener(event)
+
+    def _record(self, packed: Packed) -> None:
+        self._log(packed)
+        listeners = [*self._of_records.get(packed[1], ()), *self._of_records.get("", ())]
+        if listeners:
+            record = unpacked(packed)
+            for listener in listeners:
+                listener(record)

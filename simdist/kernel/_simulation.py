@@ -31,6 +31,7 @@ from simdist.kernel._policy import FifoPolicy, Policy
 from simdist.kernel._task import Task, TaskKilled, TaskState
 from simdist.kernel._unwinding import calm, insist, settle, without_collector
 from simdist.kernel._watchdog import Watchdog, processor_seconds
+from simdist.records import deadlocked
 
 __all__ = ["Expiring", "Simulation", "Timer"]
 
@@ -172,7 +173,7 @@ class Simulation:
         self.current: Task | None = None
         self.current_ident = 0  # thread of the current task; dispatchers compare with it
         self.events = EventLog()
-        self.bus = Bus()
+        self.bus = Bus(log=self.events.add)
         self.deadlock: DeadlockError | None = None  # the first one found
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -519,7 +520,7 @@ class Simulation:
         if self.deadlock is None:
             self.deadlock = describe_deadlock(self)
             if self.deadlock is not None:
-                self.events.add((self.now_ns, "deadlock", -1, self.deadlock.cycle, self.deadlock.report))
+                self.bus.record(deadlocked(self.now_ns, -1, self.deadlock.cycle, self.deadlock.report))
 
     def _switch_context(self, context: Any) -> None:
         if self._on_switch is not None and context is not self._previous:

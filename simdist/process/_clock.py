@@ -14,6 +14,7 @@ from typing import Any
 from simdist.process._early import EarlyMethods
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process
+from simdist.records import slept
 
 __all__ = ["follow", "install"]
 
@@ -85,7 +86,7 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
             raise ValueError("sleep length must be non-negative")
         simulation = process.simulation
         duration_ns = round(seconds * 1e9)
-        simulation.events.add((simulation.now_ns, "sleep", process.rank, duration_ns))
+        simulation.bus.record(slept(simulation.now_ns, process.rank, duration_ns))
         simulation.polls += 1
         simulation.sleep(duration_ns)
         process.drain()

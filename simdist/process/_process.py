@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
 from simdist.kernel import Simulation, Task, TaskState
+from simdist.records import ended
 
 if TYPE_CHECKING:
     from simdist.process._randomness import States
@@ -121,7 +122,7 @@ class SimProcess:
         self.exit_code = exit_code
         self.exception = exception
         self.ended_ns = simulation.now_ns
-        simulation.events.add((simulation.now_ns, "exit", self.rank, status, exit_code, self.life))
+        simulation.bus.record(ended(simulation.now_ns, self.rank, status, exit_code, self.life))
         for listener in list(self.end_listeners):
             listener(self)
         self.end_listeners.clear()

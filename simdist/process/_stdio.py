@@ -9,6 +9,7 @@ from typing import Any
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process, current_runtime
+from simdist.records import printed
 
 __all__ = ["RankStream", "install"]
 
@@ -84,7 +85,7 @@ class RankStream(io.TextIOBase):
         for line in complete:
             lines.append(line + "\n")
             data = line.encode("utf-8", "replace")
-            simulation.events.add((simulation.now_ns, "output", process.rank, self._name, len(data), zlib.crc32(data)))
+            simulation.bus.record(printed(simulation.now_ns, process.rank, self._name, len(data), zlib.crc32(data)))
             if runtime.echo is not None:
                 try:
                     runtime.echo(process.rank, simulation.now_ns, self._name, line)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from simdist.errors import TraceError
+from simdist.records import specs
 from simdist.result import Event, Span
-from simdist.trace._stream import VALUES
 from simdist.trace._trace import Trace, trace_of_events
 from simdist.values import (
     JSON,
@@ -24,6 +24,7 @@ from simdist.values import (
     Duration,
     Finding,
     Number,
+    OneOf,
     Spec,
     Text,
     Unfit,
@@ -55,6 +56,7 @@ class _Microseconds(Spec):
 
 
 _MICROSECONDS = _Microseconds()
+_VALUES: dict[str, Spec] = {**specs(), "end": OneOf(("complete", "error", "cut off"))}  # the last: of a Chrome slice
 _INSTANT: dict[str, Spec] = {"name": _TEXT, "cat": _TEXT, "pid": _NUMBER, "tid": _NUMBER, "ts": _MICROSECONDS}
 _SLICE = _INSTANT | {"dur": _MICROSECONDS}
 
@@ -219,8 +221,8 @@ class _Reader:
             return None
         data: dict[str, Any] = {}
         for key, value in raw.items():
-            if key in VALUES:
-                self._take(data, key, VALUES[key], value, where, (name, key))
+            if key in _VALUES:
+                self._take(data, key, _VALUES[key], value, where, (name, key))
             else:
                 data[key] = value
         return data if len(data) == len(raw) else None

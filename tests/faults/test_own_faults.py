@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.c10d import OperationIssued
+from simdist.c10d import OperationCalled
 from simdist.errors import FaultError, ScenarioError
 from simdist.faults import (
     KINDS,
@@ -99,7 +99,7 @@ class Barred(Fault):
         def judge(event: Any) -> Verdict:
             return Verdict(error=PermissionError("barred")) if stage.now_ns >= self.from_ns else PASS
 
-        stage.judge(OperationIssued, judge)
+        stage.judge(OperationCalled, judge)
         stage.call_at(self.from_ns, stage.tell)
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:

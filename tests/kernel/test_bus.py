@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simdist.kernel import PASS, Bus, Verdict
+from simdist.kernel import PASS, Bus, Simulation, Verdict
+from simdist.records import Issued, MessageIssued, Packed, Record, Slept, issued, message_issued, slept
+
+LOST = ConnectionError("lost")
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,12 @@ class SentTwice(Sent):
     pass
 
 
+def bus_of(*log: list[Packed]) -> Bus:
+    return Bus(log=(log[0] if log else []).append)
+
+
 def test_an_event_that_nobody_judges_passes() -> None:
-    bus = Bus()
+    bus = bus_of()
 
     assert bus.announce(Sent(3)) is PASS
     assert not bus.active
@@ -24,7 +31,7 @@ def test_an_event_that_nobody_judges_passes() -> None:
 
 
 def test_a_bus_wants_what_someone_judges() -> None:
-    bus = Bus()
+    bus = bus_of()
     bus.intercept(Sent, lambda event: PASS)
 
     assert bus.active
@@ -33,19 +40,19 @@ def test_a_bus_wants_what_someone_judges() -> None:
 
 
 def test_the_first_verdict_that_does_not_pass_decides_and_the_rest_are_not_asked() -> None:
-    bus = Bus()
+    bus = bus_of()
     asked = []
 
-    def judge(name: str, verdict: Verdict) -> None:
-        def interceptor(event: Sent) -> Verdict:
+    def add_judge(name: str, verdict: Verdict) -> None:
+        def judge(event: Sent) -> Verdict:
             asked.append((name, event))
             return verdict
 
-        bus.intercept(Sent, interceptor)
+        bus.intercept(Sent, judge)
 
-    judge("indifferent", PASS)
-    judge("slow", Verdict(delay_ns=5))
-    judge("lossy", Verdict(drop=True))
+    add_judge("indifferent", PASS)
+    add_judge("slow", Verdict(delay_ns=5))
+    add_judge("lossy", Verdict(error=LOST))
 
     verdict = bus.announce(Sent(3))
 
@@ -54,15 +61,116 @@ def test_the_first_verdict_that_does_not_pass_decides_and_the_rest_are_not_asked
 
 
 def test_only_events_of_exactly_the_type_are_judged() -> None:
-    bus = Bus()
-    bus.intercept(Sent, lambda event: Verdict(drop=True))
+    bus = bus_of()
+    bus.intercept(Sent, lambda event: Verdict(error=LOST))
 
-    assert bus.announce(Sent(1)).drop
+    assert bus.announce(Sent(1)).error is LOST
     assert bus.announce(SentTwice(1)) is PASS
 
 
-def test_an_interceptor_judges_each_event_by_itself() -> None:
-    bus = Bus()
-    bus.intercept(Sent, lambda event: Verdict(drop=True) if event.size_bytes > 9 else PASS)
+def test_a_judge_looks_at_each_event_by_itself() -> None:
+    bus = bus_of()
+    bus.intercept(Sent, lambda event: Verdict(error=LOST) if event.size_bytes > 9 else PASS)
 
-    assert [bus.announce(Sent(size)).drop for size in (9, 10)] == [False, True]
+    assert [bus.announce(Sent(size)).error for size in (9, 10)] == [None, LOST]
+
+
+def test_listeners_are_told_in_the_order_in_which_they_came_and_of_exactly_their_type() -> None:
+    bus = bus_of()
+    told: list[tuple[str, Sent]] = []
+    bus.listen(Sent, lambda event: told.append(("first", event)))
+    bus.listen(Sent, lambda event: told.append(("second", event)))
+
+    bus.tell(Sent(3))
+    bus.tell(SentTwice(4))
+
+    assert told == [("first", Sent(3)), ("second", Sent(3))]
+    assert bus.hears(Sent)
+    assert not bus.hears(SentTwice)
+    assert not bus.active  # who only listens judges nothing
+
+
+def test_who_has_stopped_listening_is_told_no_more() -> None:
+    bus = bus_of()
+    told: list[tuple[str, int]] = []
+    end = bus.listen(Sent, lambda event: told.append(("first", event.size_bytes)))
+    bus.listen(Sent, lambda event: told.append(("second", event.size_bytes)))
+
+    bus.tell(Sent(1))
+    end()
+    end()
+    bus.tell(Sent(2))
+
+    assert told == [("first", 1), ("second", 1), ("second", 2)]
+
+
+def test_a_bus_hears_nothing_after_the_last_listener_of_a_kind() -> None:
+    bus = bus_of()
+    end = bus.listen(Sent, lambda event: None)
+
+    end()
+
+    assert not bus.hears(Sent)
+
+
+def test_who_stops_listening_while_all_are_told_ends_it_for_nobody_else() -> None:
+    bus = bus_of()
+    told: list[Sent] = []
+    ends = [bus.listen(Sent, lambda event: ends[0]())]
+    bus.listen(Sent, told.append)
+
+    bus.tell(Sent(1))
+    bus.tell(Sent(2))
+
+    assert told == [Sent(1), Sent(2)]
+
+
+def test_the_log_has_every_record_before_a_listener_hears_of_it() -> None:
+    log: list[Packed] = []
+    bus = bus_of(log)
+    told: list[tuple[Record, int]] = []
+    bus.listen(Slept, lambda record: told.append((record, len(log))))
+
+    bus.record(slept(5, 1, 1_000))
+    bus.record(issued(6, 0, "barrier", "0", 0, 0, "", (), -1, True))
+
+    assert told == [(Slept(5, 1, 1_000), 1)]
+    assert log == [(5, "sleep", 1, 1_000), (6, "issue", 0, "barrier", "0", 0, 0, "", (), -1, True)]
+
+
+def test_a_listener_of_a_kind_hears_all_classes_of_it_and_one_of_records_all_kinds() -> None:
+    bus = bus_of()
+    calls: list[Issued] = []
+    every: list[Record] = []
+    bus.listen(Issued, calls.append)
+    bus.listen(Record, every.append)
+
+    bus.record(slept(5, 1, 1_000))
+    bus.record(message_issued(6, 0, "send", "0", 0, 4, "int32", (1,), 1, True, 7))
+
+    message = MessageIssued(6, 0, "send", "0", 0, 4, "int32", (1,), 1, True, 7)
+    assert calls == [message]
+    assert every == [Slept(5, 1, 1_000), message]
+
+
+def test_a_record_goes_straight_to_the_log_while_nobody_listens_to_any() -> None:
+    log: list[Packed] = []
+    append = log.append
+    bus = Bus(log=append)
+    bus.listen(Sent, lambda event: None)
+    straight = bus.record
+    end = bus.listen(Slept, lambda record: None)
+    looking = bus.record
+    end()
+
+    assert straight is append
+    assert looking is not append
+    assert bus.record is append
+
+
+def test_what_a_simulation_records_is_in_its_log() -> None:
+    simulation = Simulation()
+
+    simulation.bus.record(slept(0, 0, 7))
+
+    assert simulation.events.records == [(0, "sleep", 0, 7)]

@@ -23,6 +23,7 @@ from simdist.cluster import Load
 from simdist.errors import MismatchError
 from simdist.kernel import Timer
 from simdist.process import SimProcess
+from simdist.records import completed, failed
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Communicator, Member
@@ -223,8 +224,8 @@ class Collective:
         operation = self.operation
         if communicator.counted:
             now = simulation.now_ns
-            simulation.events.add(
-                (now, "complete", -1, operation.name, communicator.name, self.sequence, self.begin_ns, crc)
+            simulation.bus.record(
+                completed(now, -1, operation.name, communicator.name, self.sequence, self.begin_ns, crc)
             )
         del communicator.collectives[self.sequence]
         simulation.events.settle()
@@ -408,9 +409,9 @@ class Collective:
             ):
                 text = communicator.backend.failure.timed_out(outcome.kind, arrival.timeout_ns)
                 late.append((rank, Failed(now, text)))
-        for rank, failed in late:
-            self._flow.fail(rank, failed)
-            self._settle(rank, failed)
+        for rank, ending in late:
+            self._flow.fail(rank, ending)
+            self._settle(rank, ending)
             communicator.timed_out(rank)
         for rank, _ in late:
             communicator.look_again(rank)
@@ -555,10 +556,9 @@ class Collective:
             if self.mismatched and arrival.operation.name not in IN_PLACE:
                 work.partial, crc = True, 0
             if communicator.counted:
-                simulation.events.add(
-                    (
+                simulation.bus.record(
+                    completed(
                         simulation.now_ns,
-                        "complete",
                         work.process.rank,
                         self.operation.name,
                         communicator.name,
@@ -610,7 +610,7 @@ class Collective:
         if communicator.counted:
             now, rank, name = communicator.simulation.now_ns, work.process.rank, communicator.name
             failure = type(error).__name__, str(error)
-            communicator.simulation.events.add((now, "error", rank, work.name, name, self.sequence, *failure))
+            communicator.simulation.bus.record(failed(now, rank, work.name, name, self.sequence, *failure))
         work.fail(error)
 
     def _maybe_drop(self) -> None:

@@ -16,18 +16,16 @@ from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._strategies import Backend, Judge
 from simdist.c10d.engine._wire import FollowedLoad, WireCost
-from simdist.c10d.surface._events import OperationIssued
+from simdist.c10d.surface._events import OperationCalled, WorkIssued
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Load, Network
 from simdist.errors import InternalError
 from simdist.kernel import Simulation
-from simdist.process import SimProcess
+from simdist.process import SimProcess, Strike, carry_out
+from simdist.records import completed, issued
 
-__all__ = ["Communicator", "Member", "Strike"]
-
-# What an announced call must still suffer, and when: "during" or "after".
-Strike = tuple[str, Callable[[], None]]
+__all__ = ["Communicator", "Member"]
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
@@ -163,10 +161,9 @@ class Communicator:
             )
         if self.counted:
             process.operations += 1
-            simulation.events.add(
-                (
+            simulation.bus.record(
+                issued(
                     now,
-                    "issue",
                     process.rank,
                     name,
                     self.name,
@@ -179,11 +176,8 @@ class Communicator:
                 )
             )
         work = self._work.make(member, name, sequence, outputs)
-        profile = process.torch_state.profile
-        if profile is not None:
-            profile(work, name, operation.shapes())
-        if self.judge is not None and asynchronous:
-            self.judge.remember(work)
+        if simulation.bus.hears(WorkIssued):
+            simulation.bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous))
         if refusal is not None:
             collective = self.collectives.get(sequence)
             if collective is None:
@@ -192,7 +186,7 @@ class Communicator:
             return work
         if operation.size == 0 and name in self.backend.algorithm.silent_when_empty:
             if self.counted:
-                simulation.events.add((now, "complete", process.rank, name, self.name, sequence, now, 0))
+                simulation.bus.record(completed(now, process.rank, name, self.name, sequence, now, 0))
             work.finish()
             return work
         collective = self.collectives.get(sequence)
@@ -217,26 +211,19 @@ class Communicator:
                 program had never made the call.
         """
         simulation = self.simulation
-        if not self.counted or not simulation.bus.wants(OperationIssued):
+        if not self.counted or not simulation.bus.wants(OperationCalled):
             return None
         simulation.check()
         process = member.process
         before = process.last_operation
         process.last_operation = (name, sequence, self.name)
-        verdict = simulation.bus.announce(OperationIssued(process, name, self.name, sequence))
-        if verdict.delay_ns:
-            simulation.events.add((simulation.now_ns, "delay", process.rank, verdict.delay_ns, name))
-            simulation.sleep(verdict.delay_ns)
-        if verdict.strike is not None and verdict.when == "before":
-            verdict.strike()
-            if simulation.current is not None and simulation.current.paused:
-                simulation.sleep(0)
-        if verdict.error is not None:
-            process.last_operation = before
-            raise verdict.error
-        if verdict.strike is None or verdict.when == "before":
-            return None
-        return verdict.when, verdict.strike
+        verdict = simulation.bus.announce(OperationCalled(process, name, self.name, sequence))
+        try:
+            return carry_out(process, verdict, name)
+        except BaseException as error:
+            if error is verdict.error:
+                process.last_operation = before
+            raise
 
     def _arrive_after_pending(
         self, collective: Collective, member: Member, work: SimWork, inputs: Any, timeout_ns: int

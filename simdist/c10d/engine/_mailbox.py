@@ -20,14 +20,16 @@ from simdist.c10d.engine._matching import Matching
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._callsite import call_site
-from simdist.c10d.surface._modes import unseen
+from simdist.c10d.surface._events import WorkIssued, WorkWaited
 from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Flow
 from simdist.errors import MismatchError
 from simdist.kernel import Timer
+from simdist.process import Strike
+from simdist.records import failed, message_completed, message_issued
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine._communicator import Communicator, Member, Strike
+    from simdist.c10d.engine._communicator import Communicator, Member
 
 __all__ = ["Mailbox", "P2PWork"]
 
@@ -89,8 +91,9 @@ class P2PWork(SimWork):
                     communicator.mailbox.expire(self, limit_ns)
                 self.process.drain()
         self.waited = True
-        if self.process.torch_state.results and not self.inner:
-            unseen(self.record)()
+        bus = self.process.simulation.bus
+        if bus.hears(WorkWaited) and not self.inner:
+            bus.tell(WorkWaited(self))
         if self.error is not None:
             error = self.error
             if self.expired:  # whoever waits again meets the closed pair
@@ -135,7 +138,6 @@ class Mailbox:
         """
         communicator = self._communicator
         simulation = communicator.simulation
-        process = member.process
         simulation.check()
         if not communicator.connected:
             member.connect()
@@ -145,19 +147,17 @@ class Mailbox:
         work = communicator.backend.completion.message.make(member, kind, sequence, [tensor])
         work.kind = kind
         work.inner = inner
-        profile = process.torch_state.profile
-        if profile is not None:
-            profile(work, "recvAnySource" if kind == "recv" and peer is None else kind, [tensor.shape])
         work.tensor = tensor
         work.timeout_ns = timeout_ns
         work.posted_ns = simulation.now_ns
         work.peer = peer
         work.tag = tag
         work.blockers = self
-        if communicator.judge is not None:
-            communicator.judge.remember(work)
-            if kind == "send":
-                work.posted_checksum = _whole_checksum(tensor)
+        if simulation.bus.hears(WorkIssued):
+            profiled = "recvAnySource" if kind == "recv" and peer is None else kind
+            simulation.bus.tell(WorkIssued(work, profiled, [tensor.shape], asynchronous=True))
+        if communicator.strict and kind == "send":
+            work.posted_checksum = _whole_checksum(tensor)
         if strike is not None:
             when, action = strike
             if when == "after":
@@ -233,10 +233,9 @@ class Mailbox:
         self._sequence[member.rank] = sequence + 1
         process.last_operation = (kind, sequence, communicator.name)
         process.operations += communicator.counted
-        simulation.events.add(
-            (
+        simulation.bus.record(
+            message_issued(
                 simulation.now_ns,
-                "issue",
                 process.rank,
                 kind,
                 communicator.name,
@@ -485,10 +484,9 @@ class Mailbox:
                 data = _memory.as_bytes(work.tensor)[:sent]  # it came short: the rest is as it was
                 work.partial = True
             crc = _memory.checksum([data], _CHECKSUM_BYTES)
-            simulation.events.add(
-                (
+            simulation.bus.record(
+                message_completed(
                     simulation.now_ns,
-                    "complete",
                     work.process.rank,
                     work.name,
                     self._communicator.name,
@@ -523,10 +521,9 @@ class Mailbox:
             work.fail(error)
             return
         simulation = self._communicator.simulation
-        simulation.events.add(
-            (
+        simulation.bus.record(
+            failed(
                 simulation.now_ns,
-                "error",
                 work.process.rank,
                 work.name,
                 self._communicator.name,

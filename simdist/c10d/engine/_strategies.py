@@ -151,10 +151,6 @@ class Judge(Protocol):
         """
         ...
 
-    def remember(self, work: SimWork) -> None:
-        """Note an asynchronous operation, which someone must wait for."""
-        ...
-
     def check_unchanged(self, work: P2PWork, checksum: int) -> Exception | None:
         """The error of a send whose buffer, with this checksum now, changed after it was issued; or None."""
         ...

@@ -1,45 +1,72 @@
-"""What the c10d layer announces on the kernel's bus."""
+"""What torch.distributed announces on the bus before it happens, and what it tells of there.
+
+An operation lives through four moments. It is *called*: announced here, before any counter moves or anyone is told, so
+that an exception in its place leaves no trace. It is *admitted* where the backend's arguments hold; else it is refused.
+It is *issued*: `simdist.records.Issued` in the log, a `WorkIssued` here for those who want the work itself. It is
+*settled* by a record `Completed` or `Failed`. The helper groups that torch makes for itself announce and record
+nothing; the profiler sees their works, as torch's does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from simdist.process import SimProcess
 
-__all__ = ["OperationIssued", "PointReached", "StepReached", "StoreRequested"]
+if TYPE_CHECKING:
+    from simdist.c10d.surface._work import SimWork
+
+__all__ = ["OperationCalled", "PayloadSampled", "StoreRequested", "WorkIssued", "WorkWaited"]
 
 
 @dataclass(frozen=True, slots=True)
-class OperationIssued:
-    """A rank is about to issue an operation; nobody else has noticed yet."""
+class OperationCalled:
+    """Announced: a rank has called an operation; nobody else has noticed yet."""
 
     process: SimProcess
     operation: str
     group: str
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepReached:
-    """A rank's program says that a training step begins (`simdist.step`)."""
-
-    process: SimProcess
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class PointReached:
-    """A rank's program passes a place that it names (`simdist.point`)."""
-
-    process: SimProcess
-    name: str
+    sequence: int  # that it will have
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRequested:
-    """A rank asks a store for something, which has not reached it yet; `launchers` is True for the launcher's."""
+    """Announced: a rank asks a store for something, which has not reached it yet.
+
+    `launchers` is True for the launcher's store. A strike "during" comes when the request is half way to the server,
+    one "after" when the caller goes on.
+    """
 
     process: SimProcess
     operation: str
     key: str
     launchers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkIssued:
+    """Told: there is a work for an operation that was issued, a part of a larger one included.
+
+    `name` is what torch's profiler calls it. `asynchronous` is False for a collective that waits for itself.
+    """
+
+    work: SimWork
+    name: str
+    shapes: Sequence[Sequence[int]]
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkWaited:
+    """Told: a rank has waited for a work, which is over, or its future completes."""
+
+    work: SimWork
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSampled:
+    """Told: what an operation left was too much to be summed up whole for the log; `crc` covers all of it."""
+
+    crc: int

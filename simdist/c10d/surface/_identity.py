@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.surface._compat import ProcessGroup, is_duration, said_by, whole_ms
 from simdist.errors import UnsupportedError
+from simdist.records import new_group
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import Member
@@ -187,7 +188,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
             communicator = self._member.communicator
             simulation = communicator.simulation
             ranks = tuple(member.process.rank for member in communicator.members if member is not None)
-            simulation.events.add((simulation.now_ns, "group", -1, communicator.name, ranks, self._description))
+            simulation.bus.record(new_group(simulation.now_ns, -1, communicator.name, ranks, self._description))
 
     def getGroupDesc(self) -> str:
         """As `group_desc`, for C++."""

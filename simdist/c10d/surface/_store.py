@@ -23,7 +23,8 @@ from simdist.c10d.surface._compat import Store
 from simdist.c10d.surface._events import StoreRequested
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.kernel import Task
-from simdist.process import SimProcess, current_process
+from simdist.process import SimProcess, Strike, carry_out, current_process
+from simdist.records import store_asked
 
 __all__ = ["SimPrefixStore", "SimStore", "StoreServer"]
 
@@ -118,13 +119,14 @@ class StoreServer:
 class _Connection:
     """What a client shares with the views of it that have a prefix."""
 
-    __slots__ = ("asked_ns", "at_once", "closed", "noticed", "timeout")
+    __slots__ = ("asked_ns", "at_once", "closed", "noticed", "strike", "timeout")
 
     def __init__(self) -> None:
         self.timeout = _DEFAULT_TIMEOUT
         self.asked_ns = 0  # when the last request left; its timeout counts from there
         self.at_once = 0  # requests at that moment
         self.closed = False  # by the server
+        self.strike: Callable[[], None] | None = None  # to call when the request is over whose caller has it now
         self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
 
 
@@ -148,11 +150,16 @@ def _answered(method: _Request) -> _Request:
 
     @functools.wraps(method)
     def request(self: SimStore, *args: Any, **kwargs: Any) -> Any:
-        result = method(self, *args, **kwargs)
+        try:
+            result = method(self, *args, **kwargs)
+        except Exception:
+            self._end()
+            raise
         process = current_process()
         distance_ns = 0 if process is None else self.server.distance_ns(process.host.name)
         if process is not None and distance_ns:
             process.simulation.sleep(distance_ns)
+        self._end()
         return result
 
     return cast("_Request", request)
@@ -198,6 +205,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             process.simulation.call_at(process.simulation.now_ns + distance_ns, arrive)
         else:
             arrive()
+        self._end()
 
     def announce(self, key: str, value: Any) -> None:
         """`set` as a part of something whose duration counts the way to the server: it is there at once."""
@@ -206,6 +214,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         if not self.server.gone:
             self.server.data[name] = _bytes(value)
             self.server.changed(name)
+        self._end()
 
     @_answered
     def get(self, key: str) -> bytes:
@@ -394,7 +403,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         simulation = process.simulation
         simulation.check()
         self.server.clients[process] = None
-        simulation.events.add((simulation.now_ns, "store", process.rank, operation, key))
+        simulation.bus.record(store_asked(simulation.now_ns, process.rank, operation, key))
         if operation in _QUESTIONS:
             simulation.polls += 1
         connection = self._connection
@@ -403,7 +412,10 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             simulation.sleep(_POLL_NS)
         connection.asked_ns = simulation.now_ns
         if simulation.bus.wants(StoreRequested):
-            self._suffer(process, operation, key, limit)
+            connection.strike = None  # of a request that failed before it left
+            left = self._judged(process, operation, key, limit)
+            if left is not None:
+                self._strike_later(process, *left)
         self.require_server(answered=answered)
         if answered:
             distance_ns = self.server.distance_ns(process.host.name)
@@ -428,12 +440,29 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             if answered:  # what the server does not answer leaves before anybody knows that nobody is there
                 raise dist.DistNetworkError(_CLOSED)
 
-    def _suffer(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> None:
-        simulation = process.simulation
-        verdict = simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
-        if verdict.delay_ns:
-            simulation.events.add((simulation.now_ns, "delay", process.rank, verdict.delay_ns, f"store.{operation}"))
-            simulation.sleep(verdict.delay_ns if limit is None else min(verdict.delay_ns, _in_ns(limit)))
+    def _judged(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> Strike | None:
+        verdict = process.simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
+        return carry_out(process, verdict, f"store.{operation}", limit_ns=None if limit is None else _in_ns(limit))
+
+    def _strike_later(self, process: SimProcess, when: str, action: Callable[[], None]) -> None:
+        simulation, distance_ns = process.simulation, self.server.distance_ns(process.host.name)
+        if when == "after":
+            self._connection.strike = action
+        elif distance_ns:
+            simulation.call_at(simulation.now_ns + distance_ns // 2, action)
+        else:
+            action()
+            simulation.sleep(0)
+
+    def _end(self) -> None:
+        """The request is over: its caller goes on, or is told why it failed."""
+        action = self._connection.strike
+        if action is not None:
+            self._connection.strike = None
+            action()
+            process = current_process()
+            if process is not None:
+                process.simulation.sleep(0)
 
     def _enter_queue(self, operation: str, key: str, *, limit: timedelta | None = None) -> SimProcess:
         if self._kind == "file":
@@ -490,7 +519,9 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     def _give_up(self, names: list[str], limit_ms: int, what: str, process: SimProcess | None = None) -> None:
         if process is not None and self._kind == "tcp" and process.simulation.bus.wants(StoreRequested):
             # It calls its request back, and waits for the answer (TCPStore::doWait).
-            self._suffer(process, "cancel_wait", ",".join(names), None)
+            left = self._judged(process, "cancel_wait", ",".join(names), None)
+            if left is not None:  # there is no request between now and the error
+                left[1]()
         if self._kind == "hash":
             raise dist.DistStoreError("Wait timeout")
         if self._kind == "file":

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
-from simdist._content import content_checksum
 from simdist.c10d.surface._compat import Future, Work
-from simdist.c10d.surface._modes import unseen
+from simdist.c10d.surface._events import WorkWaited
 from simdist.c10d.surface._polling import Polling
 from simdist.errors import SimdistError
 from simdist.kernel import Task, Wait
@@ -70,7 +69,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     parts: list[SimWork] | None = None  # of a coalesced operation
     partial = False  # it may have left a part of its tensors as it was, although it did not fail
     site = ""  # strict: " at FILE:LINE in FUNCTION" of the call, of what is waited for later
-    recorded = False  # what its tensors hold has been noted
+    noted = False  # what its tensors hold is in the log
 
     @classmethod
     def make(cls, member: Member, name: str, sequence: int, outputs: list[Any]) -> Self:
@@ -145,29 +144,11 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
                 process.drain()
         if process.inbox:
             process.drain()
-        if process.torch_state.results:
-            unseen(self.record)()
+        if simulation.bus.hears(WorkWaited):
+            simulation.bus.tell(WorkWaited(self))
         if self.error is not None:
             raise self.error
         return True
-
-    def record(self) -> None:
-        """Note a checksum over what its tensors hold, once; for comparing with another run.
-
-        What it may not have written is no result of it: memory that nobody has written differs from run to run.
-        """
-        for part in self.parts or ():
-            part.record()
-        if self.recorded or self.parts or not self.member.communicator.counted:
-            return
-        self.recorded = True
-        if (self.partial or self.error is not None) and self.name not in IN_PLACE:
-            return
-        process = self.process
-        name = self.member.communicator.name
-        simulation = process.simulation
-        crc = content_checksum(self.outputs)
-        simulation.events.add((simulation.now_ns, "result", process.rank, self.name, name, self.sequence, crc))
 
     def is_completed(self) -> bool:
         """True if it is done or failed. Asking while it is not lets the other ranks run."""
@@ -235,8 +216,9 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     def _complete_future(self) -> None:
         future = self.future
         assert future is not None
-        if self.process.torch_state.results:
-            unseen(self.record)()
+        bus = self.process.simulation.bus
+        if bus.hears(WorkWaited):
+            bus.tell(WorkWaited(self))
         if self.error is not None:
             future.set_exception(self.error)
         else:

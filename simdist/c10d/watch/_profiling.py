@@ -8,13 +8,14 @@ input shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import profiler, profiler_legacy, profiler_util
 
-from simdist.process import Patches, current_process
+from simdist.c10d.surface._events import WorkIssued
+from simdist.process import Patches, SimProcess, current_process
 
 if TYPE_CHECKING:
     from simdist.c10d.surface._work import SimWork
@@ -30,14 +31,18 @@ ProfiledCall = tuple[str, list[list[int]], int, "SimWork"]
 
 
 class ProfiledCalls:
-    """The operations that a rank called while its profiler ran; the engine calls it for each."""
+    """The operations that a rank calls from now on, until `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: SimProcess) -> None:
         self.calls: list[ProfiledCall] = []
+        self.end = process.simulation.bus.listen(WorkIssued, self._on_issue)
+        self._process = process
 
-    def __call__(self, work: SimWork, name: str, shapes: Sequence[Sequence[int]]) -> None:
-        """Note an operation."""
-        self.calls.append((name, [list(shape) for shape in shapes], work.process.simulation.now_ns, work))
+    def _on_issue(self, event: WorkIssued) -> None:
+        work = event.work
+        if work.process is self._process:
+            shapes = [list(shape) for shape in event.shapes]
+            self.calls.append((event.name, shapes, work.process.simulation.now_ns, work))
 
 
 def install(patches: Patches) -> None:
@@ -64,7 +69,10 @@ def _start(original: Callable[[Any], None]) -> Callable[[Any], None]:
             original(self)
             return
         self.entered = True
-        process.torch_state.profile = ProfiledCalls()
+        state = process.torch_state
+        if state.profile is not None:
+            state.profile.end()
+        state.profile = ProfiledCalls(process)
         legacy = _autograd.ProfilerConfig(
             _autograd.ProfilerState.CPU,
             self.record_shapes,
@@ -86,8 +94,10 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *exception)
         records = _autograd._disable_profiler_legacy()
         state = process.torch_state
-        calls = [] if state.profile is None else state.profile.calls
-        state.profile = None
+        calls = []
+        if state.profile is not None:
+            state.profile.end()
+            calls, state.profile = state.profile.calls, None
         events = _legacy._parse_legacy_records(records)
         now_ns = process.simulation.now_ns
         first = max((event.id for event in events), default=0) + 1

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from simdist.c10d.surface._callsite import issued_by_torch
+from simdist.c10d.surface._events import WorkIssued
 from simdist.errors import StrictError
 from simdist.frames import user_line
 from simdist.process import SimProcess
-
-if TYPE_CHECKING:
-    from simdist.c10d.surface._work import SimWork
 
 __all__ = ["Strict", "problems_at_end"]
 
 
 class Strict:
-    """The judge of strict groups."""
+    """The judge of strict groups, and a listener where works are issued."""
 
     def check_call(self, name: str, reduction: str, operands: Any, tensors: Sequence[Any]) -> None:
         """Refuse a call whose arguments Gloo would misread: a reduction's `operands`, or the `tensors` to be filled.
@@ -57,9 +55,11 @@ class Strict:
             "before the receiver was there; the receiver would get the new values"
         )
 
-    def remember(self, work: SimWork) -> None:
-        """An asynchronous operation was issued: someone must wait for it, unless torch itself issued it."""
-        caller = sys._getframe(1)
+    def on_issue(self, event: WorkIssued) -> None:
+        """A listener: for an asynchronous operation someone must wait, unless torch itself issued it."""
+        if not event.asynchronous:
+            return
+        work, caller = event.work, sys._getframe(1)
         work.site = user_line(caller)
         if not issued_by_torch(caller):
             work.process.torch_state.unwaited[work] = work.site

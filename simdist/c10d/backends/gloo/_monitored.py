@@ -7,7 +7,9 @@ from datetime import timedelta
 
 import torch
 
-from simdist.c10d.engine import Member, P2PWork, Strike
+from simdist.c10d.engine import Member, P2PWork
+from simdist.process import Strike
+from simdist.records import failed, message_completed, message_issued
 
 __all__ = ["monitored_barrier"]
 
@@ -42,7 +44,7 @@ def monitored_barrier(
     when, action = strike or ("", _nothing)
     process.operations += 1
     begin_ns = simulation.now_ns
-    simulation.events.add((begin_ns, "issue", process.rank, _TAG, name, number, 0, "", (), -1, False, 0))
+    simulation.bus.record(message_issued(begin_ns, process.rank, _TAG, name, number, 0, "", (), -1, False, 0))
     if when == "during":
         action()
         simulation.sleep(0)
@@ -50,9 +52,9 @@ def monitored_barrier(
         _pass(member, limit_ns, group_ns, wait_all_ranks=wait_all_ranks, prefix=prefix)
     except RuntimeError as error:
         kind = type(error).__name__
-        simulation.events.add((simulation.now_ns, "error", process.rank, _TAG, name, number, kind, str(error)))
+        simulation.bus.record(failed(simulation.now_ns, process.rank, _TAG, name, number, kind, str(error)))
         raise
-    simulation.events.add((simulation.now_ns, "complete", process.rank, _TAG, name, number, begin_ns, 0, -1))
+    simulation.bus.record(message_completed(simulation.now_ns, process.rank, _TAG, name, number, begin_ns, 0, -1))
     if when == "after":
         action()
         simulation.sleep(0)

@@ -1,0 +1,42 @@
+"""What a verdict does to the process whose effect was announced: one function, for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from simdist.kernel import Verdict
+from simdist.process._process import SimProcess
+from simdist.records import delayed
+
+__all__ = ["Strike", "carry_out"]
+
+Strike = tuple[Literal["during", "after"], Callable[[], None]]
+"""What an announced effect must still suffer, and when."""
+
+
+def carry_out(
+    process: SimProcess, verdict: Verdict, what: str = "", *, limit_ns: int | None = None, yields: bool = False
+) -> Strike | None:
+    """Do what must be done before an effect of the running process that was announced; what is left for later.
+
+    The delay comes first, then the strike, then the error. `what` is the effect's name in the record of a delay, of
+    which the process waits no longer than `limit_ns`. With `yields` others run after a strike, because the effect is
+    none in which the process would park.
+
+    Raises:
+        Exception: what the verdict has in place of the effect.
+    """
+    simulation = process.simulation
+    if verdict.delay_ns:
+        simulation.bus.record(delayed(simulation.now_ns, process.rank, verdict.delay_ns, what))
+        simulation.sleep(verdict.delay_ns if limit_ns is None else min(verdict.delay_ns, limit_ns))
+    strike, when = verdict.strike, verdict.when
+    if strike is not None and when == "before":
+        strike()
+        task = simulation.current
+        if yields or (task is not None and task.paused):
+            simulation.sleep(0)
+    if verdict.error is not None:
+        raise verdict.error
+    return None if strike is None or when == "before" else (when, strike)

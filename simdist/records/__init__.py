@@ -1,0 +1,87 @@
+"""What happens in a run: one class for each kind of event, with the names of its fields and what each has to be.
+
+Nothing else lists these names. Layers make records by the functions here, the log keeps them packed, exporters,
+comparisons and readers of files ask the classes. Simulated and real ranks write the same kinds, and files are read
+where no simulation is, so the classes stand below all layers, one file for each that causes them: `_process.py` a
+process and its program, `_operations.py` torch.distributed, `_run.py` the world around the ranks.
+
+Open `_record.py` first: what a record is, and why it is kept packed. Nothing here imports more than `simdist.values`.
+"""
+
+from simdist.records._operations import (
+    Completed,
+    Delayed,
+    Failed,
+    Issued,
+    MessageCompleted,
+    MessageIssued,
+    NewGroup,
+    ResultNoted,
+    StoreAsked,
+    completed,
+    delayed,
+    failed,
+    issued,
+    message_completed,
+    message_issued,
+    new_group,
+    result_noted,
+    store_asked,
+)
+from simdist.records._process import (
+    Ended,
+    Printed,
+    Slept,
+    Started,
+    StepBegun,
+    ended,
+    printed,
+    slept,
+    started,
+    step_begun,
+)
+from simdist.records._record import Packed, Record, fields_of, kinds, specs, unpacked
+from simdist.records._run import Deadlocked, FaultTold, Restarted, deadlocked, fault_told, restarted
+
+__all__ = [
+    "Completed",
+    "Deadlocked",
+    "Delayed",
+    "Ended",
+    "Failed",
+    "FaultTold",
+    "Issued",
+    "MessageCompleted",
+    "MessageIssued",
+    "NewGroup",
+    "Packed",
+    "Printed",
+    "Record",
+    "Restarted",
+    "ResultNoted",
+    "Slept",
+    "Started",
+    "StepBegun",
+    "StoreAsked",
+    "completed",
+    "deadlocked",
+    "delayed",
+    "ended",
+    "failed",
+    "fault_told",
+    "fields_of",
+    "issued",
+    "kinds",
+    "message_completed",
+    "message_issued",
+    "new_group",
+    "printed",
+    "restarted",
+    "result_noted",
+    "slept",
+    "specs",
+    "started",
+    "step_begun",
+    "store_asked",
+    "unpacked",
+]

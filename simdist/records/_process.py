@@ -1,0 +1,60 @@
+"""What happens to a process, and what its program does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from simdist.records._record import Record, packer, record
+from simdist.values import Duration, Maybe, Text, Whole
+
+__all__ = ["Ended", "Printed", "Slept", "Started", "StepBegun", "ended", "printed", "slept", "started", "step_begun"]
+
+_NUMBER, _TEXT = Maybe(Whole()), Maybe(Text())
+
+
+@record("start")
+class Started(Record):
+    """A rank's process starts, in the `life`-th round of the world, counted from 0."""
+
+    life: Annotated[int, _NUMBER]
+    pid: Annotated[int, _NUMBER]
+    host: Annotated[str, _TEXT]
+
+
+@record("exit")
+class Ended(Record):
+    """A rank's process has ended: it returned, raised, exited, or was killed."""
+
+    status: Annotated[str, _TEXT]
+    exit_code: Annotated[int | None, _NUMBER]
+    life: Annotated[int, _NUMBER]
+
+
+@record("sleep")
+class Slept(Record):
+    """A thread of the rank begins to sleep."""
+
+    duration_ns: Annotated[int, Duration()]
+
+
+@record("step")
+class StepBegun(Record):
+    """The program says that a training step begins (`simdist.step`)."""
+
+    step: Annotated[int, _NUMBER]
+
+
+@record("output")
+class Printed(Record):
+    """The program wrote `size` bytes to "stdout" or "stderr"; `crc` is their checksum."""
+
+    stream: Annotated[str, _TEXT]
+    size: Annotated[int, _NUMBER]
+    crc: Annotated[int, _NUMBER]
+
+
+started = packer(Started)
+ended = packer(Ended)
+slept = packer(Slept)
+step_begun = packer(StepBegun)
+printed = packer(Printed)
