@@ -13,7 +13,7 @@ from typing import Any
 
 from simdist.hardware._flight import Entry, FlightRecord
 from simdist.hardware._journal import Record
-from simdist.trace import TORCH_TYPES
+from simdist.records import ELEMENT_BYTES, SCALAR_TYPES
 
 __all__ = ["Match", "match", "with_device_times"]
 
@@ -99,7 +99,7 @@ class _Operation:
             return False
         if self.key[0] not in _SIZED or len(entry.input_sizes) != 1:
             return True
-        kind, element = TORCH_TYPES.get(self.dtype, ("", 0))
+        kind, element = SCALAR_TYPES.get(self.dtype, ""), ELEMENT_BYTES.get(self.dtype, 0)
         if not element or kind.startswith("Complex"):  # which NCCL takes for pairs of real numbers
             return True
         return entry.input_dtypes[0] == kind and math.prod(entry.input_sizes[0]) * element == self.nbytes
@@ -161,7 +161,7 @@ def _operations(backend: str, records: Iterable[Record]) -> dict[tuple[str, bool
 
 def _is_listed(nbytes: int, dtype: str, shape: Sequence[int]) -> bool:
     """True if a reduce_scatter took a list of tensors, not one tensor of which each rank gets a part."""
-    _, element = TORCH_TYPES.get(dtype, ("", 0))
+    element = ELEMENT_BYTES.get(dtype, 0)
     return math.prod(shape) * element != nbytes
 
 

@@ -3,11 +3,20 @@
 Nothing else lists these names. Layers make records by the functions here, the log keeps them packed, exporters,
 comparisons and readers of files ask the classes. Simulated and real ranks write the same kinds, and files are read
 where no simulation is, so the classes stand below all layers, one file for each that causes them: `_process.py` a
-process and its program, `_operations.py` torch.distributed, `_run.py` the world around the ranks.
+process and its program, `_operations.py` torch.distributed, `_run.py` the world around the ranks. For the same reason
+the format of torch's own recorder is here (`_flight_dumps.py`): a rank, an exporter and a real run's reader share it.
 
 Open `_record.py` first: what a record is, and why it is kept packed. Nothing here imports more than `simdist.values`.
 """
 
+from simdist.records._flight_dumps import (
+    ELEMENT_BYTES,
+    SCALAR_TYPES,
+    flight_dump,
+    flight_entry,
+    flight_group,
+    flight_status,
+)
 from simdist.records._operations import (
     Completed,
     Delayed,
@@ -44,6 +53,8 @@ from simdist.records._record import Packed, Record, fields_of, kinds, specs, unp
 from simdist.records._run import Deadlocked, FaultTold, Restarted, deadlocked, fault_told, restarted
 
 __all__ = [
+    "ELEMENT_BYTES",
+    "SCALAR_TYPES",
     "Completed",
     "Deadlocked",
     "Delayed",
@@ -70,6 +81,10 @@ __all__ = [
     "failed",
     "fault_told",
     "fields_of",
+    "flight_dump",
+    "flight_entry",
+    "flight_group",
+    "flight_status",
     "issued",
     "kinds",
     "message_completed",

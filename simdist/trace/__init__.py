@@ -27,7 +27,7 @@ from simdist.result import Span
 from simdist.trace._axis import short_duration
 from simdist.trace._chrome import chrome_trace, write_chrome_trace
 from simdist.trace._figure import save, timeline
-from simdist.trace._flight_recorder import TORCH_TYPES, flight_recorder_dumps, write_flight_recorder
+from simdist.trace._flight_recorder import flight_recorder_dumps, write_flight_recorder
 from simdist.trace._lines import event_line, write_events
 from simdist.trace._notes import notes_of, short_message
 from simdist.trace._reader import read_trace
@@ -35,7 +35,6 @@ from simdist.trace._stream import EventStream, event_of
 from simdist.trace._trace import Trace, trace_of
 
 __all__ = [
-    "TORCH_TYPES",
     "EventStream",
     "Span",
     "Trace",

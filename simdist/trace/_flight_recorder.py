@@ -2,10 +2,10 @@
 
     simdist run hang.toml --flight-recorder dumps && torchfrtrace dumps
 
-The format is what torch 2.13 writes (version 2.10), entry by entry as its Gloo does: sizes, types, names. Beyond that
-real Gloo leaves out what the analyser needs, so here as NCCL has it: which ranks a group has, whether an operation
-completed, and messages. The analyser expects every rank of a group in whatever happens in it, so the messages from one
-rank to another go as a group of those two.
+The format is what torch 2.13 writes (see `simdist.records`), entry by entry as its Gloo does: sizes, types, names.
+Beyond that real Gloo leaves out what the analyser needs, so here as NCCL has it: which ranks a group has, whether an
+operation completed, and messages. The analyser expects every rank of a group in whatever happens in it, so the messages
+from one rank to another go as a group of those two.
 
 A dump holds a rank's last life; its clock is virtual.
 """
@@ -18,31 +18,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simdist.records import ELEMENT_BYTES, SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_status
 from simdist.result import Span
 from simdist.trace._messages import Groups
 from simdist.trace._trace import Trace
 
-__all__ = ["TORCH_TYPES", "Frames", "flight_recorder_dumps", "write_flight_recorder"]
+__all__ = ["Frames", "flight_recorder_dumps", "write_flight_recorder"]
 
 Frames = Mapping[tuple[int, int, str, str, str], Sequence[tuple[str, int, str]]]
 """(time_ns, rank, group, op, seq) of a call -> its stack, innermost first: file, line, function."""
 
-_VERSION = "2.10"
 _PREFIX = "nccl_trace_rank_"  # under which torch itself writes them, whatever the backend
-TORCH_TYPES = {  # our name of a type -> that of torch's recorder, bytes of an element
-    "float32": ("Float", 4),
-    "float64": ("Double", 8),
-    "float16": ("Half", 2),
-    "bfloat16": ("BFloat16", 2),
-    "int8": ("Char", 1),
-    "uint8": ("Byte", 1),
-    "int16": ("Short", 2),
-    "int32": ("Int", 4),
-    "int64": ("Long", 8),
-    "bool": ("Bool", 1),
-    "complex64": ("ComplexFloat", 8),
-    "complex128": ("ComplexDouble", 16),
-}
 _NAMES = {"sparse_all_reduce": "all_reduce"}  # the analyser knows no other name for it
 
 Sizes = list[list[int]]
@@ -95,7 +81,7 @@ class _Dump:
 
     def know(self, name: str, description: str, ranks: Sequence[int]) -> None:
         """The rank is in this group."""
-        self._config.setdefault(name, {"name": name, "desc": description, "ranks": str(list(ranks))})
+        self._config.setdefault(name, flight_group(name, description, ranks))
 
     def add(self, span: Span) -> None:
         """The rank called an operation."""
@@ -111,10 +97,7 @@ class _Dump:
         inputs, outputs = _sizes(span, members.index(self._rank), len(members))
         operation = f"gloo:{_NAMES.get(span.name, span.name)}"
         self._entry(span, name, operation, (sequence, 0), inputs, outputs)
-        status = self._status.setdefault(
-            str(list(self._config).index(name)),
-            {"last_enqueued_collective": 0, "last_started_collective": -1, "last_completed_collective": 0},
-        )
+        status = self._status.setdefault(str(list(self._config).index(name)), flight_status(0, 0))
         status["last_enqueued_collective"] = max(status["last_enqueued_collective"], sequence)
         if span.end == "complete":
             status["last_completed_collective"] = max(status["last_completed_collective"], sequence)
@@ -148,47 +131,35 @@ class _Dump:
         is_message: bool = False,
     ) -> None:
         data = span.issue.data
-        dtype, _ = TORCH_TYPES.get(str(data.get("dtype")), ("Undefined", 1))
         done = span.end == "complete"
         key = (span.start_ns, span.rank, str(data.get("group")), span.name, str(data.get("seq")))
         number = len(self._entries)
         self._entries.append(
-            {
-                "frames": [
-                    {"name": function, "filename": file, "line": line}
-                    for file, line, function in self._frames.get(key, ())
-                ],
-                "record_id": number,
-                "pg_id": list(self._config).index(group),
-                "process_group": (group, self._config[group]["desc"]),
-                "thread_name": f"rank {self._rank}",
-                "thread_id": str(self._rank),
-                "collective_seq_id": sequence[0],
-                "p2p_seq_id": sequence[1],
-                "op_id": number + 1,
-                "profiling_name": operation,
-                "time_created_ns": span.start_ns,
-                "input_sizes": inputs,
-                "input_dtypes": [dtype] * len(inputs),
-                "output_sizes": outputs,
-                "output_dtypes": [dtype] * len(outputs),
-                "state": "completed" if done else "scheduled",
-                "time_discovered_started_ns": span.begin_ns,
-                "time_discovered_completed_ns": span.end_ns if done else None,
-                "retired": span.end != "cut off",
-                "is_p2p": is_message,
-            }
+            flight_entry(
+                record_id=number,
+                pg_id=list(self._config).index(group),
+                process_group=(group, self._config[group]["desc"]),
+                thread=(f"rank {self._rank}", str(self._rank)),
+                collective_seq_id=sequence[0],
+                p2p_seq_id=sequence[1],
+                op_id=number + 1,
+                profiling_name=operation,
+                time_created_ns=span.start_ns,
+                input_sizes=inputs,
+                output_sizes=outputs,
+                scalar_type=SCALAR_TYPES.get(str(data.get("dtype")), "Undefined"),
+                state="completed" if done else "scheduled",
+                started_ns=span.begin_ns,
+                completed_ns=span.end_ns if done else None,
+                retired=span.end != "cut off",
+                is_p2p=is_message,
+                frames=self._frames.get(key, ()),
+            )
         )
 
     def content(self) -> dict[str, Any]:
         """The dump, as torch's analyser wants it."""
-        return {
-            "version": _VERSION,
-            "pg_config": self._config,
-            "pg_status": self._status,
-            "comm_lib_version": "simdist",
-            "entries": self._entries,
-        }
+        return flight_dump(self._config, self._status, self._entries, library="simdist")
 
 
 def _sizes(span: Span, rank: int, ranks: int) -> tuple[Sizes, Sizes]:
@@ -208,7 +179,7 @@ def _sizes(span: Span, rank: int, ranks: int) -> tuple[Sizes, Sizes]:
     if span.name == "scatter":
         return [[ranks, *shape]] if rank == root else [], [shape]
     if span.name == "reduce_scatter":
-        _, element = TORCH_TYPES.get(str(data.get("dtype")), ("", 1))
+        element = ELEMENT_BYTES.get(str(data.get("dtype")), 1)
         if math.prod(shape) * element == int(data.get("nbytes", 0)):  # one tensor, of which each rank gets a part
             return [shape], [[shape[0] // ranks, *shape[1:]]] if shape else [shape]
         return [[ranks, *shape]], [shape]

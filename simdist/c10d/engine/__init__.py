@@ -8,7 +8,7 @@ What is out of order is followed message by message in a `Flow` (`_flow.py`), by
 Nothing here knows a backend's name: what differs between backends is said by their strategies.
 """
 
-from simdist.c10d.engine._communicator import Communicator, Member
+from simdist.c10d.engine._communicator import Communicator, Member, Queued
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
 from simdist.c10d.engine._mailbox import Mailbox, P2PWork
 from simdist.c10d.engine._program import Program, ProgramBuilder, Step
@@ -34,6 +34,7 @@ __all__ = [
     "Phase",
     "Program",
     "ProgramBuilder",
+    "Queued",
     "Ring",
     "RingFlow",
     "Sizes",

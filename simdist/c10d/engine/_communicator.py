@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
@@ -25,13 +25,25 @@ from simdist.kernel import Simulation
 from simdist.process import SimProcess, Strike, carry_out
 from simdist.records import completed, issued
 
-__all__ = ["Communicator", "Member"]
+__all__ = ["Communicator", "Member", "Queued"]
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
 def _do_nothing(_: Any = None) -> None:
     pass
+
+
+class Queued(NamedTuple):
+    """A collective that a rank queued, as its flight recorder has to know it; kept as a plain tuple of the numbers."""
+
+    place: int  # of the group among those of the process
+    operation: int  # its index among those of the communicator
+    sequence: int  # of the collective
+    number: int  # the group's sequence number as torch counts it, this call included
+    messages: int  # among these
+    now_ns: int
+    timeout_ns: int
 
 
 class Member:
@@ -46,7 +58,7 @@ class Member:
         self.number = 0  # the group's sequence number as torch counts it: operations of any kind, by their parts
         self.messages = 0  # those of them that are the caller's sends and receives
         self.parts = 0  # collectives that stand for another's parts
-        self.record: Callable[[Any], None] = _do_nothing  # told of each collective: see `_flight_record`
+        self.on_queued: Callable[[tuple[int, ...]], None] = _do_nothing  # given the fields of a `Queued`
         self.place = 0  # of the group among those of its process
         self.pending: dict[SimWork, None] = {}  # issued and not settled
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
@@ -154,7 +166,8 @@ class Communicator:
         name = operation.name
         process.last_operation = (name, sequence, self.name)
         now = simulation.now_ns
-        member.record((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
+        # What a `Queued` holds, as a plain tuple: see there.
+        member.on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
         if self.judge is not None and refusal is None:
             self.judge.check_call(
                 name, operation.reduction, inputs[1] if name == "reduce_scatter" else outputs, outputs

@@ -14,52 +14,19 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as _c
 
-__all__ = ["Fingerprint", "scalar_type"]
+from simdist.records import SCALAR_TYPES
+
+__all__ = ["Fingerprint"]
 
 _c10d: Any = _c  # the stubs leave the enum out
 _CODES: dict[str, int] = {name: int(kind) for name, kind in _c10d.OpType.__members__.items()}
 _OPERATIONS = {code: name for name, code in _CODES.items()}
-# In the order of c10::ScalarType, by torch's Python name.
-_SCALAR_TYPES = {
-    "uint8": "Byte",
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "float16": "Half",
-    "float32": "Float",
-    "float64": "Double",
-    "complex32": "ComplexHalf",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
-    "bool": "Bool",
-    "qint8": "QInt8",
-    "quint8": "QUInt8",
-    "qint32": "QInt32",
-    "bfloat16": "BFloat16",
-    "quint4x2": "QUInt4x2",
-    "quint2x4": "QUInt2x4",
-    **{f"bits{kind}": f"Bits{kind}" for kind in ("1x8", "2x4", "4x2", "8", "16")},
-    "float8_e5m2": "Float8_e5m2",
-    "float8_e4m3fn": "Float8_e4m3fn",
-    "float8_e5m2fnuz": "Float8_e5m2fnuz",
-    "float8_e4m3fnuz": "Float8_e4m3fnuz",
-    **{f"uint{bits}": f"UInt{bits}" for bits in (16, 32, 64, 1, 2, 3, 4, 5, 6, 7)},
-    **{f"int{bits}": f"Int{bits}" for bits in (1, 2, 3, 4, 5, 6, 7)},
-    "float8_e8m0fnu": "Float8_e8m0fnu",
-    "float4_e2m1fn_x2": "Float4_e2m1fn_x2",
-}
-_DTYPES = list(_SCALAR_TYPES)
+_DTYPES = list(SCALAR_TYPES)
 # Torch prints a device type as the default options that it makes of it.
 _CPU = (
     "TensorOptions(dtype=float (default), device=cpu, layout=Strided (default), requires_grad=false (default), "
     "pinned_memory=false (default), memory_format=(nullopt))"
 )
-
-
-def scalar_type(name: str) -> str:
-    """What C++ calls a type; `name` is Python's."""
-    return _SCALAR_TYPES[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +115,7 @@ class Fingerprint:
         return [str(size) for size in self.shapes[0]] if self.shapes else []
 
     def _types(self) -> list[str]:
-        return [scalar_type(name) for name in self.dtypes]
+        return [SCALAR_TYPES[name] for name in self.dtypes]
 
     def _devices(self) -> list[str]:
         return [_CPU] * len(self.dtypes)

@@ -1,9 +1,12 @@
 """A rank's flight recorder: its latest collectives, as `torch._C._distributed_c10d._dump_fr_trace` tells them.
 
 Gloo's groups record every collective when it is queued, messages not at all, and never learn when one starts, so that a
-finished one is "retired" and still "scheduled" (torch 2.13; the format is FlightRecorder.hpp's, version 2.10). How many
-are kept is what TORCH_FR_BUFFER_SIZE says when the rank makes its first group. Only a rank that sets it gets stack
-frames: to walk the stack at each call would slow every other run down.
+finished one is "retired" and still "scheduled" (torch 2.13; see `simdist.records` for the format). How many are kept is
+what TORCH_FR_BUFFER_SIZE says when the rank makes its first group. Only a rank that sets it gets stack frames: to walk
+the stack at each call would slow every other run down.
+
+This is the one watcher that the engine tells itself and not by the bus, which belongs to the world: each rank has a
+recorder of its own, always on as Gloo's is, so the bus would have to build and sort by rank what nobody else wants.
 """
 
 from __future__ import annotations
@@ -19,29 +22,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C import _distributed_c10d as _c
 
-from simdist.c10d.watch._fingerprint import scalar_type
+from simdist.c10d.engine import Queued
 from simdist.errors import SimdistError
 from simdist.frames import is_ours
 from simdist.process import Patches, SimProcess, current_process
+from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_status
 
 if TYPE_CHECKING:
     from simdist.c10d.surface._identity import GroupBackend
 
-__all__ = ["FlightRecord", "entry", "flight_record_of", "install"]
+__all__ = ["FlightRecord", "flight_record_of", "install"]
 
-_VERSION = "2.10"
 _USUAL_LIMIT = 2000
 _NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
-Frame = tuple[str, str, int]  # function, file, line
+Frame = tuple[str, int, str]  # file, line, function
 
 
 class FlightRecord:
     """The last `limit` collectives of one rank; with `frames`, also from where each was called.
 
-    What it is given (`Member.record`) is `(place of the group, index of the operation, the collective's number, the
-    group's sequence number, messages among these, now, timeout)`; it keeps that and makes entries of it when it is
-    asked. All are numbers: Python's garbage collector then looks at a tuple once, and not for as long as it is kept.
+    What it is given is the fields of a `Queued`, a tuple of numbers; it keeps that and makes entries of it when it is
+    asked. Python's garbage collector looks at such a tuple once, and not for as long as it is kept.
     """
 
     def __init__(self, limit: int, *, frames: bool) -> None:
@@ -59,19 +61,11 @@ class FlightRecord:
         self._made.append((group._name, group.options.global_ranks_in_group))
         group._member.place = number
         if self._ring.maxlen:
-            group._member.record = self._add
+            group._member.on_queued = self._add
 
     def dump(self, *, collectives: bool = True, frames: bool = True) -> dict[str, Any]:
         """The record as torch unpickles it. To ask for active ones only changes nothing: none counts as completed."""
-        found: dict[str, Any] = {
-            "version": _VERSION,
-            "pg_config": self._config(),
-            "comm_lib_version": "",
-            "pg_status": self._statuses(),
-        }
-        if collectives:
-            found["entries"] = self._entries(frames=frames)
-        return found
+        return flight_dump(self._config(), self._statuses(), self._entries(frames=frames) if collectives else None)
 
     def dump_json(self, *, collectives: bool = True) -> str:
         """The record as torch writes it in JSON: without frames, and numbers of groups as text."""
@@ -90,7 +84,7 @@ class FlightRecord:
         found = {}
         for number, (name, given) in enumerate(self._made if self._ring.maxlen else ()):
             ranks = given or (list(range(self._groups[0]._size)) if number == 0 else [])
-            found[name] = {"name": name, "desc": "", "ranks": str(ranks)}
+            found[name] = flight_group(name, "", ranks)
         return found
 
     def _add_with_frames(self, recorded: tuple[Any, ...]) -> None:
@@ -104,28 +98,32 @@ class FlightRecord:
         return found[-self._ring.maxlen :] if self._ring.maxlen else []
 
     def _expanded(self, recorded: tuple[Any, ...], *, frames: bool) -> Iterator[dict[str, Any]]:
-        number, index, sequence, last, messages, now_ns, timeout_ns, *stack = recorded
-        group = self._groups[number]
+        queued, stack = Queued(*recorded[: len(Queued._fields)]), recorded[len(Queued._fields) :]
+        group = self._groups[queued.place]
         member = group._member
-        operation = member.communicator.operations[index]
-        settled = not any(work.sequence == sequence for work in member.pending if work.name not in ("send", "recv"))
+        operation = member.communicator.operations[queued.operation]
+        settled = not any(
+            work.sequence == queued.sequence for work in member.pending if work.name not in ("send", "recv")
+        )
         inputs, outputs = operation.tensors(member.rank, group._size)
         # A reduce_scatter of a list is one all-reduce for each entry; it counts for as many, and this is the last.
         parts = [([shape], [shape]) for shape in inputs] if operation.is_list_of_reductions else [(inputs, outputs)]
-        for index, (given, filled) in enumerate(parts, 1 - len(parts)):
-            yield entry(
-                pg_id=number,
+        kind = "all_reduce" if operation.name == "reduce_scatter" else operation.name
+        for number, (given, filled) in enumerate(parts, queued.number + 1 - len(parts)):
+            yield flight_entry(
+                record_id=0,  # known when all are there
+                pg_id=queued.place,
                 process_group=(group._name, group._description),
-                collective_seq_id=last + index - messages,
-                op_id=last + index,
-                name=f"{group.name()}:{'all_reduce' if operation.name == 'reduce_scatter' else operation.name}",
+                thread=("python", str(member.process.pid)),
+                collective_seq_id=number - queued.messages,
+                op_id=number,
+                profiling_name=f"{group.name()}:{kind}",
                 input_sizes=given,
                 output_sizes=filled,
-                dtype=operation.dtype_name,
-                time_created_ns=now_ns,
+                scalar_type=SCALAR_TYPES[operation.dtype_name] if operation.dtype_name else "",
+                time_created_ns=queued.now_ns,
                 retired=settled,
-                timeout_ns=timeout_ns,
-                thread_id=member.process.pid,
+                timeout_ns=queued.timeout_ns,
                 frames=(stack[0] if stack else ()) if frames else None,
             )
 
@@ -137,60 +135,7 @@ class FlightRecord:
                 enqueued_completed[0] = one["op_id"]
                 if one["retired"]:
                     enqueued_completed[1] = one["op_id"]
-        return {
-            str(group): {
-                "last_enqueued_collective": enqueued,
-                "last_started_collective": -1,
-                "last_completed_collective": completed,
-            }
-            for group, (enqueued, completed) in sorted(last.items())
-        }
-
-
-def entry(
-    *,
-    record_id: int = 0,
-    pg_id: int,
-    process_group: tuple[str, str],
-    collective_seq_id: int,
-    op_id: int,
-    name: str,
-    input_sizes: list[list[int]],
-    output_sizes: list[list[int]],
-    dtype: str,
-    time_created_ns: int,
-    retired: bool,
-    timeout_ns: int,
-    thread_id: int,
-    frames: tuple[Frame, ...] | None,
-) -> dict[str, Any]:
-    """One entry of a dump, its fields in torch's order; without the field `frames` if there are none to show."""
-    kind = scalar_type(dtype) if dtype else ""
-    found: dict[str, Any] = {}
-    if frames is not None:
-        found["frames"] = [{"name": name, "filename": file, "line": line} for name, file, line in frames]
-    return found | {
-        "record_id": record_id,
-        "pg_id": pg_id,
-        "process_group": process_group,
-        "thread_name": "python",
-        "thread_id": str(thread_id),
-        "collective_seq_id": collective_seq_id,
-        "p2p_seq_id": 0,
-        "op_id": op_id,
-        "profiling_name": name,
-        "time_created_ns": time_created_ns,
-        "input_sizes": input_sizes,
-        "input_dtypes": [kind] * len(input_sizes),
-        "output_sizes": output_sizes,
-        "output_dtypes": [kind] * len(output_sizes),
-        "state": "scheduled",
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": None,
-        "retired": retired,
-        "timeout_ms": timeout_ns // 1_000_000,
-        "is_p2p": False,
-    }
+        return {str(group): flight_status(*numbers) for group, numbers in sorted(last.items())}
 
 
 def flight_record_of(process: SimProcess, environ: Mapping[str, str] = os.environ) -> FlightRecord:
@@ -246,5 +191,5 @@ def _frames_from(frame: FrameType | None) -> Iterator[Frame]:
     """The stack from the innermost frame outwards, without simdist's own."""
     while frame is not None:
         if not is_ours(frame):
-            yield frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno
+            yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back

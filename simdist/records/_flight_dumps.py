@@ -1,0 +1,142 @@
+"""What torch's Flight Recorder writes: the version, the fields of a dump and of an entry, its names of types.
+
+Two writers fill it in. A rank's own recorder (`simdist.c10d`) says what real Gloo says: it never learns when an
+operation starts or ends, so one that is over is "scheduled" for ever, and only "retired" (FlightRecorder.hpp and
+ProcessGroupGloo.cpp, torch 2.13). The dumps of a whole run (`simdist.trace`) are for torch's analyser, which takes
+"scheduled" for an operation that hangs; so they say "completed" with its times, as NCCL does, and list messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+__all__ = ["ELEMENT_BYTES", "SCALAR_TYPES", "flight_dump", "flight_entry", "flight_group", "flight_status"]
+
+_VERSION = "2.10"
+
+SCALAR_TYPES: Mapping[str, str] = {  # Python's name of a type -> that of C++, in the order of c10::ScalarType
+    "uint8": "Byte",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "float16": "Half",
+    "float32": "Float",
+    "float64": "Double",
+    "complex32": "ComplexHalf",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+    "bool": "Bool",
+    "qint8": "QInt8",
+    "quint8": "QUInt8",
+    "qint32": "QInt32",
+    "bfloat16": "BFloat16",
+    "quint4x2": "QUInt4x2",
+    "quint2x4": "QUInt2x4",
+    **{f"bits{kind}": f"Bits{kind}" for kind in ("1x8", "2x4", "4x2", "8", "16")},
+    "float8_e5m2": "Float8_e5m2",
+    "float8_e4m3fn": "Float8_e4m3fn",
+    "float8_e5m2fnuz": "Float8_e5m2fnuz",
+    "float8_e4m3fnuz": "Float8_e4m3fnuz",
+    **{f"uint{bits}": f"UInt{bits}" for bits in (16, 32, 64, 1, 2, 3, 4, 5, 6, 7)},
+    **{f"int{bits}": f"Int{bits}" for bits in (1, 2, 3, 4, 5, 6, 7)},
+    "float8_e8m0fnu": "Float8_e8m0fnu",
+    "float4_e2m1fn_x2": "Float4_e2m1fn_x2",
+}
+ELEMENT_BYTES: Mapping[str, int] = {  # of the types that process groups take
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+Sizes = list[list[int]]
+
+
+def flight_dump(
+    config: Mapping[str, Any],
+    status: Mapping[str, Any],
+    entries: Sequence[Mapping[str, Any]] | None,
+    *,
+    library: str = "",
+) -> dict[str, Any]:
+    """What a rank's recorder holds, as torch unpickles it; without its entries where these are None."""
+    found = {"version": _VERSION, "pg_config": config, "comm_lib_version": library, "pg_status": status}
+    return found if entries is None else {**found, "entries": entries}
+
+
+def flight_group(name: str, description: str, ranks: Iterable[int]) -> dict[str, str]:
+    """A group in the configuration of a dump."""
+    return {"name": name, "desc": description, "ranks": str(list(ranks))}
+
+
+def flight_status(enqueued: int, completed: int) -> dict[str, int]:
+    """How far a group has come, in the status of a dump. Nobody learns when an operation starts."""
+    return {
+        "last_enqueued_collective": enqueued,
+        "last_started_collective": -1,
+        "last_completed_collective": completed,
+    }
+
+
+def flight_entry(
+    *,
+    record_id: int,
+    pg_id: int,
+    process_group: tuple[str, str],
+    thread: tuple[str, str],
+    collective_seq_id: int,
+    p2p_seq_id: int = 0,
+    op_id: int,
+    profiling_name: str,
+    time_created_ns: int,
+    input_sizes: Sizes,
+    output_sizes: Sizes,
+    scalar_type: str,
+    state: Literal["scheduled", "completed"] = "scheduled",
+    started_ns: int | None = None,
+    completed_ns: int | None = None,
+    retired: bool,
+    timeout_ns: int | None = None,
+    is_p2p: bool = False,
+    frames: Iterable[tuple[str, int, str]] | None,
+) -> dict[str, Any]:
+    """One operation, its fields in torch's order; `thread` is a name and an identifier, a frame (file, line, function).
+
+    Without the field `frames` where these are None, without the timeout likewise.
+    """
+    found: dict[str, Any] = {}
+    if frames is not None:
+        found["frames"] = [{"name": function, "filename": file, "line": line} for file, line, function in frames]
+    found |= {
+        "record_id": record_id,
+        "pg_id": pg_id,
+        "process_group": process_group,
+        "thread_name": thread[0],
+        "thread_id": thread[1],
+        "collective_seq_id": collective_seq_id,
+        "p2p_seq_id": p2p_seq_id,
+        "op_id": op_id,
+        "profiling_name": profiling_name,
+        "time_created_ns": time_created_ns,
+        "input_sizes": input_sizes,
+        "input_dtypes": [scalar_type] * len(input_sizes),
+        "output_sizes": output_sizes,
+        "output_dtypes": [scalar_type] * len(output_sizes),
+        "state": state,
+        "time_discovered_started_ns": started_ns,
+        "time_discovered_completed_ns": completed_ns,
+        "retired": retired,
+    }
+    if timeout_ns is not None:
+        found["timeout_ms"] = timeout_ns // 1_000_000
+    return found | {"is_p2p": is_p2p}
