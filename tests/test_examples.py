@@ -34,6 +34,7 @@ GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     "simdist.c10d._install": lambda request: {
         "HUB": HUB,
         "network": Network(build(2)),
+        "simulation": Simulation(),
         "slots": Slots(0, torch_generator()),
     },
     "simdist.c10d.engine._flow": lambda request: {"broadcast": broadcast, "costs": FakeCosts()},

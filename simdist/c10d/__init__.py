@@ -9,7 +9,7 @@ from simdist.c10d._install import RankState, TorchState, group_maker
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend, Done, Flow
 from simdist.c10d.surface import Operation
-from simdist.c10d.surface._events import OperationCalled, PayloadSampled, StoreRequested
+from simdist.c10d.surface._events import MessageRead, OperationAdmitted, OperationCalled, PayloadSampled, StoreRequested
 from simdist.c10d.surface._generators import torch_generator
 from simdist.c10d.surface._modes import unseen
 from simdist.c10d.surface._store import StoreServer
@@ -22,7 +22,9 @@ __all__ = [
     "Backend",
     "Done",
     "Flow",
+    "MessageRead",
     "Operation",
+    "OperationAdmitted",
     "OperationCalled",
     "PayloadSampled",
     "RankState",

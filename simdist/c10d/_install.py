@@ -29,7 +29,6 @@ from simdist.c10d.surface import _generators, _host_stores, _memory, _meshes
 from simdist.c10d.surface._backend_tables import BackendTables
 from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
 from simdist.c10d.surface._compiled import CompiledCode
-from simdist.c10d.surface._events import WorkIssued
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._host_stores import is_hosts, refusal
 from simdist.c10d.surface._identity import Device, GroupOptions, create_default_device, create_device
@@ -41,7 +40,7 @@ from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.c10d.watch._flight_record import FlightRecord, flight_record_of
 from simdist.c10d.watch._profiling import ProfiledCalls
 from simdist.c10d.watch._results import note_results
-from simdist.c10d.watch._strict import Strict
+from simdist.c10d.watch._strict import watch_strictly
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.kernel import Bus
@@ -185,7 +184,7 @@ class TorchState:
     def __init__(self, network: Network, *, backend: str, strict: bool = False, results: bool = False) -> None:
         self._network = network
         self._backend = backend
-        self._judge = Strict() if strict else None
+        self._strict = strict
         self._results = results
         self._patches = Patches()
         self._host: RankState | None = None
@@ -203,8 +202,8 @@ class TorchState:
         global _present
         _present = self
         _memory.bus = bus
-        if self._judge is not None:
-            bus.listen(WorkIssued, self._judge.on_issue)
+        if self._strict:
+            watch_strictly(bus)
         if self._results:
             note_results(bus)
         host = self._host = RankState(_c.get_debug_level())
@@ -338,7 +337,7 @@ class TorchState:
         if not ranks and size == self._network.cluster.world_size:
             ranks = range(size)
         member = connect(
-            process, self._network, store, rank, size, limit_ns, backend, judge=self._judge, lazy=lazy, ranks=ranks
+            process, self._network, store, rank, size, limit_ns, backend, strict=self._strict, lazy=lazy, ranks=ranks
         )
         group = SimProcessGroup(member, store, size, timeout, options)
         flight_record_of(process).enter(group)

@@ -1,4 +1,8 @@
-"""Faults of the launcher's store."""
+"""Faults of the launcher's store.
+
+In a simulation they are judges of `StoreRequested`. All delays of one request add up, so the injector judges on behalf
+of those that delay (`Stage.delay_requests`); another fault may judge for itself (`Stage.judge`).
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Bus:
     Example:
         >>> from simdist.records import Slept, slept
         >>> bus = Bus(log=[].append)
-        >>> bus.listen(Slept, lambda record: print(record.rank, record.duration_ns))
+        >>> end = bus.listen(Slept, lambda record: print(record.rank, record.duration_ns))
         >>> bus.record(slept(0, 3, 1_000))
         3 1000
     """

@@ -339,18 +339,6 @@ class Simulation:
         """From now on make each step of the event queue by `wrapper` of it: timers' actions run inside."""
         self._step = wrapper(self._step)
 
-    def also_on_switch(self, hook: Callable[[Any, Any], None]) -> None:
-        """From now on call `hook(leaving, entering)` as well whenever another context gets the baton."""
-        first = self._on_switch
-        if first is None:
-            raise InternalError("this simulation was made without a switch hook")
-
-        def both(leaving: Any, entering: Any) -> None:
-            first(leaving, entering)
-            hook(leaving, entering)
-
-        self._on_switch = both
-
     # -- the world -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:

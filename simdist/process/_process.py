@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal as _signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
@@ -14,18 +13,9 @@ from simdist.records import ended
 if TYPE_CHECKING:
     from simdist.process._randomness import States
 
-__all__ = ["ProcessEnded", "SimProcess"]
+__all__ = ["SimProcess"]
 
 Status = Literal["running", "returned", "raised", "exited", "killed"]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEnded:
-    """Announced on the bus just before a process ends, in whatever way."""
-
-    process: SimProcess
-    status: Status
-    exit_code: int
 
 
 class SimProcess:

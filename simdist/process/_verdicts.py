@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from simdist.kernel import Verdict
+from simdist.errors import SimdistError
+from simdist.kernel import Bus, Verdict
 from simdist.process._process import SimProcess
 from simdist.records import delayed
 
-__all__ = ["Strike", "carry_out"]
+__all__ = ["Strike", "carry_out", "refusal_of"]
 
 Strike = tuple[Literal["during", "after"], Callable[[], None]]
 """What an announced effect must still suffer, and when."""
 
 
 def carry_out(
-    process: SimProcess, verdict: Verdict, what: str = "", *, limit_ns: int | None = None, yields: bool = False
+    process: SimProcess, verdict: Verdict, what: str, *, limit_ns: int | None = None, yields: bool = False
 ) -> Strike | None:
     """Do what must be done before an effect of the running process that was announced; what is left for later.
 
@@ -40,3 +41,15 @@ def carry_out(
     if verdict.error is not None:
         raise verdict.error
     return None if strike is None or when == "before" else (when, strike)
+
+
+def refusal_of(bus: Bus, event: object) -> BaseException | None:
+    """Announce an effect that no task causes, so that nobody could wait or be struck; the error that takes its place.
+
+    Raises:
+        SimdistError: a judge wants something else.
+    """
+    verdict = bus.announce(event)
+    if verdict.delay_ns or verdict.strike is not None:
+        raise SimdistError(f"a {type(event).__name__} can only be refused, with an error; the verdict is {verdict}")
+    return verdict.error

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.c10d import OperationCalled, StoreRequested
+from simdist.c10d import MessageRead, OperationAdmitted, OperationCalled, StoreRequested
 from simdist.cluster import switched
+from simdist.errors import InternalError
 from simdist.faults import Crash, Fault, Raise, Stage
 from simdist.kernel import PASS, Verdict
 from simdist.process import PointReached, StepReached
@@ -23,6 +24,7 @@ from simdist.result import RunResult
 from tests.faults.programs import MS, events_of
 
 When = Literal["before", "during", "after"]
+ANNOUNCED = (OperationCalled, OperationAdmitted, MessageRead, StoreRequested, StepReached, PointReached)
 WHENS: list[When] = ["before", "during", "after"]
 TRIP_NS = 100_000  # to the store of the same host and back
 ASKED: dict[int, Callable[[Any], Verdict]] = {}  # by number: a fault holds plain data
@@ -36,7 +38,7 @@ class Judged(Fault):
 
     def arm(self, stage: Stage) -> None:
         """From the start on."""
-        kind = {each.__name__: each for each in (OperationCalled, StoreRequested, StepReached, PointReached)}
+        kind = {each.__name__: each for each in ANNOUNCED}
         stage.judge(kind[self.event], ASKED[self.judge])
         stage.tell()
 
@@ -207,3 +209,40 @@ def test_the_last_operation_that_a_report_names_is_not_the_one_that_a_fault_repl
     result = run(body, judged(OperationCalled, on("all_reduce", lambda event: dist_error)), world_size=2)
 
     assert [rank.last_operation for rank in result.ranks] == ["barrier #0 in group '0'"] * 2
+
+
+def test_a_judge_of_admitted_operations_sees_their_tensors_and_the_number_is_taken() -> None:
+    def judge(event: OperationAdmitted) -> Verdict:
+        too_large = event.operation == "all_reduce" and event.tensors[0].numel() > 2
+        return Verdict(error=BufferError("too large")) if too_large else PASS
+
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        found = diary(lambda: dist.all_reduce(torch.ones(3)))
+        group: Any = dist.distributed_c10d._get_default_group()
+        return found[0][0], group._get_sequence_number_for_group()
+
+    result = run(body, judged(OperationAdmitted, judge), world_size=2)
+
+    assert result.values == [("BufferError: too large", 1)] * 2
+
+
+def message() -> str:
+    dist.init_process_group("gloo")
+    call = dist.send if dist.get_rank() == 0 else dist.recv
+    return diary(lambda: call(torch.ones(1), 1 - dist.get_rank()))[0][0]
+
+
+def test_a_message_that_is_refused_fails_at_both_ends() -> None:
+    verdict = Verdict(error=BufferError("not this one"))
+
+    result = run(message, judged(MessageRead, lambda event: verdict), world_size=2)
+
+    assert result.values == ["BufferError: not this one"] * 2
+
+
+def test_a_message_can_only_be_refused() -> None:
+    verdict = Verdict(delay_ns=1)
+
+    with pytest.raises(InternalError, match=r"a MessageRead can only be refused, with an error"):
+        run(message, judged(MessageRead, lambda event: verdict), world_size=2)

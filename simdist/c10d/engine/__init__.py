@@ -14,7 +14,7 @@ from simdist.c10d.engine._mailbox import Mailbox, P2PWork
 from simdist.c10d.engine._program import Program, ProgramBuilder, Step
 from simdist.c10d.engine._rendezvous import connect
 from simdist.c10d.engine._ring import Phase, Ring, RingFlow
-from simdist.c10d.engine._strategies import Algorithm, Backend, Completion, Failure, Judge, MonitoredBarrier, Sizes
+from simdist.c10d.engine._strategies import Algorithm, Backend, Completion, Failure, MonitoredBarrier, Sizes
 
 __all__ = [
     "Algorithm",
@@ -26,7 +26,6 @@ __all__ = [
     "Failed",
     "Failure",
     "Flow",
-    "Judge",
     "Mailbox",
     "Member",
     "MonitoredBarrier",

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
-from simdist.c10d.engine._strategies import Backend, Judge
+from simdist.c10d.engine._strategies import Backend
 from simdist.c10d.engine._wire import FollowedLoad, WireCost
-from simdist.c10d.surface._events import OperationCalled, WorkIssued
+from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Load, Network
@@ -80,15 +80,14 @@ class Communicator:
         size: int,
         backend: Backend,
         *,
-        judge: Judge | None = None,
+        strict: bool = False,
     ) -> None:
         self.simulation = simulation
         self.network = network
         self.name = name
         self.size = size
         self.backend = backend
-        self.judge = judge  # of a strict group: what the backend accepts in silence is an error
-        self.strict = judge is not None
+        self.strict = strict  # what the backend accepts in silence is an error
         self.members: list[Member | None] = [None] * size
         self.joined = 0
         self.connected = False  # all members have met
@@ -168,10 +167,10 @@ class Communicator:
         now = simulation.now_ns
         # What a `Queued` holds, as a plain tuple: see there.
         member.on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
-        if self.judge is not None and refusal is None:
-            self.judge.check_call(
-                name, operation.reduction, inputs[1] if name == "reduce_scatter" else outputs, outputs
-            )
+        if refusal is None and simulation.bus.wants(OperationAdmitted):
+            operands = inputs[1] if name == "reduce_scatter" else outputs
+            admitted = OperationAdmitted(process, name, operation.reduction, operands, outputs)
+            strike = carry_out(process, simulation.bus.announce(admitted), name) or strike
         if self.counted:
             process.operations += 1
             simulation.bus.record(

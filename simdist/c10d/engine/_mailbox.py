@@ -20,12 +20,12 @@ from simdist.c10d.engine._matching import Matching
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._callsite import call_site
-from simdist.c10d.surface._events import WorkIssued, WorkWaited
+from simdist.c10d.surface._events import MessageRead, WorkIssued, WorkWaited
 from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Flow
 from simdist.errors import MismatchError
 from simdist.kernel import Timer
-from simdist.process import Strike
+from simdist.process import Strike, refusal_of
 from simdist.records import failed, message_completed, message_issued
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class P2PWork(SimWork):
     place = -1  # among the unmatched of its group
     peer: int | None = None  # group rank; None: receive from any
     tag: Any = 0
-    posted_checksum: int | None = None  # strict: of a send's buffer when it was issued
+    posted_checksum: int | None = None  # of a send's buffer when it was issued, if a listener has noted it
     expired = False  # it ran out of time
     inner = False  # a message of an operation that is itself told about
     waited = False  # a wait has ended, well or not
@@ -156,8 +156,6 @@ class Mailbox:
         if simulation.bus.hears(WorkIssued):
             profiled = "recvAnySource" if kind == "recv" and peer is None else kind
             simulation.bus.tell(WorkIssued(work, profiled, [tensor.shape], asynchronous=True))
-        if communicator.strict and kind == "send":
-            work.posted_checksum = _whole_checksum(tensor)
         if strike is not None:
             when, action = strike
             if when == "after":
@@ -447,12 +445,12 @@ class Mailbox:
 
     def _sent(self, send: P2PWork, receive: P2PWork, begin_ns: int) -> None:
         # The sender may reuse its buffer from now on, so the data must have left it.
-        judge = self._communicator.judge
-        changed = None if judge is None else judge.check_unchanged(send, _whole_checksum(send.tensor))
-        if changed is not None:
+        bus = self._communicator.simulation.bus
+        error = refusal_of(bus, MessageRead(send)) if bus.wants(MessageRead) else None
+        if error is not None:
             for work in (send, receive):
                 self._forget(work)
-                self._report(work, changed)
+                self._report(work, error)
             return
         ours, theirs = _memory.as_bytes(send.tensor), _memory.as_bytes(receive.tensor)
         if len(ours) <= len(theirs):
@@ -537,8 +535,3 @@ class Mailbox:
 
 def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _whole_checksum(tensor: torch.Tensor) -> int:
-    data = _memory.flat(tensor)
-    return _memory.checksum([data], data.numel() * data.element_size())

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
 from simdist.c10d.engine._communicator import Communicator, Member
-from simdist.c10d.engine._strategies import Backend, Judge
+from simdist.c10d.engine._strategies import Backend
 from simdist.c10d.surface._store import SimStore
 from simdist.cluster import Network
 from simdist.errors import SimdistError
@@ -53,7 +53,7 @@ def connect(
     timeout_ns: int,
     backend: Backend,
     *,
-    judge: Judge | None = None,
+    strict: bool = False,
     lazy: bool = False,
     ranks: Sequence[int] = (),
 ) -> Member:
@@ -80,7 +80,7 @@ def connect(
     generations = store.server.groups.setdefault(prefix, [])
     communicator = next((c for c in generations if c.size == size and c.members[rank] is None), None)
     if communicator is None:
-        communicator = Communicator(simulation, network, _group_name(prefix), size, backend, judge=judge)
+        communicator = Communicator(simulation, network, _group_name(prefix), size, backend, strict=strict)
         generations.append(communicator)
     store.announce(f"0/{rank}", b"simdist")
     if store.server.gone:

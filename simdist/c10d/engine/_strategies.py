@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Member
     from simdist.c10d.engine._mailbox import P2PWork
 
-__all__ = ["Algorithm", "Backend", "Completion", "Failure", "Judge", "MonitoredBarrier", "Sizes"]
+__all__ = ["Algorithm", "Backend", "Completion", "Failure", "MonitoredBarrier", "Sizes"]
 
 Tensor = torch.Tensor
 Sizes = Callable[[int], tuple[list[int], list[int]]]
@@ -137,22 +137,6 @@ class Failure(Protocol):
 
     def overrun(self) -> str:
         """The last words of a process that was sent more than it has room for, and aborts."""
-        ...
-
-
-class Judge(Protocol):
-    """Who refuses what a backend accepts in silence; a strict group has one."""
-
-    def check_call(self, name: str, reduction: str, operands: Any, tensors: Sequence[Any]) -> None:
-        """Look at a collective's operands, and at the tensors that it fills.
-
-        Raises:
-            StrictError: they are refused.
-        """
-        ...
-
-    def check_unchanged(self, work: P2PWork, checksum: int) -> Exception | None:
-        """The error of a send whose buffer, with this checksum now, changed after it was issued; or None."""
         ...
 
 

@@ -1,24 +1,26 @@
 """What torch.distributed announces on the bus before it happens, and what it tells of there.
 
 An operation lives through four moments. It is *called*: announced here, before any counter moves or anyone is told, so
-that an exception in its place leaves no trace. It is *admitted* where the backend's arguments hold; else it is refused.
-It is *issued*: `simdist.records.Issued` in the log, a `WorkIssued` here for those who want the work itself. It is
-*settled* by a record `Completed` or `Failed`. The helper groups that torch makes for itself announce and record
-nothing; the profiler sees their works, as torch's does.
+that an exception in its place leaves no trace. It is *admitted* where the backend's arguments hold, and announced once
+more for who looks at its tensors; else it is refused. It is *issued*: `simdist.records.Issued` in the log, a
+`WorkIssued` here for those who want the work itself. It is *settled* by a record `Completed` or `Failed`. The helper
+groups that torch makes for itself announce no calls and record nothing; the profiler sees their works, as torch's does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
+    from simdist.c10d.engine import P2PWork
     from simdist.c10d.surface._work import SimWork
 
-__all__ = ["OperationCalled", "PayloadSampled", "StoreRequested", "WorkIssued", "WorkWaited"]
+__all__ = ["MessageRead", "OperationAdmitted", "OperationCalled", "PayloadSampled", "StoreRequested", "WorkIssued"]
+__all__ += ["WorkWaited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,27 @@ class OperationCalled:
     operation: str
     group: str
     sequence: int  # that it will have
+
+
+@dataclass(frozen=True, slots=True)
+class OperationAdmitted:
+    """Announced: the backend takes a collective's arguments, and its number is taken; no work exists yet.
+
+    `operands` is what a reduction works on, `tensors` what is filled: tensors, and lists of them.
+    """
+
+    process: SimProcess
+    operation: str
+    reduction: str
+    operands: Any
+    tensors: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRead:
+    """Announced: the buffer of a send is about to be read for its receiver. It can only be refused: no task waits."""
+
+    send: P2PWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,61 +8,82 @@ Disagreements between ranks are found where calls meet (`_collective`, `_mailbox
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from simdist.c10d.engine import P2PWork
 from simdist.c10d.surface._callsite import issued_by_torch
-from simdist.c10d.surface._events import WorkIssued
+from simdist.c10d.surface._events import MessageRead, OperationAdmitted, WorkIssued
+from simdist.c10d.surface._memory import checksum, flat
 from simdist.errors import StrictError
 from simdist.frames import user_line
+from simdist.kernel import PASS, Bus, Verdict
 from simdist.process import SimProcess
 
-__all__ = ["Strict", "problems_at_end"]
+__all__ = ["problems_at_end", "watch_strictly"]
 
 
-class Strict:
-    """The judge of strict groups, and a listener where works are issued."""
+def watch_strictly(bus: Bus) -> None:
+    """Have all groups of a world be strict: refuse calls that Gloo would misread, and changed buffers of sends."""
+    bus.intercept(OperationAdmitted, _on_admission)
+    bus.listen(WorkIssued, _on_issue)
+    bus.intercept(MessageRead, _on_read)
 
-    def check_call(self, name: str, reduction: str, operands: Any, tensors: Sequence[Any]) -> None:
-        """Refuse a call whose arguments Gloo would misread: a reduction's `operands`, or the `tensors` to be filled.
 
-        Raises:
-            StrictError: a tensor has gaps in memory, or holds a NaN that the reduction may drop.
-        """
-        site = user_line(sys._getframe(1))
-        for tensor in _flattened(tensors):
-            if tensor.layout is torch.strided and not _is_dense(tensor):
-                raise StrictError(
+def _on_admission(event: OperationAdmitted) -> Verdict:
+    """Refuse a call whose tensors have gaps in memory, or hold a NaN that the reduction may drop."""
+    name, reduction = event.operation, event.reduction
+    site = user_line(sys._getframe(1))
+    for tensor in _flattened(event.tensors):
+        if tensor.layout is torch.strided and not _is_dense(tensor):
+            return Verdict(
+                error=StrictError(
                     f"{name}: a tensor of shape {list(tensor.shape)} with strides {list(tensor.stride())} "
                     f"has gaps in memory; "
                     f"Gloo would work on the first {tensor.numel()} elements of its storage{site}; use .contiguous()"
                 )
-        for tensor in _flattened(operands) if reduction in ("max", "min") else ():
-            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
-                raise StrictError(
+            )
+    for tensor in _flattened(event.operands) if reduction in ("max", "min") else ():
+        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+            return Verdict(
+                error=StrictError(
                     f"{name}({reduction}): the tensor holds a NaN, "
                     f"which Gloo keeps or drops depending on the rank{site}"
                 )
+            )
+    return PASS
 
-    def check_unchanged(self, work: Any, checksum: int) -> StrictError | None:
-        """The error of a send whose buffer changed after it was issued, or None."""
-        if work.posted_checksum is None or work.posted_checksum == checksum:
-            return None
-        return StrictError(
-            f"rank {work.process.rank} changed the tensor of its {work.describe()}, issued{work.site}, "
-            "before the receiver was there; the receiver would get the new values"
-        )
 
-    def on_issue(self, event: WorkIssued) -> None:
-        """A listener: for an asynchronous operation someone must wait, unless torch itself issued it."""
-        if not event.asynchronous:
-            return
-        work, caller = event.work, sys._getframe(1)
+def _on_issue(event: WorkIssued) -> None:
+    """Someone must wait for an asynchronous operation, unless torch itself issued it."""
+    work = event.work
+    if isinstance(work, P2PWork) and work.name == "send":
+        work.posted_checksum = _checksum(work)
+    if event.asynchronous:
+        caller = sys._getframe(1)
         work.site = user_line(caller)
         if not issued_by_torch(caller):
             work.process.torch_state.unwaited[work] = work.site
+
+
+def _on_read(event: MessageRead) -> Verdict:
+    """Refuse a message whose buffer is no longer what was sent."""
+    work = event.send
+    if work.posted_checksum in (None, _checksum(work)):
+        return PASS
+    return Verdict(
+        error=StrictError(
+            f"rank {work.process.rank} changed the tensor of its {work.describe()}, issued{work.site}, "
+            "before the receiver was there; the receiver would get the new values"
+        )
+    )
+
+
+def _checksum(work: P2PWork) -> int:
+    data = flat(work.tensor)
+    return checksum([data], data.numel() * data.element_size())
 
 
 def problems_at_end(process: SimProcess) -> list[str]:
