@@ -1,7 +1,8 @@
 """torch.distributed, simulated: groups, works, stores and what they do when something breaks.
 
 Four wings, each importing only those before it: `surface` is what torch calls, `engine` the life of an operation,
-`backends` what differs between Gloo and others, `watch` who looks on. `_install.py` puts all of it where torch looks;
+`backends` what differs between Gloo and others, `watch` who looks on, as listeners and judges on the bus (what is told
+and announced there: `surface/_events.py`). `_install.py` puts all of it where torch looks;
 `_replacements.py` holds what stands there instead of torch's own.
 """
 

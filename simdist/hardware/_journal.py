@@ -6,14 +6,16 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
-__all__ = ["Journal", "Life", "Record", "path_of", "read_events", "read_life", "read_lives"]
+from simdist.records import Issued, Packed
 
-Record = tuple[Any, ...]
+__all__ = ["Journal", "Life", "path_of", "read_events", "read_life", "read_lives"]
+
+_Fields = ParamSpec("_Fields")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,14 @@ class Life:
 
     rank: int
     life: int
-    records: list[Record]
+    records: list[Packed]
     origin_ns: int
-    ended: Record | None
-    strikes: tuple[Record, ...] = ()
+    ended: Packed | None
+    strikes: tuple[Packed, ...] = ()
 
 
 class Journal:
-    """Appends events `(time_ns, kind, rank, *values)`, as a simulation's log holds them, to the rank's file.
+    """Appends records, packed as a simulation's log holds them, to the rank's file.
 
     Rank -1 stands for the world: what befalls no rank in particular.
 
@@ -50,10 +52,31 @@ class Journal:
         """Nanoseconds since the run began."""
         return time.time_ns() - self.origin_ns
 
-    def add(self, kind: str, *values: Any, time_ns: int | None = None) -> None:
-        """Write one event of the rank."""
-        when = self.now_ns() if time_ns is None else time_ns
-        os.write(self._file, (json.dumps([when, kind, self._rank, *values]) + "\n").encode())
+    def record(
+        self,
+        make: Callable[Concatenate[int, int, _Fields], Packed],
+        *fields: _Fields.args,
+        **named: _Fields.kwargs,
+    ) -> None:
+        """Write a record of the rank, of what happens now; `make` is a function of `simdist.records`."""
+        self.record_at(self.now_ns(), make, *fields, **named)
+
+    def record_at(
+        self,
+        time_ns: int,
+        make: Callable[Concatenate[int, int, _Fields], Packed],
+        *fields: _Fields.args,
+        **named: _Fields.kwargs,
+    ) -> None:
+        """Write a record of the rank, of what happened at `time_ns`."""
+        self._write(make(time_ns, self._rank, *fields, **named))
+
+    def note(self, kind: str, *values: Any, time_ns: int | None = None) -> None:
+        """Write what is for whoever reads the journal, and no event of the run."""
+        self._write((self.now_ns() if time_ns is None else time_ns, kind, self._rank, *values))
+
+    def _write(self, packed: Packed) -> None:
+        os.write(self._file, (json.dumps(packed) + "\n").encode())
 
 
 def path_of(folder: Path, rank: int, life: int) -> Path:
@@ -67,7 +90,7 @@ def read_lives(folder: Path) -> list[tuple[int, int]]:
     return sorted((int(match[1]), int(match[2])) for match in found if match)
 
 
-def read_events(folder: Path, rank: int, life: int) -> Iterator[Record]:
+def read_events(folder: Path, rank: int, life: int) -> Iterator[Packed]:
     """The events of one rank in one life; a line that its writer did not live to finish is left out."""
     path = path_of(folder, rank, life)
     text = path.read_text("utf-8") if path.exists() else ""
@@ -78,8 +101,8 @@ def read_events(folder: Path, rank: int, life: int) -> Iterator[Record]:
 
 def read_life(folder: Path, rank: int, life: int) -> Life:
     """The journal of one rank in one life."""
-    kept: list[Record] = []
-    strikes: list[Record] = []
+    kept: list[Packed] = []
+    strikes: list[Packed] = []
     ended, origin_ns = None, 0
     for record in read_events(folder, rank, life):
         if record[1] == "ended":
@@ -90,7 +113,7 @@ def read_life(folder: Path, rank: int, life: int) -> Life:
             strikes.append(record)
         elif record[1] == "refused":
             key = record[3:6]
-            kept = [other for other in kept if not (other[1] == "issue" and other[3:6] == key)]
+            kept = [other for other in kept if not (other[1] == Issued.kind and other[3:6] == key)]
         else:
             kept.append(record)
     return Life(rank, life, kept, origin_ns, ended, tuple(strikes))

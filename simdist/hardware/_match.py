@@ -12,8 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simdist.hardware._flight import Entry, FlightRecord
-from simdist.hardware._journal import Record
-from simdist.records import ELEMENT_BYTES, SCALAR_TYPES
+from simdist.records import (
+    ELEMENT_BYTES,
+    SCALAR_TYPES,
+    Completed,
+    Failed,
+    Issued,
+    NewGroup,
+    Packed,
+    completed,
+    unpacked,
+)
 
 __all__ = ["Match", "match", "with_device_times"]
 
@@ -109,7 +118,7 @@ class _Operation:
         return f"{op} #{sequence} in group {group!r}" + (f", {self.nbytes} bytes of {self.dtype}" if self.dtype else "")
 
 
-def match(backend: str, records: Iterable[Record], flight: FlightRecord) -> Match:
+def match(backend: str, records: Iterable[Packed], flight: FlightRecord) -> Match:
     """Find the operation of the journal that each entry belongs to; `records` are the events of the same life.
 
     Messages are compared up to the first that failed: whether torch recorded that one depends on where it failed.
@@ -136,27 +145,31 @@ def match(backend: str, records: Iterable[Record], flight: FlightRecord) -> Matc
     return found
 
 
-def _operations(backend: str, records: Iterable[Record]) -> dict[tuple[str, bool], list[_Operation]]:
+def _operations(backend: str, records: Iterable[Packed]) -> dict[tuple[str, bool], list[_Operation]]:
     """What torch should have recorded, by group, messages apart."""
     found: dict[tuple[str, bool], list[_Operation]] = {}
     sizes: dict[str, int] = {}
-    records = list(records)
-    failed = {record[3:6] for record in records if record[1] == "error"}
-    for record in records:
-        if record[1] == "group":
-            sizes[record[3]] = len(record[4])
-        if record[1] != "issue" or record[3] == "monitored_barrier":
+    told = [unpacked(record) for record in records]
+    failed = {_key(record) for record in told if isinstance(record, Failed)}
+    for record in told:
+        if isinstance(record, NewGroup):
+            sizes[record.group] = len(record.ranks)
+        if not isinstance(record, Issued) or record.op == "monitored_barrier":
             continue
-        _, _, _, op, group, sequence, nbytes, dtype, shape, *_ = record
+        op, group, nbytes, dtype = record.op, record.group, record.nbytes, record.dtype
         is_message = op in ("send", "recv")
         if backend == "gloo" and is_message:
             continue
         name, count = op, 1
         if backend == "gloo" and op == "reduce_scatter":  # it sums, one entry of a list after another (torch 2.13)
-            name, count = "all_reduce", sizes.get(group, 1) if _is_listed(nbytes, dtype, shape) else 1
-        one = _Operation((op, group, sequence), name, nbytes, dtype, (op, group, sequence) in failed)
+            name, count = "all_reduce", sizes.get(group, 1) if _is_listed(nbytes, dtype, record.shape) else 1
+        one = _Operation(_key(record), name, nbytes, dtype, _key(record) in failed)
         found.setdefault((group, is_message), []).extend([one] * count)
     return found
+
+
+def _key(record: Issued | Completed | Failed) -> Key:
+    return record.op, record.group, record.seq
 
 
 def _is_listed(nbytes: int, dtype: str, shape: Sequence[int]) -> bool:
@@ -219,7 +232,7 @@ def _words(entry: Entry) -> str:
     return f"{entry.op} as {kind} {entry.sequence} of group {entry.group!r}" + (f" of {sizes}" if sizes else "")
 
 
-def with_device_times(records: Sequence[Record], found: Match) -> list[Record]:
+def with_device_times(records: Sequence[Packed], found: Match) -> list[Packed]:
     """The events of a life, with the times of the device where torch's record has them.
 
     A `wait()` on NCCL returns when the kernel is queued; the operation completes when the kernel has ended. How long
@@ -227,15 +240,19 @@ def with_device_times(records: Sequence[Record], found: Match) -> list[Record]:
     before it in its group allow. An operation that nobody waited for completes as well.
     """
     times = _device_times(found.pairs)
-    over = {record[3:6] for record in records if record[1] in ("complete", "error")}
+    over: set[Key] = set()
+    told = []
+    for packed in records:
+        record = unpacked(packed)
+        if isinstance(record, Completed | Failed):
+            over.add(_key(record))
+        if isinstance(record, Completed) and _key(record) in times:
+            begin, end = times[_key(record)]
+            told.append(replace(record, time_ns=end, begin_ns=begin).packed)
+        else:
+            told.append(packed)
     rank = found.record.rank
-    told = [
-        (times[record[3:6]][1], *record[1:6], times[record[3:6]][0], *record[7:])
-        if record[1] == "complete" and record[3:6] in times
-        else record
-        for record in records
-    ]
-    unwaited = [(end, "complete", rank, *key, begin, 0) for key, (begin, end) in times.items() if key not in over]
+    unwaited = [completed(end, rank, *key, begin, 0) for key, (begin, end) in times.items() if key not in over]
     return told + unwaited
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from simdist.hardware._flight import read_record
 from simdist.hardware._job import Job
-from simdist.hardware._journal import Life, Record, read_life, read_lives
+from simdist.hardware._journal import Life, read_life, read_lives
 from simdist.hardware._match import Match, match, with_device_times
+from simdist.records import Ended, Issued, NewGroup, Packed, Restarted, Started, restarted, unpacked
+from simdist.records import ended as make_ended
 from simdist.result import FaultResult, RankResult, RunResult, Status
 from simdist.trace import EventStream
 
 __all__ = ["matches_of", "outcome_of"]
 
-_FIRST = {"restart": 0, "group": 1}  # of what happens at one instant
+_FIRST = {Restarted.kind: 0, NewGroup.kind: 1}  # of what happens at one instant
 
 
 def matches_of(job: Job) -> tuple[Match, ...]:
@@ -41,31 +44,35 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
     last = dict(lives)  # in order: the last one stays
     journals = [read_life(folder, rank, life) for rank, life in lives]
     recorded = {(each.record.rank, each.record.life): each for each in matches}
-    events: list[Record] = []
+    events: list[Packed] = []
     ranks = []
     operations = dict.fromkeys(range(job.world_size), 0)
-    groups: dict[Record, int] = {}
+    groups: dict[tuple[int, NewGroup], int] = {}  # by life: when the first member told of it
     for journal in journals:
         key = journal.rank, journal.life
-        operations[journal.rank] += sum(record[1] == "issue" for record in journal.records)
-        for record in journal.records:
-            if record[1] == "group":  # each member tells it; as in a simulation the world's event is the first
-                told = (journal.life, *record[3:])
-                groups[told] = min(record[0], groups.get(told, record[0]))
-        kept = [record for record in journal.records if record[1] != "group"]
+        kept = []
+        for packed in journal.records:
+            record = unpacked(packed)
+            operations[journal.rank] += isinstance(record, Issued)
+            if isinstance(record, NewGroup):  # each member tells it; as in a simulation the world's event is the first
+                told = replace(record, time_ns=0, rank=-1)
+                first = groups.setdefault((journal.life, told), record.time_ns)
+                groups[journal.life, told] = min(record.time_ns, first)
+            else:
+                kept.append(packed)
         kept += _death(journal)
         events += with_device_times(kept, recorded[key]) if key in recorded else kept
         if journal.life == last[journal.rank]:
             ranks.append(_rank_result(folder, journal))
-    events += [(time_ns, "group", -1, *told[1:]) for told, time_ns in groups.items()]
+    events += [replace(told, time_ns=time_ns).packed for (_, told), time_ns in groups.items()]
     world = read_life(folder, -1, 0)  # what befell no rank in particular
     events += world.records
     restarts = max(last.values(), default=0)
-    starts = [journal.records for journal in journals if journal.life]
+    starts = [unpacked(packed) for journal in journals if journal.life for packed in journal.records]
     for life in range(1, restarts + 1):
-        begun = [r[0] for records in starts for r in records if r[1] == "start" and r[3] == life]
+        begun = [record.time_ns for record in starts if isinstance(record, Started) and record.life == life]
         if begun:
-            events.append((min(begun), "restart", -1, life))
+            events.append(restarted(min(begun), -1, life))
     events.sort(key=lambda record: (record[0], _FIRST.get(record[1], 2)))
     missing = [rank for rank in range(job.world_size) if rank not in last]
     ranks += [RankResult(rank, "hung", waiting="never started", lives=0) for rank in missing]
@@ -78,7 +85,7 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
     )
 
 
-def _fault_result(job: Job, index: int, strikes: Sequence[Record]) -> FaultResult:
+def _fault_result(job: Job, index: int, strikes: Sequence[Packed]) -> FaultResult:
     fault = job.faults[index]
     mine = [(time_ns, rank, life, how) for time_ns, rank, struck, life, how in strikes if struck == index]
     return FaultResult(
@@ -92,23 +99,29 @@ def _fault_result(job: Job, index: int, strikes: Sequence[Record]) -> FaultResul
     )
 
 
-def _death(journal: Life) -> list[Record]:
+def _death(journal: Life) -> list[Packed]:
     """The end of a process that did not live to tell of it."""
     ended = journal.ended
-    if ended is None or ended[3] is None or not journal.origin_ns or any(r[1] == "exit" for r in journal.records):
+    if (
+        ended is None
+        or ended[3] is None
+        or not journal.origin_ns
+        or any(packed[1] == Ended.kind for packed in journal.records)
+    ):
         return []
     status = "killed" if ended[3] < 0 else "exited"
-    return [(ended[0] - journal.origin_ns, "exit", journal.rank, status, ended[3], journal.life)]
+    return [make_ended(ended[0] - journal.origin_ns, journal.rank, status, ended[3], journal.life)]
 
 
 def _rank_result(folder: Path, journal: Life) -> RankResult:
-    rank, life, records, ended = journal.rank, journal.life, journal.records, journal.ended
+    rank, life, ended = journal.rank, journal.life, journal.ended
+    records = [unpacked(packed) for packed in journal.records]
     name = f"rank{rank}-life{life}"
     code = None if ended is None else ended[3]
-    exits = [record for record in records if record[1] == "exit"]
-    issued = [record for record in records if record[1] == "issue"]
+    exits = [record for record in records if isinstance(record, Ended)]
+    issued = [record for record in records if isinstance(record, Issued)]
     if ended is not None and ended[4] and exits:
-        code = exits[-1][4]  # the launcher stopped it on its way out
+        code = exits[-1].exit_code  # the launcher stopped it on its way out
     status: Status = "hung"
     value, error = None, None
     with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
@@ -116,11 +129,11 @@ def _rank_result(folder: Path, journal: Life) -> RankResult:
         content = _content(bases, text, data)
         value, error = (content, None) if said == "returned" else (None, content if said == "raised" else None)
     if code is not None:
-        status = "killed" if code < 0 else exits[-1][3] if exits else "exited"
+        status = "killed" if code < 0 else cast("Status", exits[-1].status) if exits else "exited"
     if status in ("killed", "hung"):
         value = error = None
-    waiting = f"{issued[-1][3]} #{issued[-1][5]} in group {issued[-1][4]!r}" if issued else ""
-    times = [record[0] for record in records]
+    waiting = f"{issued[-1].op} #{issued[-1].seq} in group {issued[-1].group!r}" if issued else ""
+    times = [record.time_ns for record in records]
     return RankResult(
         rank=rank,
         status=status,
@@ -137,8 +150,6 @@ def _rank_result(folder: Path, journal: Life) -> RankResult:
 
 
 def _with_operations(result: RankResult, operations: dict[int, int]) -> RankResult:
-    from dataclasses import replace
-
     return replace(result, operations=operations[result.rank])
 
 

@@ -18,6 +18,7 @@ from simdist.faults import LastingFault, StoreFault
 from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
+from simdist.records import fault_told
 
 __all__ = ["StoreProxy", "has_store_faults"]
 
@@ -86,8 +87,8 @@ class StoreProxy:
         assert self._origin_ns is not None
         journal = Journal(Path(self._job.out), -1 if fault.target is None else fault.target, 0)
         now_ns = time.time_ns() - self._origin_ns
-        journal.add("fault", fault.kind, fault.begins(), 0, time_ns=now_ns)
-        journal.add("strike", index, 0, "", time_ns=now_ns)
+        journal.record_at(now_ns, fault_told, fault.kind, fault.begins(), 0)
+        journal.note("strike", index, 0, "", time_ns=now_ns)
         if fault.name:
             self._ask("struck", fault.name, now_ns)
 

@@ -27,6 +27,7 @@ from simdist._content import content_checksum, with_zero_padding
 from simdist.hardware._journal import Journal
 from simdist.hardware._scaling import scaled
 from simdist.hardware._strikes import Strikes
+from simdist.records import completed, failed, message_issued, new_group, result_noted
 
 __all__ = ["Recorder"]
 
@@ -176,9 +177,9 @@ class Recorder:
             self._counts[key] = ticket.sequence + 1
             if self._known.get(ticket.group) != ranks:
                 self._known[ticket.group] = ranks
-                self._journal.add("group", ticket.group, ranks, group.group_desc)
-        self._journal.add(
-            "issue",
+                self._journal.record(new_group, ticket.group, tuple(ranks), group.group_desc)
+        self._journal.record(
+            message_issued,
             call.op,
             ticket.group,
             ticket.sequence,
@@ -210,7 +211,7 @@ class _Ticket:
         """It is over, and went well."""
         if self._note_once():
             begin = self._journal.now_ns()
-            self._journal.add("complete", self._call.op, self.group, self.sequence, begin, 0)
+            self._journal.record(completed, self._call.op, self.group, self.sequence, begin, 0)
             if self._call.kind != "monitored_barrier":
                 self._result()
             self._strikes.after(self._call.op, self.group, self.sequence)
@@ -219,7 +220,7 @@ class _Ticket:
         """It is over, with an error; the tensors hold what had arrived, if it had `begun`."""
         if self._note_once():
             name, text = type(error).__name__, str(error)
-            self._journal.add("error", self._call.op, self.group, self.sequence, name, text)
+            self._journal.record(failed, self._call.op, self.group, self.sequence, name, text)
             if begun and self._call.kind != "monitored_barrier":
                 self._result()
             self._strikes.after(self._call.op, self.group, self.sequence)
@@ -231,14 +232,16 @@ class _Ticket:
         elif self._note_once():
             with self._recorder._lock:
                 self._recorder._counts[self.group, self._call.kind] -= 1
-            self._journal.add("refused", self._call.op, self.group, self.sequence)
+            self._journal.note("refused", self._call.op, self.group, self.sequence)
 
     def _note_once(self) -> bool:
         first, self._noted = not self._noted, True
         return first
 
     def _result(self) -> None:
-        self._journal.add("result", self._call.op, self.group, self.sequence, content_checksum(self._call.outputs))
+        self._journal.record(
+            result_noted, self._call.op, self.group, self.sequence, content_checksum(self._call.outputs)
+        )
 
 
 class _RecordedWork(_c.Work):

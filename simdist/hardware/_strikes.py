@@ -12,6 +12,7 @@ from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
 from simdist.hardware._struck import RealRank
+from simdist.records import fault_told, step_begun
 
 __all__ = ["UNDER_WAY", "Strikes"]
 
@@ -127,7 +128,7 @@ class Strikes:
 
     def on_step(self, index: int) -> None:
         """Stand in for `simdist.step`."""
-        self._journal.add("step", int(index))
+        self._journal.record(step_begun, int(index))
         self._strike_all(self._watches.step(int(index)))
 
     def on_point(self, name: str) -> None:
@@ -208,8 +209,8 @@ class Strikes:
     def _tell(self, index: int) -> None:
         fault = self._job.faults[index]
         struck_ns = self._journal.now_ns()
-        self._journal.add("fault", fault.kind, fault.begins(), self._life, time_ns=struck_ns)
-        self._journal.add("strike", index, self._life, "", time_ns=struck_ns)
+        self._journal.record_at(struck_ns, fault_told, fault.kind, fault.begins(), self._life)
+        self._journal.note("strike", index, self._life, "", time_ns=struck_ns)
         if any(each.after == fault.name for each in self._job.faults):
             self._board.call("struck", fault.name, struck_ns)
             self._release(fault.name, round(struck_ns / self._job.time_scale))

@@ -55,4 +55,4 @@ class RealRank:
         raise UnsupportedError("no machine is switched off for a run")
 
     def _ends(self, how: str) -> None:
-        self._journal.add("strike", self._index, self.life, how)
+        self._journal.note("strike", self._index, self.life, how)

@@ -146,7 +146,7 @@ def main(job_path: str, agent: int) -> int:
     code = rank.process.returncode
     journal = Journal(Path(job.out), rank.rank, rank.life)
     # When, by the system's clock: the reader knows when the run began.
-    journal.add("ended", None if rank.hung else code, stopped_by_agent, time_ns=time.time_ns())
+    journal.note("ended", None if rank.hung else code, stopped_by_agent, time_ns=time.time_ns())
     board.call("end", rank.life, rank.rank)
     if job.max_restarts == 0 and not stopped_by_agent:
         board.call("wait_ended", rank.life, 0, max(0.1, deadline + 2 * _GRACE_S - time.monotonic()))

@@ -28,6 +28,7 @@ from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
 from simdist.hardware._keeper import Keeper
 from simdist.hardware._namespaces import make_namespace, rank_at
+from simdist.records import fault_told
 
 __all__ = ["main", "wired"]
 
@@ -125,10 +126,10 @@ def _follow(job: Job, switch: _Switch, board: BoardClient, conditions: Condition
     journal.origin_ns = origin_ns
     for when_s, fault, text in conditions.events():
         time.sleep(max(0.0, when_s - journal.now_ns() / 1e9))
-        journal.add("fault", fault.kind, text, 0)
+        journal.record(fault_told, fault.kind, text, 0)
         if text == fault.begins():
             index = next(index for index, each in enumerate(job.faults) if each is fault)
-            journal.add("strike", index, 0, "")
+            journal.note("strike", index, 0, "")
             if fault.name:
                 board.call("struck", fault.name, journal.now_ns())
 

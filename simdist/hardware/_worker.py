@@ -24,6 +24,7 @@ from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
 from simdist.hardware._lifeline import die_with
 from simdist.hardware._namespaces import enter
+from simdist.records import ended, started
 
 __all__ = ["main"]
 
@@ -48,8 +49,8 @@ def main(job_path: str, orders: int, supervisor: int) -> None:
     if began is None:
         raise SystemExit("some rank of this life never got as far as its workload")
     journal.origin_ns = began[0]
-    journal.add("origin", began[0])
-    journal.add("start", life, os.getpid(), os.environ.get("GROUP_RANK", "0"))
+    journal.note("origin", began[0])
+    journal.record(started, life, os.getpid(), os.environ.get("GROUP_RANK", "0"))
     strikes.arm()
     code = _call(function, job, journal, rank, life)
     os.write(orders, f"exit {code}\n".encode())
@@ -109,7 +110,7 @@ def _call(function: Any, job: Job, journal: Journal, rank: int, life: int) -> in
         trace = error.__traceback__
         traceback.print_exception(type(error), error, trace.tb_next if trace is not None else None)
     (Path(job.out) / f"rank{rank}-life{life}.pickle").write_bytes(_pickled(status, content))
-    journal.add("exit", status, code, life)
+    journal.record(ended, status, code, life)
     save_record(job, rank, life)
     sys.stdout.flush()
     sys.stderr.flush()

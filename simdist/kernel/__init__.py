@@ -5,8 +5,8 @@ the tasks: each task is a thread parked on its own lock, and whoever parks steps
 next task and hands the baton to it directly.
 
 Open `_simulation.py` first: it is the loop. `_task.py` holds what a task is, `_policy.py` who goes next among equals,
-`_deadlock.py` what is said when nobody can, `_events.py` the record of it all and its digest, `_bus.py` the seam for
-everything that watches or interferes, `_core.py` why one core and batch scheduling make it twice as fast.
+`_deadlock.py` what is said when nobody can, `_bus.py` the seam for everything that watches or interferes, `_events.py`
+the log that hangs on it and its digest, `_core.py` why one core and batch scheduling make it twice as fast.
 """
 
 from simdist.kernel._bus import PASS, Bus, Verdict

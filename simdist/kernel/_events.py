@@ -1,8 +1,7 @@
 """The event stream of a run, and its running digest.
 
-A record is a flat tuple `(time_ns, kind, rank, *values)`, because millions of them are made; `simdist.trace` knows the
-names of the values. Values are None, bool, int, float, str, bytes and tuples of these, so that equal streams have
-equal digests in every process.
+It is the first listener on the bus, and takes records packed (see `simdist.records`): plain tuples of values that have
+the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import marshal
 from collections.abc import Callable
-from typing import Any
+
+from simdist.records import Packed
 
 __all__ = ["EventLog"]
 
 _CHUNK = 4096
-
-Record = tuple[Any, ...]
 
 
 class EventLog:
@@ -26,22 +24,12 @@ class EventLog:
     """
 
     def __init__(self, keep: int = 2_000_000) -> None:
-        self.records: list[Record] = []
-        self.add: Callable[[Record], None] = self.records.append  # hot: one call per event
+        self.records: list[Packed] = []
+        self.add: Callable[[Packed], None] = self.records.append  # hot: one call per event
         self._keep = keep
         self._hash = hashlib.blake2b(digest_size=16)
         self._hashed = 0  # how many records of the present list are in the hash
         self.dropped = 0
-
-    def watch(self, watcher: Callable[[Record], None]) -> None:
-        """Hand each record also to `watcher`, on the thread that adds it; several may watch."""
-        before = self.add
-
-        def add(record: Record) -> None:
-            before(record)
-            watcher(record)
-
-        self.add = add
 
     def __len__(self) -> int:
         return self.dropped + len(self.records)

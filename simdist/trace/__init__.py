@@ -1,8 +1,9 @@
 """Event records by name, and exporters: a finished run's events as files that other tools read.
 
-`_stream.py` makes events of a run's packed records. The exporters rest on `simdist.result` alone and
-take the events as data, so an event kind that is new shows up as a mark and breaks nothing: `_chrome.py` writes Chrome
-trace JSON, which Perfetto opens; `_lines.py` one JSON object per event; `_reader.py` reads both back. Pictures and
+`_stream.py` makes events of a run's packed records. What their data hold is said by the classes of `simdist.records`;
+the exporters rest on `simdist.result` and take the events as data, so an event kind that is new shows up as a mark and
+breaks nothing: `_chrome.py` writes Chrome trace JSON, which Perfetto opens; `_lines.py` one JSON object per event;
+`_reader.py` reads both back. Pictures and
 tables want spans instead of events: a `Trace` (`_trace.py`) has them, `_figure.py` draws it, `_flight_recorder.py`
 writes it for torch's analyser.
 

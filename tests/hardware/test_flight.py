@@ -17,10 +17,11 @@ from simdist.hardware import _parity
 from simdist.hardware._compare import recorders
 from simdist.hardware._dumps import write_dumps
 from simdist.hardware._flight import FlightRecord, read_record, watchdog_environment
-from simdist.hardware._journal import Journal, Record
+from simdist.hardware._journal import Journal
 from simdist.hardware._match import Match, match, with_device_times
 from simdist.hardware._outcome import matches_of, outcome_of
 from simdist.hardware._replay import RealReport
+from simdist.records import Packed
 from simdist.scenario import load, run_scenario
 from tests.hardware.test_pieces import job
 from tools.parity_nccl import flight_check
@@ -69,20 +70,20 @@ def dump(*entries: dict[str, Any]) -> bytes:
     return pickle.dumps({**found, "nccl_comm_state": {}, "entries": list(entries)}, protocol=2)
 
 
-def issue(op: str, sequence: int, **changes: Any) -> Record:
+def issue(op: str, sequence: int, **changes: Any) -> Packed:
     """The event of the same operation in simdist's journal."""
     values = {"nbytes": 16, "dtype": "float32", "shape": (4,), "peer": -1, **changes}
     return (10 * (sequence + 1) * MS - 1000, "issue", 0, op, "0", sequence, *values.values(), True, 0)
 
 
-def complete(op: str, sequence: int, time_ns: int) -> Record:
+def complete(op: str, sequence: int, time_ns: int) -> Packed:
     return time_ns, "complete", 0, op, "0", sequence, time_ns, 0
 
 
-GROUP: Record = (0, "group", 0, "0", (0, 1), "default_pg")
+GROUP: Packed = (0, "group", 0, "0", (0, 1), "default_pg")
 
 
-def matched(records: Sequence[Record], content: bytes, folder: Path, backend: str = "nccl") -> Match:
+def matched(records: Sequence[Packed], content: bytes, folder: Path, backend: str = "nccl") -> Match:
     (folder / "rank0-life0.flight").write_bytes(content)
     record = read_record(folder, 0, 0, ORIGIN_NS)
     assert record is not None
@@ -230,7 +231,7 @@ def test_messages_are_compared_apart_and_what_launches_them_together_is_none(tmp
 
 
 def test_messages_are_compared_up_to_the_first_that_failed(tmp_path: Path) -> None:
-    error: Record = (30 * MS, "error", 0, "recv", "0", 1, "RuntimeError", "gone")
+    error: Packed = (30 * MS, "error", 0, "recv", "0", 1, "RuntimeError", "gone")
 
     found = matched([issue("send", 0), issue("recv", 1), error], dump(message("send 0->1", 1)), tmp_path)
 
@@ -389,14 +390,14 @@ def report(tmp_path: Path) -> RealReport:
     """What two NCCL ranks leave: rank 0 returned, rank 1 was killed by its watchdog; and a life before that."""
     for rank, life in ((0, 0), (1, 0), (0, 1), (1, 1)):
         journal = Journal(tmp_path, rank, life)
-        journal.add("origin", ORIGIN_NS, time_ns=life * 100 * MS)
-        journal.add("start", life, 100, "0", time_ns=life * 100 * MS)
-        journal.add("group", "0", (0, 1), "default_pg", time_ns=life * 100 * MS + rank)
-        journal.add(*issue("all_reduce", 0)[1:2], *issue("all_reduce", 0)[3:], time_ns=life * 100 * MS + 5)
-        journal.add("complete", "all_reduce", "0", 0, life * 100 * MS + 9, 0, time_ns=life * 100 * MS + 9)
+        journal.note("origin", ORIGIN_NS, time_ns=life * 100 * MS)
+        journal.note("start", life, 100, "0", time_ns=life * 100 * MS)
+        journal.note("group", "0", (0, 1), "default_pg", time_ns=life * 100 * MS + rank)
+        journal.note(*issue("all_reduce", 0)[1:2], *issue("all_reduce", 0)[3:], time_ns=life * 100 * MS + 5)
+        journal.note("complete", "all_reduce", "0", 0, life * 100 * MS + 9, 0, time_ns=life * 100 * MS + 9)
         if rank == 0 and life == 1:
-            journal.add("exit", "returned", 0, life, time_ns=200 * MS)
-        journal.add("ended", 0 if rank == 0 else -6, False, time_ns=ORIGIN_NS + life * 100 * MS + 99)
+            journal.note("exit", "returned", 0, life, time_ns=200 * MS)
+        journal.note("ended", 0 if rank == 0 else -6, False, time_ns=ORIGIN_NS + life * 100 * MS + 99)
         name = f"rank-watchdog-life{life}-{rank}" if rank else f"rank{rank}-life{life}.flight"
         created = {"time_created_ns": ORIGIN_NS + life * 100 * MS + 6, "time_discovered_completed_ns": None}
         (tmp_path / name).write_bytes(dump(entry("all_reduce", 1, **created)))

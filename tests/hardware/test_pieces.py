@@ -42,7 +42,7 @@ def job(folder: Path, world_size: int = 1) -> Job:
 
 def test_a_journal_is_read_as_it_was_written_without_a_line_that_was_cut_off(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 2, 1)
-    journal.add("issue", "all_reduce", "0", 0, 8, "float32", (2,), -1, True, time_ns=5)
+    journal.note("issue", "all_reduce", "0", 0, 8, "float32", (2,), -1, True, time_ns=5)
     with (tmp_path / "rank2-life1.jsonl").open("a") as stream:
         stream.write('[6, "comp')
 
@@ -52,14 +52,14 @@ def test_a_journal_is_read_as_it_was_written_without_a_line_that_was_cut_off(tmp
 
 def written(folder: Path, rank: int, life: int, status: str, code: int | None, value: object = None) -> None:
     journal = Journal(folder, rank, life)
-    journal.add("start", life, 100, "0", time_ns=10 + 100 * life)
-    journal.add("issue", "barrier", "0", 0, 0, "", (), -1, True, time_ns=20 + 100 * life)
+    journal.note("start", life, 100, "0", time_ns=10 + 100 * life)
+    journal.note("issue", "barrier", "0", 0, 0, "", (), -1, True, time_ns=20 + 100 * life)
     if status in ("returned", "raised", "exited"):
-        journal.add("exit", status, code, life, time_ns=40 + 100 * life)
+        journal.note("exit", status, code, life, time_ns=40 + 100 * life)
         names = [base.__name__ for base in type(value).__mro__]
         content = pickle.dumps((status, names, str(value), pickle.dumps(value)))
         (folder / f"rank{rank}-life{life}.pickle").write_bytes(content)
-    journal.add("ended", code, False, time_ns=time.time_ns())
+    journal.note("ended", code, False, time_ns=time.time_ns())
 
 
 def test_an_outcome_has_values_exceptions_signals_and_restarts(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_outcome_has_values_exceptions_signals_and_restarts(tmp_path: Path) -
 
 def test_a_call_that_was_refused_is_no_operation(tmp_path: Path) -> None:
     written(tmp_path, 0, 0, "raised", 1, RuntimeError("Invalid scalar type"))
-    Journal(tmp_path, 0, 0).add("refused", "barrier", "0", 0, time_ns=21)
+    Journal(tmp_path, 0, 0).note("refused", "barrier", "0", 0, time_ns=21)
 
     result = outcome_of(job(tmp_path), "")
 
