@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import itertools
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdist
-from simdist import records
+from simdist import records, trace
 from simdist.records import Record, fields_of, kinds, specs, unpacked
 from simdist.trace import event_of
 from simdist.values import JSON, Spec
@@ -95,6 +96,15 @@ def test_what_a_record_holds_is_what_files_may_hold(made: type[Record], data: st
     for name, value in event.data.items():
         checked = specs()[name].check(value, JSON)
         assert (list(checked) if isinstance(checked, tuple) else checked) == value
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_the_table_of_the_trace_package_tells_of_every_field(kind: str) -> None:
+    """It says what users find in `Event.data`, in more words than a name."""
+    rows = [line.split("|")[1:3] for line in str(trace.__doc__).splitlines() if line.startswith("| ")]
+    (told,) = [words for names, words in rows if kind in names.strip().split(", ")]
+
+    assert [name for name in fields_of(kinds()[kind][-1]) if name not in re.findall(r"\w+", told)] == []
 
 
 def test_what_is_no_record_is_not_unpacked() -> None:
