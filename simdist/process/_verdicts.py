@@ -44,12 +44,16 @@ def carry_out(
 
 
 def refusal_of(bus: Bus, event: object) -> BaseException | None:
-    """Announce an effect that no task causes, so that nobody could wait or be struck; the error that takes its place.
+    """Announce an effect that can only be refused; the error that takes its place.
+
+    No task causes it, so that nobody could wait or be struck; or it was announced before, and this is a second look.
 
     Raises:
         SimdistError: a judge wants something else.
     """
     verdict = bus.announce(event)
     if verdict.delay_ns or verdict.strike is not None:
-        raise SimdistError(f"a {type(event).__name__} can only be refused, with an error; the verdict is {verdict}")
+        raise SimdistError(
+            f"an announced {type(event).__name__} can only be refused, with an error; the verdict is {verdict}"
+        )
     return verdict.error

@@ -227,6 +227,16 @@ def test_a_judge_of_admitted_operations_sees_their_tensors_and_the_number_is_tak
     assert result.values == [("BufferError: too large", 1)] * 2
 
 
+def test_an_admitted_operation_can_only_be_refused() -> None:
+    verdict = Verdict(strike=lambda: None)
+
+    result = run(collective, judged(OperationAdmitted, on("all_reduce", lambda event: verdict)), world_size=2)
+
+    assert [text.partition(";")[0] for text in result.values] == [
+        "SimdistError: an announced OperationAdmitted can only be refused, with an error"
+    ] * 2
+
+
 def message() -> str:
     dist.init_process_group("gloo")
     call = dist.send if dist.get_rank() == 0 else dist.recv
@@ -244,5 +254,5 @@ def test_a_message_that_is_refused_fails_at_both_ends() -> None:
 def test_a_message_can_only_be_refused() -> None:
     verdict = Verdict(delay_ns=1)
 
-    with pytest.raises(InternalError, match=r"a MessageRead can only be refused, with an error"):
+    with pytest.raises(InternalError, match=r"an announced MessageRead can only be refused, with an error"):
         run(message, judged(MessageRead, lambda event: verdict), world_size=2)

@@ -22,7 +22,7 @@ from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Load, Network
 from simdist.errors import InternalError
 from simdist.kernel import Simulation
-from simdist.process import SimProcess, Strike, carry_out
+from simdist.process import SimProcess, Strike, carry_out, refusal_of
 from simdist.records import completed, issued
 
 __all__ = ["Communicator", "Member", "Queued"]
@@ -169,8 +169,9 @@ class Communicator:
         member.on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
         if refusal is None and simulation.bus.wants(OperationAdmitted):
             operands = inputs[1] if name == "reduce_scatter" else outputs
-            admitted = OperationAdmitted(process, name, operation.reduction, operands, outputs)
-            strike = carry_out(process, simulation.bus.announce(admitted), name) or strike
+            error = refusal_of(simulation.bus, OperationAdmitted(process, name, operation.reduction, operands, outputs))
+            if error is not None:
+                raise error
         if self.counted:
             process.operations += 1
             simulation.bus.record(

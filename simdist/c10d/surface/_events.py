@@ -37,6 +37,7 @@ class OperationCalled:
 class OperationAdmitted:
     """Announced: the backend takes a collective's arguments, and its number is taken; no work exists yet.
 
+    It can only be refused: whoever wants to delay or strike judges the call.
     `operands` is what a reduction works on, `tensors` what is filled: tensors, and lists of them.
     """
 
@@ -49,7 +50,7 @@ class OperationAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class MessageRead:
-    """Announced: the buffer of a send is about to be read for its receiver. It can only be refused: no task waits."""
+    """Announced: the buffer of a send is about to be read for the receiver. It can only be refused."""
 
     send: P2PWork
 
