@@ -99,5 +99,9 @@ class Stage(Protocol):
         ...
 
     def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
-        """Put announced events of this type to `judge`, whose verdict holds unless somebody judged before."""
+        """Put announced events of this type to `judge`, whose verdict holds unless somebody judged before.
+
+        Announced are, in `simdist.c10d`, `OperationCalled`, `OperationAdmitted`, `MessageRead` and `StoreRequested`,
+        and in `simdist.process` `StepReached` and `PointReached`.
+        """
         ...

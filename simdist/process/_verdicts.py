@@ -53,7 +53,8 @@ def refusal_of(bus: Bus, event: object) -> BaseException | None:
     """
     verdict = bus.announce(event)
     if verdict.delay_ns or verdict.strike is not None:
+        wanted = "a delay" if verdict.delay_ns else "a strike"
         raise SimdistError(
-            f"an announced {type(event).__name__} can only be refused, with an error; the verdict is {verdict}"
+            f"an announced {type(event).__name__} can only be refused, with an error; a judge wants {wanted}"
         )
     return verdict.error

@@ -232,9 +232,11 @@ def test_an_admitted_operation_can_only_be_refused() -> None:
 
     result = run(collective, judged(OperationAdmitted, on("all_reduce", lambda event: verdict)), world_size=2)
 
-    assert [text.partition(";")[0] for text in result.values] == [
-        "SimdistError: an announced OperationAdmitted can only be refused, with an error"
-    ] * 2
+    assert (
+        result.values
+        == ["SimdistError: an announced OperationAdmitted can only be refused, with an error; a judge wants a strike"]
+        * 2
+    )
 
 
 def message() -> str:
