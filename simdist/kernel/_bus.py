@@ -60,16 +60,15 @@ class Bus:
         self._of_records: dict[str, list[Listener]] = {}  # by kind; those who listen to all, under ""
         self._log = log
         self.record = log  # hot: one call per record
+        # True if anyone judges, or listens to, events of this type. Hot: the dictionaries' own functions.
+        self.wants: Callable[[type], bool] = self._judges.__contains__
+        self.hears: Callable[[type], bool] = self._listeners.__contains__
         self.active = False  # true once anyone judges anything
 
     def intercept(self, kind: type[_Event], judge: Callable[[_Event], Verdict]) -> None:
         """Ask `judge` about every announced event of exactly the type `kind`, after those already there."""
         self._judges.setdefault(kind, []).append(judge)
         self.active = True
-
-    def wants(self, kind: type) -> bool:
-        """True if anyone judges events of this type."""
-        return kind in self._judges
 
     def announce(self, event: object) -> Verdict:
         """Put `event` to its judges; the first verdict other than `PASS` is the answer."""
@@ -99,10 +98,6 @@ class Bus:
                 self.record = self._log
 
         return end
-
-    def hears(self, kind: type) -> bool:
-        """True if anyone listens to events of this type."""
-        return kind in self._listeners
 
     def tell(self, event: object) -> None:
         """Tell those who listen to events of its type."""
