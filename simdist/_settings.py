@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from simdist.values import (
     Instance,
     ListOf,
     Maybe,
+    Moment,
     Number,
     OneOf,
     Spec,
@@ -34,9 +36,19 @@ if TYPE_CHECKING:
     from simdist.cluster import Cluster
     from simdist.faults import Fault
 
-__all__ = ["ANYTHING", "BACKENDS", "SETTINGS", "RunSettings", "check_fitting", "check_settings", "misfits"]
+__all__ = [
+    "ANYTHING",
+    "BACKENDS",
+    "SETTINGS",
+    "START_TIME",
+    "RunSettings",
+    "check_fitting",
+    "check_settings",
+    "misfits",
+]
 
 BACKENDS = ("gloo", "sim")
+START_TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 _MOST_SEED = 2**64 - 1  # torch.manual_seed takes no more
 
 
@@ -105,6 +117,7 @@ class RunSettings:
     env: Mapping[str, str] | None = None
     argv: Sequence[str] | None = None
     policy: str = "fifo"
+    start_time: datetime.datetime = START_TIME
     strict: bool | None = None  # None: only for the ideal backend
     record_results: bool = False
     stall_s: float = 30.0
@@ -125,6 +138,7 @@ SETTINGS: Mapping[str, Spec] = {
     "env": Maybe(Environment()),
     "argv": Maybe(ListOf(Text(), of="texts")),
     "policy": OneOf(("fifo", "random")),
+    "start_time": Moment(),
     "strict": Maybe(Truth()),
     "record_results": Truth(),
     "stall_s": Number(above=0),

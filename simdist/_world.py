@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import os
 import sys
@@ -32,6 +33,8 @@ __all__ = ["World", "WorldSpec"]
 _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
 _FIRST_PID = 1000
 _AGENT_PID = 500  # of the launcher's agent, on each host
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
 _DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
 
 
@@ -92,7 +95,8 @@ class World:
         )
         network.clock = self._simulation
         self._simulation.wrap_steps(unseen)
-        self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed, echo=spec.echo)
+        self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed)
+        self._epoch_ns = (spec.start_time - _EPOCH) // _MICROSECOND * 1000
         self._observers = observers()
         for observer in self._observers:
             observer.world_begins(self._simulation)
@@ -293,6 +297,8 @@ class World:
                 host=self._hosts[host],
                 parent_pid=_AGENT_PID,
                 environ={**shared, **self._rank_environ(rank, index, sizes[host], hosts.index(host))},
+                epoch_ns=self._epoch_ns,
+                echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
             )
             said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)

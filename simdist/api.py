@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simdist._replay import ALWAYS, call_text
-from simdist._settings import check_settings
+from simdist._settings import START_TIME, check_settings
 from simdist._world import World, WorldSpec
 from simdist.c10d import PointReached, StepReached
 from simdist.process import SimProcess, current_process
@@ -36,6 +37,7 @@ def run(
     env: Mapping[str, str] | None = None,
     argv: Sequence[str] | None = None,
     policy: str = "fifo",
+    start_time: datetime.date = START_TIME,
     strict: bool | None = None,
     record_results: bool = False,
     stall_s: float = 30.0,
@@ -66,6 +68,8 @@ def run(
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
             comparing runs.
         policy: who goes first among ranks that are runnable at the same instant: "fifo" or "random".
+        start_time: the day, or day and time, that the calendar of the ranks shows when the world begins (`time.time`,
+            `datetime.now`); UTC unless it says otherwise. Virtual time itself counts from 0.
         stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
             that the simulation does not know. One that computes may for ten times as long. One that keeps even
             Python's lock (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,
@@ -94,6 +98,7 @@ def run(
         "kwargs": kwargs,
         "backend": backend,
         "policy": policy,
+        "start_time": start_time,
         "max_restarts": max_restarts,
         "cluster": cluster,
         "env": env,

@@ -21,7 +21,7 @@ from simdist.process._environ import encoded
 from simdist.process._process import ProcessEnded, SimProcess
 from simdist.process._randomness import GlobalGenerator, global_generators, words_at
 from simdist.process._redirect import original
-from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
+from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 
@@ -30,6 +30,7 @@ __all__ = [
     "Patches",
     "ProcessEnded",
     "RankStream",
+    "Replacement",
     "Runtime",
     "SimProcess",
     "Slot",

@@ -147,12 +147,10 @@ class Runtime:
         slots: Slots,
         *,
         seed: int,
-        echo: Callable[[int, int, str, str], None] | None = None,
     ) -> None:
         self.simulation = simulation
         self.slots = slots  # whose `switch` is the simulation's `on_switch`
         self.seed = seed
-        self.echo = echo
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
@@ -164,7 +162,7 @@ class Runtime:
         Raises:
             SimdistError: another world is active.
         """
-        from simdist.process import _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings
+        from simdist.process import _children, _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings
 
         global _active
         if _active is not None:
@@ -172,7 +170,7 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         _active = self
-        for module in (_clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings):
+        for module in (_children, _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings):
             module.install(self.patches)
         self.slots.remember_host()
         _clock.follow(self.patches, called)
@@ -189,6 +187,9 @@ class Runtime:
         self.patches.undo()
         if _active is self:
             _active = None
+        for process in self.processes.values():
+            for descriptor in process.descriptors.values():
+                descriptor.close()
         self.processes.clear()
         self.extras.clear()
 

@@ -107,6 +107,7 @@ def _simulate(
         max_restarts=plan.max_restarts,
         env=dict(plan.env),
         policy=plan.policy,
+        start_time=plan.start_time,
         strict=plan.strict,
         record_results=record_results,
         echo=echo,

@@ -137,6 +137,8 @@ class Mailbox:
         simulation = communicator.simulation
         process = member.process
         simulation.check()
+        if simulation.current is not None and simulation.current.context is not process:
+            member.refuse_stranger(simulation.current.context)
         if not communicator.connected:
             member.connect()
         sequence = -1

@@ -87,6 +87,7 @@ class Worlds:
             faults=tuple(faults),
             max_restarts=settings.max_restarts,
             env=settings.env,
+            start_time=settings.start_time,
             argv=argv,
             policy=policy_for(settings.policy, seed),
             strict=settings.strict,
