@@ -27,6 +27,7 @@ from simdist.values import (
     Truth,
     Unfit,
     Whole,
+    brief,
     guess_or_list,
     items_of,
     place,
@@ -97,7 +98,36 @@ class _Faults(Spec):
         return items
 
 
+@dataclass(frozen=True, slots=True)
+class _Isolate(Spec):
+    """True or False, or names of modules; False comes out, or a tuple."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[str, ...] | bool:
+        if isinstance(value, bool):
+            return () if value else False
+        if items_of(value) is None:
+            expected = f"expected {dialect.truth}, or {dialect.list} of names of modules"
+            raise Unfit([Finding((), f"{expected}, found {dialect.found(value)}")])
+        checked: tuple[str, ...] = ListOf(_MODULE).check(value, dialect)
+        return checked
+
+
+@dataclass(frozen=True, slots=True)
+class _Module(Spec):
+    """The name of a module at the top, which stands for all that lies in it."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> str:
+        name = Text().check(value, dialect)
+        if "." in name and all(part.isidentifier() for part in name.split(".")):
+            top = name.partition(".")[0]
+            raise Unfit([Finding((), f"{brief(name)} is part of a package, which is one thing here; write {top!r}")])
+        if not name.isidentifier():
+            raise Unfit([Finding((), f"{brief(name)} is no name of a module")])
+        return name
+
+
 ANYTHING = _Anything()
+_MODULE = _Module()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +148,8 @@ class RunSettings:
     argv: Sequence[str] | None = None
     policy: str = "fifo"
     start_time: datetime.datetime = START_TIME
+    isolate: bool | Sequence[str] = False
+    share: Sequence[str] = ()
     strict: bool | None = None  # None: only for the ideal backend
     record_results: bool = False
     stall_s: float = 30.0
@@ -139,6 +171,8 @@ SETTINGS: Mapping[str, Spec] = {
     "argv": Maybe(ListOf(Text(), of="texts")),
     "policy": OneOf(("fifo", "random")),
     "start_time": Moment(),
+    "isolate": _Isolate(),
+    "share": ListOf(_MODULE, of="names of modules"),
     "strict": Maybe(Truth()),
     "record_results": Truth(),
     "stall_s": Number(above=0),

@@ -24,7 +24,7 @@ from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults._injector import Injector
 from simdist.frames import is_ours, raising_line, user_line
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
-from simdist.process import Runtime, SimProcess, Slots, encoded
+from simdist.process import Isolation, Runtime, Sharing, SimProcess, Slots, encoded
 from simdist.result import RankResult, RunResult
 from simdist.trace import EventStream
 
@@ -151,6 +151,11 @@ class World:
             self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.call)
             stack.callback(self._runtime.deactivate)
+            chosen = self._spec.isolate
+            if chosen is not False:
+                isolation = Isolation(self._runtime, Sharing(() if chosen is True else chosen, self._spec.share))
+                stack.callback(isolation.end)
+                isolation.begin()
             stack.callback(self._slots.restore)
             stack.callback(self._torch.uninstall)
             self._torch.install()
@@ -357,7 +362,9 @@ class World:
         status: Literal["returned", "raised", "exited"] = "returned"
         code, error = 0, None
         try:
-            process.value = self._spec.call(process.rank)
+            value = self._spec.call(process.rank)
+            isolation = self._runtime.isolation
+            process.value = value if isolation is None else isolation.handed_back(value)
         except TaskKilled:
             raise
         except SystemExit as leaving:
@@ -370,6 +377,8 @@ class World:
         except BaseException as raised:
             status, code, error = "raised", 1, raised
             self._print_exception(process, raised)
+            if self._runtime.isolation is not None:
+                self._runtime.isolation.handed_back(raised)
         while process.at_exit:
             function, args, kwargs = process.at_exit.pop()
             try:

@@ -18,20 +18,25 @@ one group of replacements. Nothing here knows about torch or process groups.
 
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded
+from simdist.process._isolation import Isolation, own
 from simdist.process._process import ProcessEnded, SimProcess
 from simdist.process._randomness import GlobalGenerator, global_generators, words_at
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process._sharing import PER_RANK, Sharing
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 
 __all__ = [
+    "PER_RANK",
     "GlobalGenerator",
+    "Isolation",
     "Patches",
     "ProcessEnded",
     "RankStream",
     "Replacement",
     "Runtime",
+    "Sharing",
     "SimProcess",
     "Slot",
     "Slots",
@@ -41,5 +46,6 @@ __all__ = [
     "encoded",
     "global_generators",
     "original",
+    "own",
     "words_at",
 ]

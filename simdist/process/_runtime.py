@@ -9,13 +9,16 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
 from simdist.process._process import SimProcess
 from simdist.process._redirect import Redirection, can_be_redirected
 from simdist.process._slots import Slot, Slots
+
+if TYPE_CHECKING:
+    from simdist.process._isolation import Isolation
 
 __all__ = ["Patches", "Replacement", "Runtime", "current_process", "current_runtime"]
 
@@ -153,6 +156,7 @@ class Runtime:
         self.seed = seed
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
+        self.isolation: Isolation | None = None  # while each process imports modules for itself
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,8 @@ class Plan:
     max_restarts: int = 0
     policy: str = "fifo"
     start_time: datetime.datetime = START_TIME
+    isolate: bool | Sequence[str] = ()  # the modules that each rank imports for itself, besides the user's; or False
+    share: Sequence[str] = ()
     strict: bool | None = None
     portable: bool = False  # the same file is meant for real processes too
     time_scale: float = 1.0  # there: real seconds per virtual second

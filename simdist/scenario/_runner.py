@@ -108,6 +108,8 @@ def _simulate(
         env=dict(plan.env),
         policy=plan.policy,
         start_time=plan.start_time,
+        isolate=plan.isolate,
+        share=plan.share,
         strict=plan.strict,
         record_results=record_results,
         echo=echo,

@@ -117,6 +117,8 @@ HEADER = section(
         "max_restarts": (SETTINGS["max_restarts"], 0),
         "policy": (SETTINGS["policy"], "fifo"),
         "start_time": (SETTINGS["start_time"], START_TIME),
+        "isolate": (SETTINGS["isolate"], ()),
+        "share": (SETTINGS["share"], ()),
         "strict": (SETTINGS["strict"], None),
         "portable": (Truth(), False),
         "time_scale": (Number(above=0), 1.0),

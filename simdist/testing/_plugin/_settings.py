@@ -63,6 +63,8 @@ class Settings:
     cluster: Cluster | Callable[[int], Cluster] | None = None
     env: Mapping[str, str] | None = None
     start_time: datetime.datetime = START_TIME
+    isolate: bool | Sequence[str] = False
+    share: Sequence[str] = ()
     stall_s: float = 30.0
 
     def faults_for(self, seed: int) -> tuple[Fault, ...]:
@@ -279,5 +281,7 @@ MARKER: Mapping[str, Spec] = {
     "cluster": _OrFunction(SETTINGS["cluster"]),
     "env": SETTINGS["env"],
     "start_time": SETTINGS["start_time"],
+    "isolate": SETTINGS["isolate"],
+    "share": SETTINGS["share"],
     "stall_s": SETTINGS["stall_s"],
 }

@@ -88,6 +88,8 @@ class Worlds:
             max_restarts=settings.max_restarts,
             env=settings.env,
             start_time=settings.start_time,
+            isolate=settings.isolate,
+            share=settings.share,
             argv=argv,
             policy=policy_for(settings.policy, seed),
             strict=settings.strict,
