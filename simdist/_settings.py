@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from simdist.values import (
     Instance,
     ListOf,
     Maybe,
+    Moment,
     Number,
     OneOf,
     Spec,
@@ -25,6 +27,7 @@ from simdist.values import (
     Truth,
     Unfit,
     Whole,
+    brief,
     guess_or_list,
     items_of,
     place,
@@ -34,9 +37,19 @@ if TYPE_CHECKING:
     from simdist.cluster import Cluster
     from simdist.faults import Fault
 
-__all__ = ["ANYTHING", "BACKENDS", "SETTINGS", "RunSettings", "check_fitting", "check_settings", "misfits"]
+__all__ = [
+    "ANYTHING",
+    "BACKENDS",
+    "SETTINGS",
+    "START_TIME",
+    "RunSettings",
+    "check_fitting",
+    "check_settings",
+    "misfits",
+]
 
 BACKENDS = ("gloo", "sim")
+START_TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 _MOST_SEED = 2**64 - 1  # torch.manual_seed takes no more
 
 
@@ -85,7 +98,36 @@ class _Faults(Spec):
         return items
 
 
+@dataclass(frozen=True, slots=True)
+class _Isolate(Spec):
+    """True or False, or names of modules; False comes out, or a tuple."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[str, ...] | bool:
+        if isinstance(value, bool):
+            return () if value else False
+        if items_of(value) is None:
+            expected = f"expected {dialect.truth}, or {dialect.list} of names of modules"
+            raise Unfit([Finding((), f"{expected}, found {dialect.found(value)}")])
+        checked: tuple[str, ...] = ListOf(_MODULE).check(value, dialect)
+        return checked
+
+
+@dataclass(frozen=True, slots=True)
+class _Module(Spec):
+    """The name of a module at the top, which stands for all that lies in it."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> str:
+        name = Text().check(value, dialect)
+        if "." in name and all(part.isidentifier() for part in name.split(".")):
+            top = name.partition(".")[0]
+            raise Unfit([Finding((), f"{brief(name)} is part of a package, which is one thing here; write {top!r}")])
+        if not name.isidentifier():
+            raise Unfit([Finding((), f"{brief(name)} is no name of a module")])
+        return name
+
+
 ANYTHING = _Anything()
+_MODULE = _Module()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +147,9 @@ class RunSettings:
     env: Mapping[str, str] | None = None
     argv: Sequence[str] | None = None
     policy: str = "fifo"
+    start_time: datetime.datetime = START_TIME
+    isolate: bool | Sequence[str] = False
+    share: Sequence[str] = ()
     strict: bool | None = None  # None: only for the ideal backend
     record_results: bool = False
     stall_s: float = 30.0
@@ -125,6 +170,9 @@ SETTINGS: Mapping[str, Spec] = {
     "env": Maybe(Environment()),
     "argv": Maybe(ListOf(Text(), of="texts")),
     "policy": OneOf(("fifo", "random")),
+    "start_time": Moment(),
+    "isolate": _Isolate(),
+    "share": ListOf(_MODULE, of="names of modules"),
     "strict": Maybe(Truth()),
     "record_results": Truth(),
     "stall_s": Number(above=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import os
 import sys
@@ -23,7 +24,7 @@ from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults._injector import Injector
 from simdist.frames import is_ours, raising_line, user_line
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
-from simdist.process import RankBegan, Runtime, SimProcess, Slots, encoded
+from simdist.process import Isolation, RankBegan, Runtime, Sharing, SimProcess, Slots, encoded
 from simdist.records import started
 from simdist.result import RankResult, RunResult
 from simdist.trace import EventStream
@@ -33,6 +34,8 @@ __all__ = ["World", "WorldSpec"]
 _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
 _FIRST_PID = 1000
 _AGENT_PID = 500  # of the launcher's agent, on each host
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
 _DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
 
 
@@ -93,7 +96,8 @@ class World:
         )
         network.clock = self._simulation
         self._simulation.wrap_steps(unseen)
-        self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed, echo=spec.echo)
+        self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed)
+        self._epoch_ns = (spec.start_time - _EPOCH) // _MICROSECOND * 1000
         for observer in observers():
             observer.world_begins(self._simulation.bus)
         cluster = self._cluster
@@ -147,6 +151,11 @@ class World:
             self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.call)
             stack.callback(self._runtime.deactivate)
+            chosen = self._spec.isolate
+            if chosen is not False:
+                isolation = Isolation(self._runtime, Sharing(() if chosen is True else chosen, self._spec.share))
+                stack.callback(isolation.end)
+                isolation.begin()
             stack.callback(self._slots.restore)
             stack.callback(self._torch.uninstall)
             self._torch.install(self._simulation.bus)
@@ -292,6 +301,8 @@ class World:
                 host=self._hosts[host],
                 parent_pid=_AGENT_PID,
                 environ={**shared, **self._rank_environ(rank, index, sizes[host], hosts.index(host))},
+                epoch_ns=self._epoch_ns,
+                echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
             )
             said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)
@@ -350,7 +361,9 @@ class World:
         status: Literal["returned", "raised", "exited"] = "returned"
         code, error = 0, None
         try:
-            process.value = self._spec.call(process.rank)
+            value = self._spec.call(process.rank)
+            isolation = self._runtime.isolation
+            process.value = value if isolation is None else isolation.handed_back(value)
         except TaskKilled:
             raise
         except SystemExit as leaving:
@@ -363,6 +376,8 @@ class World:
         except BaseException as raised:
             status, code, error = "raised", 1, raised
             self._print_exception(process, raised)
+            if self._runtime.isolation is not None:
+                self._runtime.isolation.handed_back(raised)
         while process.at_exit:
             function, args, kwargs = process.at_exit.pop()
             try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simdist._replay import ALWAYS, call_text
-from simdist._settings import check_settings
+from simdist._settings import START_TIME, check_settings
 from simdist._world import World, WorldSpec
-from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process
+from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process, own
 from simdist.records import step_begun
 from simdist.result import RunResult
 
@@ -36,6 +37,9 @@ def run(
     env: Mapping[str, str] | None = None,
     argv: Sequence[str] | None = None,
     policy: str = "fifo",
+    start_time: datetime.date = START_TIME,
+    isolate: bool | Sequence[str] = False,
+    share: Sequence[str] = (),
     strict: bool | None = None,
     record_results: bool = False,
     stall_s: float = 30.0,
@@ -66,6 +70,13 @@ def run(
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
             comparing runs.
         policy: who goes first among ranks that are runnable at the same instant: "fifo" or "random".
+        start_time: the day, or day and time, that the calendar of the ranks shows when the world begins (`time.time`,
+            `datetime.now`); UTC unless it says otherwise. Virtual time itself counts from 0.
+        isolate: True lets each rank import for itself what a spawned process would: `fn` is looked up by name in the
+            rank's own import of its module, and so are all modules of the user's and the libraries that keep state of a
+            rank (`simdist.process.PER_RANK`). Names of further modules may stand instead of True. What `fn` closes over
+            and its arguments stay shared.
+        share: names of modules that are shared all the same.
         stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
             that the simulation does not know. One that computes may for ten times as long. One that keeps even
             Python's lock (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,
@@ -94,6 +105,9 @@ def run(
         "kwargs": kwargs,
         "backend": backend,
         "policy": policy,
+        "start_time": start_time,
+        "isolate": isolate,
+        "share": share,
         "max_restarts": max_restarts,
         "cluster": cluster,
         "env": env,
@@ -114,7 +128,7 @@ def run(
         checked["replay"] = call_text("simdist.run", fn, shown, _DEFAULTS)
     bound = functools.partial(fn, *settings["args"], **(settings["kwargs"] or {}))
     rest = {name: value for name, value in checked.items() if name not in ("fn", "args", "kwargs")}
-    return World(WorldSpec(call=lambda rank: bound(), checked=True, **rest)).run()
+    return World(WorldSpec(call=lambda rank: own(bound)(), checked=True, **rest)).run()
 
 
 def spawn(
@@ -127,11 +141,14 @@ def spawn(
     *,
     seed: int = 0,
     faults: Sequence[Fault] = (),
+    isolate: bool | Sequence[str] = True,
+    share: Sequence[str] = (),
 ) -> SpawnContext | None:
     """Stand in for `torch.multiprocessing.spawn`: call `fn(rank, *args)` on `nprocs` simulated processes.
 
-    No launcher's environment is set: `fn` initialises its group itself, as under the real one. `daemon` and
-    `start_method` are accepted and mean nothing here.
+    No launcher's environment is set: `fn` initialises its group itself, as under the real one. As there, each process
+    imports the user's modules for itself; `isolate` and `share` are those of `run`. `daemon` and `start_method` are
+    accepted and mean nothing here.
 
     Returns:
         None with `join`; otherwise a context whose `join` runs the world.
@@ -145,13 +162,16 @@ def spawn(
     from simdist._spawn import SpawnContext
 
     given = {"fn": fn, "args": args, "nprocs": nprocs, "join": join, "seed": seed, "faults": faults}
+    given |= {"isolate": isolate, "share": share}
     checked = check_settings("simdist.spawn", given)
     arguments = checked["args"]
     spec = WorldSpec(
-        call=lambda rank: fn(rank, *arguments),
+        call=lambda rank: own(fn)(rank, *arguments),
         world_size=checked["nprocs"],
         seed=checked["seed"],
         faults=checked["faults"],
+        isolate=checked["isolate"],
+        share=checked["share"],
         stop_on_failure=True,
         torchrun=False,
         checked=True,

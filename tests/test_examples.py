@@ -21,7 +21,7 @@ from simdist.c10d.backends.gloo._schedules import broadcast
 from simdist.cluster import Network, build
 from simdist.faults import Crash
 from simdist.kernel import Simulation
-from simdist.process import Patches, Slots
+from simdist.process import Patches, Runtime, Sharing, Slots
 from tests.c10d.strategies import FakeCosts
 from tests.c10d.test_toy_backend import HUB
 from tests.examples import train
@@ -48,6 +48,10 @@ GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     "simdist.process._randomness": lambda request: {"third": torch_generator()},
     "simdist.process._slots": lambda request: {"third": torch_generator(), "Simulation": Simulation},
     "simdist.process._runtime": lambda request: {"simulation": Simulation(), "slots": Slots(0, torch_generator())},
+    "simdist.process._isolation": lambda request: {
+        "runtime": Runtime(Simulation(), Slots(0, torch_generator()), seed=0),
+        "Sharing": Sharing,
+    },
     "simdist.testing._plugin._live": lambda request: {"sim": request.getfixturevalue("sim")},
     "simdist.testing._plugin._sim": lambda request: {"sim": request.getfixturevalue("sim")},
 }

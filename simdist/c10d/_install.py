@@ -130,6 +130,14 @@ def _in_present_world(method: str) -> Callable[..., Any]:
     return make
 
 
+# Backends that a build of torch may lack, and what torch says behind the name (2.13).
+_MAY_LACK = {
+    "nccl": "",
+    "xccl": "",
+    "mpi": ". MPI is only included if you build PyTorch from source on a host that has MPI installed.",
+}
+
+
 def group_maker(backend: Backend) -> Callable[..., Any]:
     """A function for `dist.Backend.register_backend`: on ranks it makes simulated groups of a backend.
 
@@ -444,6 +452,7 @@ def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
         process = current_process()
         if process is None or process.torch_state is None:
             return original(*args, **kwargs)
+        _require_built_in(given("backend", args, kwargs))
         state: RankState = process.torch_state
         state.group_in_making = str(given("group_name", args, kwargs))
         state.ranks_in_making = list(given("global_ranks_in_group", args, kwargs))
@@ -453,6 +462,17 @@ def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
             state.group_in_making, state.ranks_in_making = "", []
 
     return helper
+
+
+def _require_built_in(backend: Any) -> None:
+    """Refuse a list of backends one of which this torch does not have, in its words.
+
+    Torch makes the backends one by one, and says it of the first that it lacks. Ours is a whole group, which ends that
+    loop, so what comes behind it would be taken in silence.
+    """
+    for _, _, name in (part.partition(":") for part in str(backend).lower().split(",") if ":" in part):
+        if name in _MAY_LACK and not getattr(c10d, f"is_{name}_available")():
+            raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
 
 
 def _prefix_store(prefix: str, store: Any) -> Any:

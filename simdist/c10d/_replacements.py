@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -9,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc
 from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.surface._work import SimFuture, wait_for_futures
 from simdist.c10d.watch._checked import CheckedProcessGroup
-from simdist.errors import StrictError
-from simdist.process import Patches, current_process, current_runtime
+from simdist.errors import StrictError, UnsupportedError
+from simdist.process import Patches, Replacement, current_process, current_runtime
 
 __all__ = ["install"]
 
@@ -23,6 +25,8 @@ _registry: Any = _c  # has what the stubs leave out
 
 def install(patches: Patches) -> None:
     """Replace it all."""
+    if dist.rpc.is_available():
+        patches.redirect((Replacement(dist.rpc, "init_rpc", _refused_rpc),))
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _logging_data)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", _ddp_init)
@@ -30,6 +34,20 @@ def install(patches: Patches) -> None:
     patches.replace(torch._C.Future, "wait", _future_wait(torch._C.Future.wait))
     patches.replace(torch.futures, "wait_all", _wait_all(torch.futures.wait_all))
     patches.replace(torch.futures, "collect_all", _collect_all(torch.futures.collect_all))
+
+
+def _refused_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_rpc(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is None:
+            return original(*args, **kwargs)
+        raise UnsupportedError(
+            f"rank {process.rank}: torch.distributed.rpc is not simulated: its agents talk over real sockets, from "
+            "threads of C++; send_object_list and recv_object_list, or a store, carry objects between ranks"
+        )
+
+    return init_rpc
 
 
 def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:

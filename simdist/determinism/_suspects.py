@@ -59,6 +59,11 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
         "ranks must not look at what other threads do",
     ),
     (
+        "a program outside the simulation",
+        r"subprocess\..*|Popen|check_output|check_call|communicate|getoutput|getstatusoutput|os\.system|os\.popen|popen",
+        "what it does is the machine's: run it before, and pass its output to the ranks",
+    ),
+    (
         "a file left over",
         r"open|read|readline\w*|read_text|read_bytes|exists|is_file|is_dir|isfile|isdir|stat|getsize|st_size|load",
         "write into a fresh folder in each run",

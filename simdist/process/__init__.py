@@ -19,21 +19,27 @@ one group of replacements. Nothing here knows about torch or process groups.
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded
 from simdist.process._events import PointReached, RankBegan, StepReached
+from simdist.process._isolation import Isolation, own
 from simdist.process._process import SimProcess
 from simdist.process._randomness import GlobalGenerator, global_generators, words_at
 from simdist.process._redirect import original
-from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
+from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process._sharing import PER_RANK, Sharing
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 
 __all__ = [
+    "PER_RANK",
     "GlobalGenerator",
+    "Isolation",
     "Patches",
     "PointReached",
     "RankBegan",
     "RankStream",
+    "Replacement",
     "Runtime",
+    "Sharing",
     "SimProcess",
     "Slot",
     "Slots",
@@ -46,6 +52,7 @@ __all__ = [
     "encoded",
     "global_generators",
     "original",
+    "own",
     "refusal_of",
     "words_at",
 ]

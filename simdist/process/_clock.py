@@ -1,4 +1,9 @@
-"""Virtual time behind `time.*`. The epoch is 0: a world starts on 1 January 1970."""
+"""Virtual time behind `time.*` and `datetime`.
+
+Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What
+has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the process's `epoch_ns`, the moment at
+which its world began.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from simdist.process._early import EarlyMethods
+from simdist.process._process import SimProcess
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process
 from simdist.records import slept
 
 __all__ = ["follow", "install"]
 
-_FLOAT_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+_COUNTING = ("monotonic", "perf_counter", "process_time", "thread_time")
+_OF_THE_CALENDAR = {
+    getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
+} | {5}  # CLOCK_REALTIME_COARSE, which the module does not name
 
 
 def install(patches: Patches) -> None:
@@ -56,12 +65,35 @@ def _nanoseconds(original: Callable[[], int]) -> Callable[[], int]:
     return clock
 
 
+def _calendar_ns(process: SimProcess) -> int:
+    """Nanoseconds since 1970, for a program that asks."""
+    return process.epoch_ns + process.simulation.read_clock()
+
+
+def _time(original: Callable[[], float]) -> Callable[[], float]:
+    @functools.wraps(original)
+    def clock() -> float:
+        process = current_process()
+        return original() if process is None else _calendar_ns(process) / 10**9  # rounded once, unlike with a float
+
+    return clock
+
+
+def _time_ns(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def clock() -> int:
+        process = current_process()
+        return original() if process is None else _calendar_ns(process)
+
+    return clock
+
+
 def _defaulting_to_now(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def convert(seconds: float | None = None) -> Any:
         process = current_process()
         if seconds is None and process is not None:
-            seconds = process.simulation.now_ns / 1e9
+            seconds = (process.epoch_ns + process.simulation.now_ns) / 10**9
         return original(seconds)
 
     return convert
@@ -106,7 +138,7 @@ def _by_number(original: Callable[[int], float]) -> Callable[[int], float]:
     @functools.wraps(original)
     def clock_gettime(number: int) -> float:
         process = current_process()
-        return original(number) if process is None else process.simulation.read_clock() / 1e9
+        return original(number) if process is None else _ns_of(process, number) / 10**9
 
     return clock_gettime
 
@@ -115,9 +147,13 @@ def _by_number_ns(original: Callable[[int], int]) -> Callable[[int], int]:
     @functools.wraps(original)
     def clock_gettime_ns(number: int) -> int:
         process = current_process()
-        return original(number) if process is None else process.simulation.read_clock()
+        return original(number) if process is None else _ns_of(process, number)
 
     return clock_gettime_ns
+
+
+def _ns_of(process: SimProcess, number: int) -> int:
+    return _calendar_ns(process) if number in _OF_THE_CALENDAR else process.simulation.read_clock()
 
 
 def _now(original: Any) -> Any:
@@ -155,7 +191,11 @@ def _now_of_class(cls: type[datetime.datetime], real: Any, tz: datetime.tzinfo |
     if process is None:
         moment: datetime.datetime = real(tz)
         return moment
-    return cls.fromtimestamp(process.simulation.read_clock() / 1e9, tz)
+    return (
+        _moment(cls, process).astimezone(tz)
+        if tz is not None
+        else _moment(cls, process).astimezone().replace(tzinfo=None)
+    )
 
 
 def _utcnow_of_class(cls: type[datetime.datetime], real: Any) -> datetime.datetime:
@@ -163,11 +203,19 @@ def _utcnow_of_class(cls: type[datetime.datetime], real: Any) -> datetime.dateti
     if process is None:
         moment: datetime.datetime = real()
         return moment
-    return cls.fromtimestamp(process.simulation.read_clock() / 1e9, datetime.UTC).replace(tzinfo=None)
+    return _moment(cls, process).replace(tzinfo=None)
+
+
+def _moment(cls: type[datetime.datetime], process: SimProcess) -> datetime.datetime:
+    """Now, in UTC, to the microsecond: a float of seconds since 1970 is not as fine."""
+    seconds, rest_ns = divmod(_calendar_ns(process), 10**9)
+    return cls.fromtimestamp(seconds, datetime.UTC).replace(microsecond=rest_ns // 1000)
 
 
 def _replacements() -> Iterator[Replacement]:
-    for name in _FLOAT_CLOCKS:
+    yield Replacement(time, "time", _time)
+    yield Replacement(time, "time_ns", _time_ns)
+    for name in _COUNTING:
         yield Replacement(time, name, _seconds)
         yield Replacement(time, f"{name}_ns", _nanoseconds)
     for name in ("localtime", "gmtime", "ctime"):

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from simdist.errors import UnsupportedError
@@ -181,6 +182,9 @@ _REPLACEMENTS = tuple(
         (atexit, "unregister", _atexit_unregister),
         (os, "fork", _refused("os.fork (and with it DataLoader workers and multiprocessing)")),
         (os, "forkpty", _refused("os.forkpty")),
+        (os, "execv", _refused("os.execv, which would replace the whole world,")),
+        (os, "execve", _refused("os.execve, which would replace the whole world,")),
+        (BaseProcess, "start", _refused("starting a process with multiprocessing", of_method=True)),
         (threading.Thread, "start", _refused("starting a thread", of_method=True)),
     )
     if hasattr(owner, name)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal as _signal
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
 from simdist.kernel import Simulation, Task, TaskState
-from simdist.records import ended
+from simdist.records import ended, printed
 
 if TYPE_CHECKING:
+    from simdist.process._descriptor import Descriptor
     from simdist.process._randomness import States
 
 __all__ = ["SimProcess"]
@@ -34,13 +36,16 @@ class SimProcess:
         life: int,
         host: Host,
         parent_pid: int = 1,
+        epoch_ns: int = 0,
         environ: dict[str, str],
         argv: list[str],
+        echo: Callable[[int, int, str, str], None] | None = None,
     ) -> None:
         self.simulation = simulation
         self.rank = rank
         self.pid = pid
         self.parent_pid = parent_pid  # the launcher's on its host
+        self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host
         host.residents.append(self)
@@ -56,6 +61,8 @@ class SimProcess:
         self.ended_ns = 0
         self.stdout: list[str] = []
         self.stderr: list[str] = []
+        self.echo = echo  # called with rank, time, stream and text of each line that it writes
+        self.descriptors: dict[str, Descriptor] = {}  # the files behind its streams, once somebody asked for one
         self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no end
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
@@ -174,8 +181,32 @@ class SimProcess:
             if task.state is TaskState.RUNNING:
                 self.simulation.kill(task)
 
+    def add_output(self, name: str, text: str) -> None:
+        """Take what it writes to the stream `name`."""
+        simulation = self.simulation
+        lines = self.stdout if name == "stdout" else self.stderr
+        *complete, rest = (self.partial[name] + text).split("\n")
+        for line in complete:
+            lines.append(line + "\n")
+            data = line.encode("utf-8", "replace")
+            simulation.bus.record(printed(simulation.now_ns, self.rank, name, len(data), zlib.crc32(data)))
+            if self.echo is not None:
+                try:
+                    self.echo(self.rank, simulation.now_ns, name, line)
+                except BaseException as error:  # of the host program, and nothing that this rank may catch
+                    simulation.abort(error)
+        self.partial[name] = rest
+
+    def take_over(self) -> None:
+        """Add to its output what was written to the files behind its streams."""
+        for name, descriptor in self.descriptors.items():
+            text = descriptor.read()
+            if text:
+                self.add_output(name, text)
+
     def flush(self) -> None:
         """Complete the last lines of both streams."""
+        self.take_over()
         for name, lines in (("stdout", self.stdout), ("stderr", self.stderr)):
             if self.partial[name]:
                 lines.append(self.partial[name])

@@ -9,13 +9,16 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
 from simdist.process._process import SimProcess
 from simdist.process._redirect import Redirection, can_be_redirected
 from simdist.process._slots import Slot, Slots
+
+if TYPE_CHECKING:
+    from simdist.process._isolation import Isolation
 
 __all__ = ["Patches", "Replacement", "Runtime", "current_process", "current_runtime"]
 
@@ -147,14 +150,13 @@ class Runtime:
         slots: Slots,
         *,
         seed: int,
-        echo: Callable[[int, int, str, str], None] | None = None,
     ) -> None:
         self.simulation = simulation
         self.slots = slots  # whose `switch` is the simulation's `on_switch`
         self.seed = seed
-        self.echo = echo
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
+        self.isolation: Isolation | None = None  # while each process imports modules for itself
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
@@ -164,7 +166,7 @@ class Runtime:
         Raises:
             SimdistError: another world is active.
         """
-        from simdist.process import _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings
+        from simdist.process import _children, _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings
 
         global _active
         if _active is not None:
@@ -172,7 +174,7 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         _active = self
-        for module in (_clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings):
+        for module in (_children, _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings):
             module.install(self.patches)
         self.slots.remember_host()
         _clock.follow(self.patches, called)
@@ -189,6 +191,9 @@ class Runtime:
         self.patches.undo()
         if _active is self:
             _active = None
+        for process in self.processes.values():
+            for descriptor in process.descriptors.values():
+                descriptor.close()
         self.processes.clear()
         self.extras.clear()
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
-import zlib
 from typing import Any
 
+from simdist.process._descriptor import Descriptor
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, current_process, current_runtime
-from simdist.records import printed
+from simdist.process._runtime import Patches, current_process
 
-__all__ = ["RankStream", "install"]
+__all__ = ["RankStream", "descriptor_of", "install"]
 
 
 class _Bytes(io.RawIOBase):
@@ -51,7 +50,9 @@ class RankStream(io.TextIOBase):
         if process is None:
             return int(self._original.write(text))
         if process.running and text:
-            self._write(process, text)
+            if process.descriptors:
+                process.take_over()
+            process.add_output(self._name, text)
         return len(text)
 
     def flush(self) -> None:
@@ -64,10 +65,9 @@ class RankStream(io.TextIOBase):
         return current_process() is None and bool(self._original.isatty())
 
     def fileno(self) -> int:
-        """The original's; a rank has none."""
-        if current_process() is not None:
-            raise io.UnsupportedOperation("fileno")
-        return int(self._original.fileno())
+        """The original's; a rank's is a file of its own, whose content joins what it writes."""
+        process = current_process()
+        return int(self._original.fileno()) if process is None else descriptor_of(process, self._name)
 
     def writable(self) -> bool:
         """Always."""
@@ -76,25 +76,18 @@ class RankStream(io.TextIOBase):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
 
-    def _write(self, process: SimProcess, text: str) -> None:
-        runtime = current_runtime()
-        assert runtime is not None
-        simulation = runtime.simulation
-        lines = getattr(process, self._name)
-        *complete, rest = (process.partial[self._name] + text).split("\n")
-        for line in complete:
-            lines.append(line + "\n")
-            data = line.encode("utf-8", "replace")
-            simulation.bus.record(printed(simulation.now_ns, process.rank, self._name, len(data), zlib.crc32(data)))
-            if runtime.echo is not None:
-                try:
-                    runtime.echo(process.rank, simulation.now_ns, self._name, line)
-                except BaseException as error:  # of the host program, and nothing that this rank may catch
-                    simulation.abort(error)
-        process.partial[self._name] = rest
-
 
 def install(patches: Patches) -> None:
     """Replace both streams."""
     patches.replace(sys, "stdout", RankStream("stdout", sys.stdout))
     patches.replace(sys, "stderr", RankStream("stderr", sys.stderr))
+
+
+def descriptor_of(process: SimProcess, name: str) -> int:
+    """The number of a file behind a stream of the process, for C code and for children; made on first demand.
+
+    What is written there joins the stream when it calls `take_over`. It closes with the world.
+    """
+    if name not in process.descriptors:
+        process.descriptors[name] = Descriptor()
+    return process.descriptors[name].number

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simdist._settings import START_TIME
 from simdist.faults import Fault
 from simdist.result import Status
 
@@ -72,6 +74,9 @@ class Plan:
     seed: int = 0
     max_restarts: int = 0
     policy: str = "fifo"
+    start_time: datetime.datetime = START_TIME
+    isolate: bool | Sequence[str] = ()  # the modules that each rank imports for itself, besides the user's; or False
+    share: Sequence[str] = ()
     strict: bool | None = None
     portable: bool = False  # the same file is meant for real processes too
     time_scale: float = 1.0  # there: real seconds per virtual second

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, create_model
 
-from simdist._settings import SETTINGS
+from simdist._settings import SETTINGS, START_TIME
 from simdist.result import Status
 from simdist.values import (
     FILE,
@@ -116,6 +116,9 @@ HEADER = section(
         "seed": (SETTINGS["seed"], 0),
         "max_restarts": (SETTINGS["max_restarts"], 0),
         "policy": (SETTINGS["policy"], "fifo"),
+        "start_time": (SETTINGS["start_time"], START_TIME),
+        "isolate": (SETTINGS["isolate"], ()),
+        "share": (SETTINGS["share"], ()),
         "strict": (SETTINGS["strict"], None),
         "portable": (Truth(), False),
         "time_scale": (Number(above=0), 1.0),

@@ -29,7 +29,7 @@ def steps(count: int = 3, timeout_s: float = 10.0) -> list[int]:
         simdist.step(index)
         time.sleep(COMPUTE_NS / 1e9)
         dist.all_reduce(torch.ones(ELEMENTS))
-        ends_ns.append(time.time_ns())
+        ends_ns.append(time.monotonic_ns())
     return ends_ns
 
 

@@ -27,7 +27,7 @@ def messages(count: int = 3, source: int = 0, target: int = 1, timeout_s: float 
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     rank = dist.get_rank()
     tensors = [torch.full((SIZE_BYTES // 4,), float(number)) for number in range(count)]
-    time.sleep((START_NS - time.time_ns()) / 1e9)
+    time.sleep((START_NS - time.monotonic_ns()) / 1e9)
     times = []
     if rank == source:
         for request in [dist.isend(tensor, target) for tensor in tensors]:
@@ -38,7 +38,7 @@ def messages(count: int = 3, source: int = 0, target: int = 1, timeout_s: float 
             box = torch.zeros(SIZE_BYTES // 4)
             dist.recv(box, source)
             assert box[0].item() == number
-            times.append(time.time_ns())
+            times.append(time.monotonic_ns())
     return times
 
 

@@ -29,7 +29,7 @@ def message_times(*faults: Fault, source: int = 0, target: int = 1, timeout_s: f
         tensor = torch.zeros(SIZE_BYTES // 4)
         try:
             if rank == source:
-                time.sleep((START_NS - time.time_ns()) / 1e9)
+                time.sleep((START_NS - time.monotonic_ns()) / 1e9)
                 dist.send(tensor, target)
             elif rank == target:
                 dist.recv(tensor, source)
@@ -37,7 +37,7 @@ def message_times(*faults: Fault, source: int = 0, target: int = 1, timeout_s: f
                 return None
         except RuntimeError as error:
             return str(error).partition("] ")[2].partition(" for ")[0]
-        return time.time_ns()
+        return time.monotonic_ns()
 
     result = simdist.run(body, world_size=3, cluster=CLUSTER, faults=faults)
     result.raise_for_failure()

@@ -21,7 +21,7 @@ ROUND_NS = 1_000 * MS  # until the next life begins
 
 def sleeper() -> tuple[int, str]:
     """Sleep for 350 ms; when it began, and in which life."""
-    begin_ns = time.time_ns()
+    begin_ns = time.monotonic_ns()
     time.sleep(0.35)
     return begin_ns, os.environ["TORCHELASTIC_RESTART_COUNT"]
 

@@ -41,7 +41,7 @@ def sleeps(count: int = 5) -> list[int]:
     for index in range(count):
         simdist.step(index)
         time.sleep(0.001)
-        ends.append(time.time_ns())
+        ends.append(time.monotonic_ns())
     return ends
 
 

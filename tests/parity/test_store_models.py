@@ -276,7 +276,7 @@ def simulated_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str]
         results = []
         for second, planned in enumerate(plan, start=1):
             if planned.rank == rank:
-                time.sleep(second - time.time())  # a world starts at 0
+                time.sleep(second - time.monotonic())  # which starts at 0
                 results.append(call(store, planned.step))
         return results
 

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import datetime
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
 from time import monotonic, sleep, time_ns  # taken early, as user code does it
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simdist
+from simdist.errors import ArgumentError
 from tests.strategies import delays_ns
 
-SECONDS = ("time", "monotonic", "perf_counter")
+SECONDS = ("monotonic", "perf_counter", "process_time", "thread_time")
+BEGIN_S = 1_767_225_600  # the first second of 2026, since 1970
 
 
 @pytest.mark.parametrize("name", SECONDS)
@@ -27,7 +32,7 @@ def test_a_clock_starts_at_zero_and_moves_by_sleeps_alone(name: str) -> None:
     assert simdist.run(body, world_size=1).values == [[0.0, 0.0, 1.5]]
 
 
-@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize("name", ["monotonic", "perf_counter"])
 def test_a_clock_in_nanoseconds_is_exact(name: str) -> None:
     def body() -> int:
         clock: Callable[[], int] = getattr(time, f"{name}_ns")
@@ -40,16 +45,72 @@ def test_a_clock_in_nanoseconds_is_exact(name: str) -> None:
     assert type(result.values[0]) is int
 
 
-@pytest.mark.parametrize("clock", [time.CLOCK_REALTIME, time.CLOCK_MONOTONIC])
-def test_the_systems_clocks_by_number_are_virtual_too(clock: int) -> None:
+@pytest.mark.parametrize(("clock", "begin_s"), [(time.CLOCK_REALTIME, BEGIN_S), (time.CLOCK_MONOTONIC, 0)])
+def test_the_systems_clocks_by_number_are_virtual_too(clock: int, begin_s: int) -> None:
     def body() -> tuple[float, int]:
         time.sleep(0.25)
         return time.clock_gettime(clock), time.clock_gettime_ns(clock)
 
-    assert simdist.run(body, world_size=1).values == [(0.25, 250_000_000)]
+    assert simdist.run(body, world_size=1).values == [(begin_s + 0.25, begin_s * 10**9 + 250_000_000)]
 
 
-def test_calendars_start_in_1970() -> None:
+def test_the_calendar_begins_with_2026() -> None:
+    def body() -> tuple[float, int]:
+        time.sleep(0.25)
+        return time.time(), time.time_ns()
+
+    assert simdist.run(body, world_size=1).values == [(BEGIN_S + 0.25, BEGIN_S * 10**9 + 250_000_000)]
+
+
+@pytest.mark.parametrize(
+    ("start_time", "begin_s"),
+    [
+        (datetime.date(1999, 12, 31), 946_598_400),
+        (datetime.datetime(1970, 1, 1), 0),
+        (datetime.datetime(2030, 6, 1, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2))), 1_906_538_400),
+    ],
+    ids=str,
+)
+def test_the_calendar_begins_when_the_run_says(start_time: datetime.date, begin_s: int) -> None:
+    def body() -> tuple[float, float, datetime.datetime]:
+        time.sleep(1)
+        return time.time(), time.monotonic(), datetime.datetime.now(datetime.UTC)
+
+    result = simdist.run(body, world_size=1, start_time=start_time)
+
+    moment = datetime.datetime.fromtimestamp(begin_s + 1, datetime.UTC)
+    assert result.values == [(begin_s + 1.0, 1.0, moment)]
+    assert result.virtual_time_ns == 1_000_000_000
+
+
+def test_dates_are_right_to_the_microsecond_for_ever() -> None:
+    def body() -> list[datetime.datetime]:
+        found = []
+        for _ in range(3):
+            time.sleep(0.000_001)
+            found.append(datetime.datetime.now(datetime.UTC))
+        return found
+
+    (found,) = simdist.run(body, world_size=1, start_time=datetime.date(2099, 12, 31)).values
+
+    assert [moment.microsecond for moment in found] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("start_time", "text"),
+    [
+        ("tomorrow", "start_time: expected a date or a date and a time, found the text 'tomorrow'"),
+        (0, "start_time: expected a date or a date and a time, found the number 0"),
+        (datetime.date(1969, 12, 31), "1969-12-31 lies too far from today; expected a year from 1970 to 2099"),
+        (datetime.datetime.max.replace(tzinfo=datetime.timezone(-datetime.timedelta(hours=1))), "9999-12-31"),
+    ],
+)
+def test_a_start_time_has_to_be_a_moment_of_these_days(start_time: Any, text: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(text)):
+        simdist.run(lambda: None, world_size=1, start_time=start_time)
+
+
+def test_calendars_tell_the_day() -> None:
     def body() -> tuple[object, ...]:
         time.sleep(86_400)
         return (
@@ -61,14 +122,14 @@ def test_calendars_start_in_1970() -> None:
             time.asctime(),
         )
 
-    local = time.localtime(86_400)
+    local = time.localtime(BEGIN_S + 86_400)
     assert simdist.run(body, world_size=1).values == [
         (
             time.strftime("%Y-%m-%d %H:%M:%S", local),
             "02",
-            (1970, 1, 2, 0, 0, 0),
+            (2026, 1, 2, 0, 0, 0),
             local[:6],
-            time.ctime(86_400),
+            time.ctime(BEGIN_S + 86_400),
             time.asctime(local),
         )
     ]
@@ -85,7 +146,7 @@ def test_calendars_of_a_given_moment_are_the_usual_ones() -> None:
 def test_ranks_sleep_side_by_side() -> None:
     def body() -> int:
         time.sleep(int(os.environ["RANK"]) + 1)
-        return time.time_ns()
+        return time.monotonic_ns()
 
     result = simdist.run(body, world_size=3)
 
@@ -120,7 +181,7 @@ def test_a_month_costs_no_real_time() -> None:
     def body() -> float:
         for _ in range(30):
             time.sleep(86_400)
-        return time.time()
+        return time.monotonic()
 
     assert simdist.run(body, world_size=2).values == [30 * 86_400.0] * 2
 
@@ -143,7 +204,7 @@ def test_every_ranks_clock_is_the_sum_of_its_sleeps(spans: list[list[int]]) -> N
 def test_names_taken_from_the_module_before_the_world_are_virtual_in_it() -> None:
     def body() -> tuple[float, int]:
         sleep(2)
-        return monotonic(), time_ns()
+        return monotonic(), time_ns() - BEGIN_S * 10**9
 
     before = sleep, monotonic, time_ns
 
@@ -160,7 +221,7 @@ def test_another_thread_of_the_host_sees_real_clocks_while_a_world_runs() -> Non
         begin = time.perf_counter()
         time.sleep(0.002)
         seen["slept"] = time.perf_counter() - begin >= 0.001
-        seen["year"] = time.gmtime().tm_year >= 2024 and time.strftime("%Y") != "1970"
+        seen["year"] = time.gmtime().tm_year >= 2024 and time.time() - BEGIN_S > 3600
         seen["time"] = time.time() > 1e9
         seen["pid"] = os.getpid()
         seen["rank"] = os.environ.get("RANK")

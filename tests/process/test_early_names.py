@@ -44,20 +44,25 @@ class Name:
     method: bool = False  # of a class: each look makes another object
 
 
-EPOCH = datetime(1970, 1, 1, 0, 0, 1, 500_000)
-LOCAL = datetime.fromtimestamp(SLEPT_S)
+BEGIN_S = 1_767_225_600  # since 1970; a world begins with the year 2026
+NOW_S = BEGIN_S + SLEPT_S
+UTC = datetime(2026, 1, 1, 0, 0, 1, 500_000)
+LOCAL = datetime.fromtimestamp(NOW_S)
 NAMES = [
     *(
         Name(f"time.{name}", value=lambda rank: SLEPT_S)
-        for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+        for name in ("monotonic", "perf_counter", "process_time", "thread_time")
     ),
-    *(Name(f"time.{name}_ns", value=lambda rank: 1_500_000_000) for name in ("time", "monotonic", "perf_counter")),
-    Name("time.clock_gettime", "{}(0)", lambda rank: SLEPT_S),
-    Name("time.gmtime", "{}().tm_year", lambda rank: 1970),
-    Name("time.ctime", value=lambda rank: time.ctime(SLEPT_S)),
+    *(Name(f"time.{name}_ns", value=lambda rank: 1_500_000_000) for name in ("monotonic", "perf_counter")),
+    Name("time.time", value=lambda rank: NOW_S),
+    Name("time.time_ns", value=lambda rank: 1_767_225_601_500_000_000),
+    Name("time.clock_gettime", "{}(0)", lambda rank: NOW_S),
+    Name("time.clock_gettime", "{}(1)", lambda rank: SLEPT_S),
+    Name("time.gmtime", "{}().tm_year", lambda rank: 2026),
+    Name("time.ctime", value=lambda rank: time.ctime(NOW_S)),
     Name("time.strftime", "{}('%Y')", lambda rank: LOCAL.strftime("%Y")),
     Name("datetime.datetime.now", value=lambda rank: LOCAL, method=True),
-    Name("datetime.datetime.utcnow", value=lambda rank: EPOCH, method=True),
+    Name("datetime.datetime.utcnow", value=lambda rank: UTC, method=True),
     Name("datetime.datetime.today", value=lambda rank: LOCAL, method=True),
     Name("datetime.date.today", value=lambda rank: LOCAL.date(), method=True),
     Name("os.getpid", value=lambda rank: 1000 + rank),
@@ -210,8 +215,8 @@ def test_what_the_ranks_function_holds_is_found_too() -> None:
 
     result = simdist.run(body, world_size=1, args=(datetime.now,), kwargs={"third": datetime.now})
 
-    epoch = datetime.fromtimestamp(0)
-    assert result.values == [[epoch] * 3]
+    begin = datetime.fromtimestamp(BEGIN_S)
+    assert result.values == [[begin] * 3]
     assert clock().year > 2000
 
 
@@ -255,7 +260,7 @@ def test_the_original_stays_within_reach() -> None:
     def body() -> tuple[float, bool]:
         return time.time(), original(time.time)() > 1e9
 
-    assert simdist.run(body, world_size=1).values == [(0.0, True)]
+    assert simdist.run(body, world_size=1).values == [(BEGIN_S, True)]
 
 
 def test_a_mock_of_the_program_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +296,7 @@ def test_other_threads_keep_the_real_functions_under_their_early_names() -> None
     values = simdist.run(body, world_size=1).values
     thread.join()
 
-    assert values == [(1.0, 1000, LOCAL.year)]
+    assert values == [(BEGIN_S + 1.0, 1000, LOCAL.year)]
     assert seen == [True, os.getpid(), 4, True, True]
 
 

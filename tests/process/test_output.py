@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -68,10 +70,8 @@ def test_lines_are_echoed_whole_with_their_virtual_time() -> None:
     ]
 
 
-def test_a_ranks_streams_are_no_terminal_and_have_no_file() -> None:
+def test_a_ranks_streams_are_no_terminal() -> None:
     def body() -> tuple[object, ...]:
-        with pytest.raises(io.UnsupportedOperation):
-            sys.stdout.fileno()
         with pytest.raises(TypeError):
             sys.stdout.write(3)  # type: ignore[arg-type]
         return sys.stdout.isatty(), sys.stdout.writable(), sys.stderr.encoding, sys.stdout.write("four")
@@ -81,6 +81,44 @@ def test_a_ranks_streams_are_no_terminal_and_have_no_file() -> None:
     result.raise_for_failure()
     assert result.values == [(False, True, "utf-8", 4)]
     assert result.ranks[0].stdout == "four"
+
+
+def test_what_is_written_to_the_file_of_a_stream_joins_the_stream_in_order() -> None:
+    def body() -> tuple[bool, bool]:
+        print("first")
+        os.write(sys.stdout.fileno(), b"by number\n")
+        print("then")
+        os.write(sys.stderr.fileno(), b"f\xc3")
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=False)
+        os.write(sys.stdout.fileno(), "grü".encode())
+        numbers = sys.stdout.fileno(), sys.stderr.fileno()
+        return numbers[0] != numbers[1], min(numbers) > 2
+
+    result = simdist.run(body, world_size=2)
+
+    assert result.values == [(True, True)] * 2
+    for rank in result.ranks:
+        assert rank.stdout == "first\nby number\nthen\ngrü"
+        assert rank.stderr.startswith("f\N{REPLACEMENT CHARACTER}Stack (most recent call first):")
+        assert "in body" in rank.stderr
+
+
+def test_the_files_of_streams_close_with_the_world_also_that_of_a_killed_rank() -> None:
+    seen: list[int] = []
+
+    def body() -> None:
+        seen.append(sys.stdout.fileno())
+        os.write(sys.stdout.fileno(), b"last words\n")
+        if os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+
+    result = simdist.run(body, world_size=2)
+
+    assert [rank.stdout for rank in result.ranks] == ["last words\n"] * 2
+    for number in seen:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
 
 
 def test_bytes_go_the_same_way() -> None:

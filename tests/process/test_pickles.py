@@ -17,7 +17,8 @@ import torch.distributed as dist
 import simdist
 from tests.c10d.worlds import sleep_s, values
 
-HOUR = datetime.datetime(1970, 1, 1, 1)
+HOUR = datetime.datetime(2026, 1, 1, 1)  # after the begin of a world
+HOUR_S = HOUR.replace(tzinfo=datetime.UTC).timestamp()
 
 
 class Stamp(datetime.datetime):
@@ -51,7 +52,7 @@ def test_dates_are_of_the_type_that_they_are_outside() -> None:
 def test_names_imported_early_tell_virtual_time() -> None:
     (found,) = simdist.run(moments, world_size=1).values
 
-    local = datetime.datetime.fromtimestamp(3600)
+    local = datetime.datetime.fromtimestamp(HOUR_S)
     utc = HOUR.replace(tzinfo=datetime.UTC)
     assert found == [local, local, utc, utc, HOUR, local, local.date(), local.date()]
     assert abs(datetime.datetime.now().year - 2100) < 100  # the host's own again
@@ -97,7 +98,7 @@ def test_a_process_without_simdist_loads_what_a_rank_pickled() -> None:
 
     done = subprocess.run([sys.executable, "-c", loading], input=pickled, capture_output=True, check=False)
 
-    local = datetime.datetime.fromtimestamp(3600)
+    local = datetime.datetime.fromtimestamp(HOUR_S)
     assert (done.stdout.decode().strip(), done.stderr.decode()) == (f"{local} 19", "")
 
 

@@ -62,12 +62,12 @@ def test_two_tasks_of_a_rank_wait_for_two_operations_at_a_time() -> None:
             total = torch.ones(1)
             time.sleep(int(os.environ["RANK"]))
             dist.all_reduce(total, group=group)
-            found.append(time.time())
+            found.append(time.monotonic())
 
         beside(other)
         time.sleep(2 * (1 - int(os.environ["RANK"])))
         dist.all_reduce(torch.ones(1))
-        found.append(time.time())
+        found.append(time.monotonic())
         return [round(each, 2) for each in found]
 
     assert simdist.run(body, world_size=2).values == [[1.0, 2.0]] * 2
@@ -89,7 +89,7 @@ def test_two_tasks_may_wait_for_the_same_work_and_the_same_key() -> None:
         def wait(name: str) -> None:
             store.wait(["key"])
             work.wait()
-            done.append(f"{name} {time.time():.1f}")
+            done.append(f"{name} {time.monotonic():.1f}")
 
         beside(lambda: wait("beside"))
         wait("main")
@@ -141,7 +141,7 @@ def test_a_stop_stops_all_tasks() -> None:
 
         def other() -> None:
             time.sleep(2)
-            ticks.append(time.time())
+            ticks.append(time.monotonic())
 
         beside(other)
         if os.environ["RANK"] == "0":

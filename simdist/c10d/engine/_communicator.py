@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
@@ -20,7 +20,7 @@ from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, Wor
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Load, Network
-from simdist.errors import InternalError
+from simdist.errors import InternalError, SimdistError
 from simdist.kernel import Simulation
 from simdist.process import SimProcess, Strike, carry_out, refusal_of
 from simdist.records import completed, issued
@@ -63,6 +63,18 @@ class Member:
         self.pending: dict[SimWork, None] = {}  # issued and not settled
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
+
+    def refuse_stranger(self, caller: SimProcess) -> NoReturn:
+        """Refuse a call by another rank, which found the group object where all ranks find the same.
+
+        Raises:
+            SimdistError: always.
+        """
+        raise SimdistError(
+            f"rank {caller.rank} uses rank {self.process.rank}'s object of group {self.communicator.name!r}; ranks "
+            "share what is global in a module or closed over, and each process has group objects of its own: keep them "
+            "in local variables, or in objects that each rank makes for itself"
+        )
 
     def on_end(self, process: SimProcess) -> None:
         """The process has ended."""
@@ -157,9 +169,11 @@ class Communicator:
         """
         simulation = self.simulation
         current = simulation.current
+        process = member.process
         if current is None or current.doomed:
             simulation.check()
-        process = member.process
+        elif current.context is not process:
+            member.refuse_stranger(current.context)
         sequence = member.sequence
         member.sequence = sequence + 1
         name = operation.name

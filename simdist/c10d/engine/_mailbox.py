@@ -139,6 +139,8 @@ class Mailbox:
         communicator = self._communicator
         simulation = communicator.simulation
         simulation.check()
+        if simulation.current is not None and simulation.current.context is not member.process:
+            member.refuse_stranger(simulation.current.context)
         if not communicator.connected:
             member.connect()
         sequence = -1

@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.surface._compat import ProcessGroup, is_duration, said_by, whole_ms
 from simdist.errors import UnsupportedError
+from simdist.process import current_process
 from simdist.records import new_group
 
 if TYPE_CHECKING:
@@ -201,7 +202,9 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         return self._store
 
     def __repr__(self) -> str:
-        return f"<simdist {self.name()} group {self._name!r} rank {self.rank()} of {self._size}>"
+        mine, caller = self._member.process, current_process()
+        whose = "" if caller is None or caller is mine else f", which belongs to rank {mine.rank}, not to {caller.rank}"
+        return f"<simdist {self.name()} group {self._name!r} rank {self.rank()} of {self._size}{whose}>"
 
     # -- what can be set -----------------------------------------------------------------------------------------
 

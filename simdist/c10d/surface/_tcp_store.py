@@ -16,6 +16,11 @@ from simdist.process import SimProcess, current_process
 __all__ = ["host_server", "open_tcp_store"]
 
 Servers = dict[Any, Any]
+_NOT_THERE = (
+    "simdist: nobody serves a store at {address}. Ranks have torchrun's environment here, where the launcher serves "
+    "it, at {launchers}, and rank 0 does not (TORCHELASTIC_USE_AGENT_STORE). A program that sets MASTER_ADDR or "
+    "MASTER_PORT itself, as for torch.multiprocessing.spawn, runs with simdist.spawn; here it has to leave them."
+)
 
 
 class _Connecting:
@@ -83,15 +88,25 @@ def open_tcp_store(
         in_time = simulation.park(_Connecting(f"{host}:{port}"), deadline_ns)
         waiting.pop(task, None)
         if not in_time and not _listening(servers, key):
-            raise dist.DistNetworkError(
+            error = dist.DistNetworkError(
                 f"The client socket has timed out after {round(timeout.total_seconds() * 1e3)}ms "
                 f"while trying to connect to ({host}, {port})."
             )
+            launchers = _launchers_address(servers)
+            if launchers:
+                error.add_note(_NOT_THERE.format(address=f"{host}:{port}", launchers=launchers))
+            raise error
     store = SimStore(servers[key], kind="tcp", host=host, port=port)
     store.set_timeout(timeout)
     if world_size is not None and wait_for_workers:
         _wait_for_workers(store, process, world_size, is_master=is_master, timeout=timeout)
     return store
+
+
+def _launchers_address(servers: Servers) -> str:
+    """Where the launcher's agent serves a store; empty if no launcher is simulated."""
+    servers_of_launcher = (each for each in servers.values() if isinstance(each, StoreServer) and each.launchers)
+    return next((each.name for each in servers_of_launcher if not each.gone), "")
 
 
 def _listening(servers: Servers, key: Any) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from simdist.errors import RunFailedError, SimdistError
+from simdist.process import own
 from simdist.testing._plugin._arguments import Arguments
 from simdist.testing._plugin._frames import hides
 from simdist.testing._plugin._live import LiveWorld
@@ -61,7 +62,7 @@ def _on_ranks(item: Any, worlds: Worlds) -> Any:
         def call(rank: int) -> None:
             test, mine = each.on(rank)
             with default_group(settings, wanted=settings.init is not False):
-                value = test(**mine)
+                value = own(test)(**mine)
             if value is not None:
                 returned.append(value)
 

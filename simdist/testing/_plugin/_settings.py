@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simdist._settings import SETTINGS, misfits
+from simdist._settings import SETTINGS, START_TIME, misfits
 from simdist.errors import ArgumentError
 from simdist.faults import problems_of
 from simdist.values import (
@@ -62,6 +62,9 @@ class Settings:
     max_restarts: int = 0
     cluster: Cluster | Callable[[int], Cluster] | None = None
     env: Mapping[str, str] | None = None
+    start_time: datetime.datetime = START_TIME
+    isolate: bool | Sequence[str] = False
+    share: Sequence[str] = ()
     stall_s: float = 30.0
 
     def faults_for(self, seed: int) -> tuple[Fault, ...]:
@@ -277,5 +280,8 @@ MARKER: Mapping[str, Spec] = {
     "max_restarts": SETTINGS["max_restarts"],
     "cluster": _OrFunction(SETTINGS["cluster"]),
     "env": SETTINGS["env"],
+    "start_time": SETTINGS["start_time"],
+    "isolate": SETTINGS["isolate"],
+    "share": SETTINGS["share"],
     "stall_s": SETTINGS["stall_s"],
 }

@@ -22,6 +22,7 @@ from simdist.faults import (
     StoreLost,
     problems_of,
 )
+from simdist.process import own
 from simdist.result import RunResult
 from simdist.testing._plugin._fault_words import CommonWords, SpanWords, Time, TriggerWords, fields_from
 from simdist.testing._plugin._live import LiveWorld
@@ -123,7 +124,7 @@ class Sim:
         seed = self.seed if seed is None else good["seed"]
         faults = (*chosen.faults_for(seed), *self._waiting)
         bound = functools.partial(fn, *args, **(kwargs or {}))
-        call = _with_group(bound, chosen) if chosen.init else lambda rank: bound()
+        call = _with_group(bound, chosen) if chosen.init else lambda rank: own(bound)()
         world = LiveWorld(self._worlds, call, chosen, seed=seed, faults=faults, argv=argv)
         self._waiting = []
         return world
@@ -247,6 +248,6 @@ def _with_group(bound: Callable[[], Any], settings: Settings) -> Callable[[int],
 
     def call(rank: int) -> Any:
         with default_group(settings, wanted=True):
-            return bound()
+            return own(bound)()
 
     return call

@@ -29,7 +29,7 @@ def train(steps: int = 3, timeout_s: float = 1800) -> int:
         simdist.step(step)
         time.sleep(1)
         dist.all_reduce(torch.ones(1))
-    return time.time_ns()
+    return time.monotonic_ns()
 
 
 def receive(count: int = 3) -> list[tuple[float, int]]:
@@ -42,7 +42,7 @@ def receive(count: int = 3) -> list[tuple[float, int]]:
     box, got = torch.zeros(1), []
     for _ in range(count):
         dist.recv(box, 0)
-        got.append((box.item(), time.time_ns()))
+        got.append((box.item(), time.monotonic_ns()))
     return got
 
 
@@ -55,9 +55,9 @@ def keep_on(steps: int = 3) -> tuple[list[tuple[str, int]], int]:
         try:
             dist.all_reduce(torch.ones(1))
         except (ValueError, dist.DistNetworkError) as error:
-            heard.append((str(error), time.time_ns()))
+            heard.append((str(error), time.monotonic_ns()))
             dist.all_reduce(torch.ones(1))
-    return heard, time.time_ns()
+    return heard, time.monotonic_ns()
 
 
 def ask_store() -> list[int]:
@@ -69,7 +69,7 @@ def ask_store() -> list[int]:
     for number in range(3):
         time.sleep(1)
         store.set("number", str(number))
-        times.append(time.time_ns())
+        times.append(time.monotonic_ns())
     return times
 
 
@@ -530,7 +530,7 @@ def test_passes_with_messages_held_one_way_only(sim: Sim) -> None:
         for request in reversed(requests):
             assert request is not None
             request.wait()
-            times.append(time.time_ns())
+            times.append(time.monotonic_ns())
         return times[0]
 
     sim.hold(0, 1, until="3s")
@@ -552,9 +552,9 @@ def test_passes_with_messages_released_from_a_rank(sim: Sim) -> None:
         elif rank == 1:
             dist.recv(torch.zeros(1), 0)
         else:
-            time.sleep((4000 * MS - time.time_ns()) / 1e9)
+            time.sleep((4000 * MS - time.monotonic_ns()) / 1e9)
             hold.release()
-        return time.time_ns()
+        return time.monotonic_ns()
 
     result = sim.run(releases, world_size=3)
 

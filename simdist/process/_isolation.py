@@ -1,0 +1,271 @@
+"""Each rank imports the user's modules for itself, as a spawned process does.
+
+`sys.modules` stays the same dictionary, for the interpreter holds it itself; what is isolated in it (`_sharing`) is
+exchanged when the baton goes to another process. So import statements, `importlib`, pickle, `inspect`, `typing` and
+dataclasses need no hook: all read that dictionary. Beside it:
+
+- A finder in front of `sys.meta_path` gives each rank a spec of its own for what the host, or the first rank, found.
+  The real loader runs, and is what the module keeps.
+- Each rank has code objects of its own: dynamo keeps its caches on them.
+- The import system's locks are per rank: a rank may park inside an import (a barrier at the top of a module).
+- A module's `__builtins__`, and what `import builtins` gives, are the rank's own copy.
+- Loggers keep one tree; what a rank changes on a logger is its own (`_logging`).
+
+Invariant: `sys.modules` holds the isolated modules of the process with the baton, or the host's while none has it.
+Everyone else's are in their `_View`.
+
+In doubt: a view is read back when a module was imported through the finder, or when the number of modules changed;
+`sys.modules[name] = other` under a name that is there already is missed until then. Modules that register something in
+C under a fixed name, such as an operator of torch.library, can be imported once only: `share` them. Another thread of
+the host finds the rank's modules while a rank runs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import functools
+import importlib._bootstrap as bootstrap
+import importlib.machinery
+import marshal
+import sys
+from collections.abc import Callable
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from simdist.process._handed_back import HandedBack
+from simdist.process._logging import LoggingViews
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
+from simdist.process._sharing import Sharing
+
+__all__ = ["Isolation", "own"]
+
+_bootstrap: Any = bootstrap
+
+
+class _View:
+    """What one process, or the host, has in `sys.modules` for itself."""
+
+    __slots__ = ("builtins", "locks", "modules")
+
+    def __init__(self, own_builtins: ModuleType) -> None:
+        self.builtins = own_builtins
+        self.modules: dict[str, Any] = {"builtins": own_builtins}  # by name
+        self.locks: dict[str, Any] = {}  # the import system's, by module
+
+
+class _Finder:
+    """Finds for a rank what others find for everybody."""
+
+    def __init__(self, isolation: Isolation) -> None:
+        self._isolation = isolation
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return self._isolation.spec_for(name, path, target)
+
+
+class _Loader:
+    """Stands before a module's real loader while the module is made."""
+
+    def __init__(self, isolation: Isolation, real: Any) -> None:
+        self._isolation = isolation
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._isolation.compiled.get(spec.name) or self._real.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._isolation.execute(module, self._real)
+
+
+class Isolation:
+    """The modules of every process of one world.
+
+    Example:
+        >>> isolation = Isolation(runtime, Sharing())
+        >>> isolation.begin()   # from here on ranks import for themselves
+        >>> isolation.end()
+    """
+
+    def __init__(self, runtime: Runtime, sharing: Sharing) -> None:
+        self.compiled: dict[str, ModuleType] = {}  # extension modules inside isolated packages: one for all
+        self._runtime = runtime
+        self._sharing = sharing
+        self._finder = _Finder(self)
+        self._host = self._present = _View(builtins)
+        self._views: dict[SimProcess, _View] = {}
+        self._patches = Patches()
+        self._logging = LoggingViews(self._patches)
+        self._specs: dict[str, Any] = {}  # by module: found once for all ranks
+        self._codes: dict[str, bytes] = {}  # likewise, marshalled
+        self._imported = False  # something, since the present view was read
+        self._count = 0  # of entries in `sys.modules` then
+        self._original_lock: Callable[[str], Any] = _bootstrap._get_module_lock
+
+    def begin(self) -> None:
+        """Let each process of the runtime import for itself, from the next hand-over on."""
+        runtime = self._runtime
+        self._host.modules = {**self._isolated(), "builtins": builtins}
+        self._count = len(sys.modules)
+        self._original_lock = _bootstrap._get_module_lock
+        self._patches.replace(_bootstrap, "_get_module_lock", self._module_lock)
+        self._logging.install()
+        sys.meta_path.insert(0, self._finder)
+        runtime.slots.add(self._switch)
+        runtime.isolation = self
+
+    def end(self) -> None:
+        """Put back what the host had."""
+        self._switch(None, None)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self._finder]
+        self._logging.restore()
+        self._patches.undo()
+        self._views.clear()
+        self._runtime.isolation = None
+
+    # -- at a hand-over ------------------------------------------------------------------------------------------
+
+    def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
+        view = self._host if entering is None else self._views.get(entering)
+        if view is None:
+            assert entering is not None
+            mine = ModuleType("builtins")
+            mine.__dict__.update(builtins.__dict__)
+            view = self._views[entering] = _View(mine)
+        present, modules = self._present, sys.modules
+        if view is present:
+            return
+        if self._imported or len(modules) != self._count:
+            present.modules = {**self._isolated(), "builtins": present.builtins}
+            self._imported = False
+        if present.modules.keys() != view.modules.keys():
+            for name in present.modules:
+                del modules[name]
+        modules.update(view.modules)
+        self._count = len(modules)
+        self._present = view
+        self._logging.switch(entering)
+
+    def _isolated(self) -> dict[str, Any]:
+        isolates = self._sharing.isolates
+        return {name: module for name, module in list(sys.modules.items()) if isolates(name)}
+
+    # -- importing -----------------------------------------------------------------------------------------------
+
+    def spec_for(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """A rank's own spec of an isolated module; None where the other finders are to be asked."""
+        if self._present is self._host or current_process() is None or not self._sharing.isolates(name):
+            return None
+        self._imported = True
+        spec = self._specs.get(name) or getattr(self._host.modules.get(name), "__spec__", None)
+        if spec is None:
+            others = [finder for finder in sys.meta_path if finder is not self._finder]
+            spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is None:
+            return None
+        self._specs[name] = spec
+        fresh: Any = copy.copy(spec)
+        fresh._initializing = False
+        if type(spec.submodule_search_locations) is list:
+            fresh.submodule_search_locations = list(spec.submodule_search_locations)
+        if spec.loader is not None:
+            fresh.loader = _Loader(self, spec.loader)
+        return fresh
+
+    def execute(self, module: ModuleType, real: Any) -> None:
+        """Run a module of a rank, whose loader is `real`."""
+        name, spec = module.__name__, module.__spec__
+        assert spec is not None
+        spec.loader = module.__loader__ = real
+        if isinstance(real, importlib.machinery.ExtensionFileLoader):
+            if name not in self.compiled:  # a second time Python refuses, or it would share its state anyway
+                self.compiled[name] = module
+                real.exec_module(module)
+            return
+        module.__dict__["__builtins__"] = self._present.builtins.__dict__
+        if type(real) is not importlib.machinery.SourceFileLoader:
+            real.exec_module(module)
+            return
+        if name not in self._codes:
+            self._codes[name] = marshal.dumps(real.get_code(name))
+        exec(marshal.loads(self._codes[name]), module.__dict__)
+
+    def _module_lock(self, name: str) -> Any:
+        if current_process() is None or not self._sharing.isolates(name):
+            return self._original_lock(name)
+        return self._present.locks.setdefault(name, _bootstrap._DummyModuleLock(name))
+
+    # -- what the host hands over --------------------------------------------------------------------------------
+
+    def own(self, thing: Any) -> Any:
+        """The rank's own version of a module, class or function of the host's; all else as it is."""
+        if isinstance(thing, functools.partial):
+            keywords = {name: self.own(each) for name, each in thing.keywords.items()}
+            return functools.partial(self.own(thing.func), *map(self.own, thing.args), **keywords)
+        if isinstance(thing, ModuleType):
+            return self._import(thing.__name__) if self._sharing.isolates(thing.__name__) else thing
+        if isinstance(thing, MethodType):
+            return MethodType(self.own(thing.__func__), self.own(thing.__self__))
+        if not isinstance(thing, type | FunctionType) or not self._sharing.isolates(thing.__module__ or "builtins"):
+            return thing
+        module = self._import(thing.__module__)
+        try:
+            return functools.reduce(getattr, thing.__qualname__.split("."), module)
+        except AttributeError:
+            return thing if isinstance(thing, type) else self._over(module, thing)
+
+    def _over(self, module: ModuleType, function: FunctionType) -> FunctionType:
+        """A closure or a lambda: the same code and cells over the globals of the rank's module."""
+        cells = tuple(self._own_cell(cell) for cell in function.__closure__ or ())
+        made = FunctionType(function.__code__.replace(), vars(module), function.__name__, function.__defaults__, cells)
+        made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+        made.__dict__.update(function.__dict__)
+        return made
+
+    def _own_cell(self, cell: CellType) -> CellType:
+        try:
+            held = cell.cell_contents
+        except ValueError:  # empty as yet
+            return cell
+        mine = self.own(held)
+        return cell if mine is held else CellType(mine)
+
+    def _import(self, name: str) -> ModuleType:
+        if name == "__main__" and name not in sys.modules:
+            self._import_main()
+        if name in sys.modules:
+            return sys.modules[name]
+        imported: ModuleType = _bootstrap._gcd_import(name)
+        return imported
+
+    def _import_main(self) -> None:
+        """Import the program as multiprocessing's spawn does: as `__mp_main__`, which is `__main__` as well."""
+        main = self._host.modules["__main__"]
+        loader = importlib.machinery.SourceFileLoader("__mp_main__", main.__file__)
+        spec = importlib.machinery.ModuleSpec("__mp_main__", loader, origin=main.__file__)
+        spec.has_location = True
+        self._specs["__mp_main__"] = spec
+        sys.modules["__main__"] = _bootstrap._load(self.spec_for("__mp_main__"))
+
+    def handed_back(self, thing: Any) -> Any:
+        """What a rank returned or raised, in terms of the host's classes where the host has the same ones."""
+        return HandedBack(self._of_host)(thing)
+
+    def _of_host(self, thing: Any) -> Any:
+        name = getattr(thing, "__module__", None) or "builtins"
+        if name == "builtins" or not self._sharing.isolates(name):
+            return thing
+        found: Any = self._host.modules.get("__main__" if name == "__mp_main__" else name)
+        for part in thing.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return found if isinstance(found, type | FunctionType) else thing
+
+
+def own(thing: Any) -> Any:
+    """On a rank: its own version of what the host hands it. All else, and all of it without isolation, stays."""
+    runtime = current_runtime()
+    return thing if runtime is None or runtime.isolation is None else runtime.isolation.own(thing)

@@ -1,0 +1,79 @@
+"""One tree of loggers, with settings for each process.
+
+The loggers stay those of the host: torch's own obey what a rank configures. From the first change that a rank makes to
+a logger on, the dictionary behind that logger is exchanged at each hand-over.
+
+In doubt: handlers are objects that all share; one that a rank's `basicConfig(force=True)` closes is closed for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, current_process
+
+__all__ = ["LoggingViews"]
+
+_CHANGES = ("setLevel", "addHandler", "removeHandler", "addFilter", "removeFilter", "__setattr__")
+_SETTINGS = ("level", "propagate", "disabled", "handlers", "filters")
+_State = dict[str, Any]
+
+
+class LoggingViews:
+    """What each process has set on which logger."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._of_host: dict[logging.Logger, _State] = {}  # of the loggers that a rank has changed
+        self._of_rank: dict[tuple[SimProcess, logging.Logger], _State] = {}
+        self._present: SimProcess | None = None
+        self._patches = patches
+
+    def install(self) -> None:
+        """Notice changes from now on."""
+        for name in _CHANGES:
+            self._patches.replace(logging.Logger, name, self._noticing(getattr(logging.Logger, name)))
+
+    def restore(self) -> None:
+        """Put back the host's settings."""
+        self.switch(None)
+        self._of_host.clear()
+        self._of_rank.clear()
+        manager: Any = logging.root.manager
+        manager._clear_cache()
+
+    def switch(self, entering: SimProcess | None) -> None:
+        """The baton goes to another process, or to the host."""
+        for logger, of_host in self._of_host.items():
+            if self._present is not None:
+                self._of_rank[self._present, logger] = logger.__dict__
+            state = of_host
+            if entering is not None:
+                state = self._of_rank.get((entering, logger)) or _fresh(of_host)
+            object.__setattr__(logger, "__dict__", state)
+        self._present = entering
+
+    def _noticing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def change(logger: logging.Logger, *args: Any) -> Any:
+            matters = "_cache" in logger.__dict__ and (original.__name__ != "__setattr__" or args[0] in _SETTINGS)
+            if matters and logger not in self._of_host and current_process() is not None:
+                if not self._of_host:
+                    self._patches.replace(logging.Logger, "isEnabledFor", _is_enabled)
+                self._of_host[logger] = logger.__dict__
+                object.__setattr__(logger, "__dict__", _fresh(logger.__dict__))
+            return original(logger, *args)
+
+        return change
+
+
+def _fresh(state: _State) -> _State:
+    return state | {"handlers": list(state["handlers"]), "filters": list(state["filters"]), "_cache": {}}
+
+
+def _is_enabled(logger: Any, level: int) -> bool:
+    # Without the logger's cache, which depends on every logger above it.
+    return bool(not logger.disabled and logger.manager.disable < level >= logger.getEffectiveLevel())

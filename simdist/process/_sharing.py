@@ -1,0 +1,136 @@
+"""Which modules each rank imports for itself, and which all ranks share.
+
+Shared, in this order: what the user shares; Python's own library, torch, simdist and the test runner; and everything
+that is installed, but for libraries that keep the state of a rank in their modules (`PER_RANK`) and those that require
+one of them: they bind its names once, when they are imported. Imported by each rank: what the user isolates, those
+libraries, and all modules of the user's own, which is what lies outside the folders for installed packages.
+
+A decision holds for a whole top-level name: an imported submodule becomes an attribute of its parent, so the two have
+to be of one kind. Shared stays as well what no rank could import again: modules that were made and not loaded, and
+those that are compiled, for Python refuses to run most of them twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.metadata
+import re
+import sys
+from collections.abc import Collection, Iterable
+from types import ModuleType
+from typing import Any
+
+from simdist.frames import is_user_file
+
+__all__ = ["PER_RANK", "Sharing"]
+
+# Distributions that keep what belongs to one rank in module globals, class attributes or caches.
+PER_RANK = (
+    "accelerate",
+    "deepspeed",
+    "fabric",
+    "hydra-core",
+    "lightning",
+    "lightning-fabric",
+    "lightning-utilities",
+    "megatron-core",
+    "omegaconf",
+    "pytorch-lightning",
+    "transformers",
+)
+_ALWAYS = frozenset(
+    (
+        "builtins",
+        "coverage",
+        "hypothesis",
+        "numpy",
+        "pip",
+        "pluggy",
+        "pytest",
+        "_pytest",
+        "setuptools",
+        "simdist",
+        "torch",
+        "xdist",
+    )
+)
+_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+
+
+class Sharing:
+    """The decision for every module, by its top-level name."""
+
+    def __init__(self, isolate: Iterable[str] = (), share: Iterable[str] = ()) -> None:
+        # The program has two names on a rank, and none yet when it is imported there: so it is decided here.
+        program = _is_file_of_user(getattr(sys.modules.get("__main__"), "__file__", None))
+        self._isolated: dict[str, bool] = dict.fromkeys(("__main__", "__mp_main__"), program)
+        self._isolated |= dict.fromkeys(isolate, True) | dict.fromkeys(share, False)
+
+    def isolates(self, name: str) -> bool:
+        """True if each rank imports the module for itself."""
+        top = name.partition(".")[0]
+        found = self._isolated.get(top)
+        if found is None:
+            self._isolated[top] = False  # for our own finder, which is asked too
+            found = self._isolated[top] = self._decide(top)
+        return found
+
+    def _decide(self, top: str) -> bool:
+        if top in sys.stdlib_module_names or top in _ALWAYS or top.startswith("_sysconfigdata"):
+            return False
+        if top in _tops_per_rank():
+            return True
+        spec = _spec_of(top)
+        if spec is None or (spec.loader is None and spec.submodule_search_locations is None):
+            return False
+        if spec.origin is None or spec.origin == "namespace":
+            places = list(spec.submodule_search_locations or ())
+            return bool(places) and all(is_user_file(f"{place}/x") for place in places)
+        return _is_file_of_user(spec.origin)
+
+
+def _is_file_of_user(file: Any) -> bool:
+    return isinstance(file, str) and not file.endswith(_EXTENSIONS) and is_user_file(file)
+
+
+def _spec_of(top: str) -> Any:
+    module = sys.modules.get(top)
+    if module is not None:
+        return getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = None if find is None else find(top, None)
+        if spec is not None:
+            return spec
+    return None
+
+
+@functools.cache
+def _tops_per_rank() -> Collection[str]:
+    """The top-level names of `PER_RANK` and of all that requires one of them."""
+    about = {}
+    for distribution in importlib.metadata.distributions():
+        # The parser for mail, behind `distribution.metadata`, takes four times as long.
+        header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+        name = re.search(r"^Name: *(\S+)", header, re.MULTILINE)
+        if name is not None:
+            requires = re.findall(r"^Requires-Dist: *([\w.-]+)([^\n]*)", header, re.MULTILINE)
+            needs = {_normal(each) for each, marker in requires if "extra" not in marker.partition(";")[2]}
+            about[_normal(name[1])] = distribution, needs
+    chosen = {name for name in PER_RANK if name in about}
+    while more := {name for name, (_, needs) in about.items() if name not in chosen and needs & chosen}:
+        chosen |= more
+    tops: set[str] = set()
+    for each in sorted(chosen):
+        record = about[each][0].read_text("RECORD") or ""
+        files = [line.partition(",")[0] for line in record.splitlines()]
+        if any(file.endswith(_EXTENSIONS) for file in files):
+            continue  # it can't be imported twice
+        firsts = {file.partition("/")[0] for file in files if file.endswith(".py")}
+        tops |= {first.removesuffix(".py") for first in firsts if first.removesuffix(".py").isidentifier()}
+    return tops - _ALWAYS
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
