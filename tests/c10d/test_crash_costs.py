@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._flow import Flow
+from simdist.c10d.engine._followed import Followed
 from simdist.c10d.engine._ring import RingFlow
 from simdist.faults import Crash
 
@@ -30,7 +30,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, counting)
 
-    count(Collective, "rebuild")
+    count(Followed, "rebuild")
     count(Flow, "_post")
     count(RingFlow, "_pass_waits")
     return found

@@ -15,6 +15,7 @@ from typing import Any
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._strategies import Backend, Judge
+from simdist.c10d.engine._strikes import Strike
 from simdist.c10d.engine._wire import FollowedLoad, WireCost
 from simdist.c10d.surface._events import OperationIssued
 from simdist.c10d.surface._operation import Operation
@@ -25,9 +26,6 @@ from simdist.kernel import Simulation
 from simdist.process import SimProcess
 
 __all__ = ["Communicator", "Member", "Strike"]
-
-# What an announced call must still suffer, and when: "during" or "after".
-Strike = tuple[str, Callable[[], None]]
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
@@ -188,7 +186,7 @@ class Communicator:
             collective = self.collectives.get(sequence)
             if collective is None:
                 collective = self.collectives[sequence] = Collective(self, operation, sequence)
-            collective.pass_by(work, refusal)
+            collective.refuse(work, refusal)
             return work
         if operation.size == 0 and name in self.backend.algorithm.silent_when_empty:
             if self.counted:
@@ -381,19 +379,19 @@ class Communicator:
             waiting.update(dict.fromkeys(collective.waiting_for(rank)))
         if self.mailbox.busy:
             waiting.update(dict.fromkeys(range(self.size)))
-        told: dict[int, None] = {}
+        moments_ns: dict[int, None] = {}
         for peer in waiting:
             other = self.members[peer]
             if other is not None and other.pending and (closed := self.closed_pair(peer, rank)) is not None:
-                told[closed[0]] = None
-        for time_ns in sorted(told):
+                moments_ns[closed[0]] = None
+        for time_ns in sorted(moments_ns):
             self.simulation.call_at(time_ns, functools.partial(self.look_again, rank))
 
     def _on_network(self) -> None:
         """The network's conditions have changed: what has not left yet may take longer now, or get through."""
         self.troubled = True
         for collective in list(self.collectives.values()):
-            collective.rebuild()
+            collective.on_network()
         self.mailbox.on_network()
 
     def look_again(self, rank: int) -> None:
