@@ -31,13 +31,11 @@ Invariants:
 - What the closed form gives equals what following gives, to a few per cent: a property of the backends' algorithms,
   held by tests, and the reason why an operation may begin one way and end the other.
 
-What was tried: all in one class, with 24 slots that stood for a dozen states and flags. Each change had to ask which
-combinations could occur. Following every collective costs ten to a thousand times as much as one timer. To complete a
-prefix of ranks early in the fast path (a root of a broadcast) was more code than following a broadcast is.
+What was tried: all in one class, with 24 slots; each change had to ask which combinations of its flags can occur.
 
-Doubts: an operation that lets some ranks go early (`Algorithm.lets_some_go`) is always followed, a broadcast of four
-ranks included; that is the slowest blocking operation now. After a disagreement a strict group watches the deadline to
-no end: it is harmless, but it can make the virtual time of a later deadlock later.
+Doubts: an operation that lets some ranks go early (`Algorithm.lets_some_go`) is always followed, a broadcast that goes
+well included. After a disagreement a strict group still watches its deadline, to no end: a deadlock of others that
+comes before it is found only then.
 """
 
 from __future__ import annotations

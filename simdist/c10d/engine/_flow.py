@@ -7,14 +7,34 @@ rendezvous at every size, as Gloo's: the data leaves when the receiver's word th
 What a rank sends goes out one after the other, in the order in which it becomes known that it can; different ranks of
 one collective do not compete for a link. With other operations they do: the network takes the collective for one flow,
 with the messages that are under way at each moment on their links, and gives it a speed (a `Pace`), by which every
-message takes longer. Adding arrivals is incremental, and so is the end of a connection whose transfers are all over:
-it only strikes those that are stuck on it. An end that cuts a transfer off changes what would have happened later, and
-so does another speed: whoever learns of one builds a new flow with all the facts and asks again; `quiet` tells the two
-kinds of ends apart. What happened before comes out the same each time.
+message takes longer.
+
+Three ways to learn something new, from cheap to dear:
+- More arrivals, and the end of a connection whose transfers are all over, add to what is known.
+- Another pace leaves it as it is who meets whom, in which order: that depends on the programs and on the order of
+  arrivals, not on moments, but for limits and closed pairs. So a flow on the wires keeps a script of what was done, and
+  `retime` does it again at the new moments. Where a moment is compared with a limit or with the end of a connection the
+  comparison is made again; if it comes out otherwise, the script is no good. Transfers that were through before the
+  pace changed are not looked at again. The bytes stay as they are: they moved in that order.
+- The end of a connection that cuts a transfer off changes what would have happened later. Whoever learns of one builds
+  a new flow with all the facts; `quiet` tells the two kinds of ends apart. What happened before comes out the same.
+
+Invariants:
+- Everything that can happen has happened when a call returns: `_ready` is empty, and each rank that has arrived is
+  done, has failed, or is stuck in a wait whose transfer has not been matched, or is lost.
+- A rank's clock never goes back, and no transfer ends before both its posts.
+- A flow that was retimed tells the same as one that is built anew with the same facts, the order of `changed`
+  included, since that is the order of timers; a property test holds it to that.
+- Nobody who fails in `conclude` could have helped anybody else.
+
+What was tried: a new flow at every change; see `_followed`. Why messages are not worked out in the order of time, as
+they become due, which a change of pace would hardly disturb: the load on the wires (`under_way`) is asked of the
+moments ahead, and who is done when has to be known for timers and for what is struck half-way.
 
 Exact: a collective alone, bit for bit as if there were no links to share. Approximate: all messages of a moment have
 one speed, that of the slowest; latencies do not stretch; if over 16 messages are ahead, the load is an average over an
-eighth of the time left.
+eighth of the time left. Doubtful: a rank that gave up a wait does not go on when its transfer comes after all, but in a
+flow that is built anew it does; the two differ only in what nobody is told.
 """
 
 from __future__ import annotations
@@ -162,9 +182,9 @@ class Flow:
     `program(rank)` gives a group rank's steps; `slot(rank)` a name under which its messages are matched, the same for
     all by default. `closed(rank, peer)` tells since when a rank can no longer talk to a peer, and in which words; it is
     asked when a rank posts, and again for those stuck on a peer whom `look_again` names; not while `connections`, if
-    there are any, are not troubled. Limits must be told before the
-    ranks arrive. A `movement`, if there is one, is told which send met which receive, and when a rank has waited for
-    what it received. `pace` is how fast its messages go: see `simdist.cluster.Network.follow`.
+    there are any, are not troubled. Limits must be told before the ranks arrive. A `movement`, if there is one, is told
+    which send met which receive, and when a rank has waited for what it received. `pace` is how fast its messages go:
+    see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs.
 
     Example:
         >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
@@ -195,12 +215,12 @@ class Flow:
         self._movement = movement
         self._ask_closed = closed
         self._connections = connections
-        self._ranks: dict[int, _Rank] = {}
-        self._channels: dict[tuple[int, int, str], _Channel] = {}
+        self._ranks: dict[int, _Rank] = {}  # those that have arrived
+        self._channels: dict[tuple[int, int, str], _Channel] = {}  # by sender, receiver and slot
         self._aborts: dict[int, int] = {}  # ranks that were sent more than they expected, and when it reached them
         self.overrun_by: dict[int, int] = {}  # of these, who sent it
-        self._limits: dict[int, tuple[int, str]] = {}
-        self._closed: dict[tuple[int, int], tuple[int, str]] = {}
+        self._limits: dict[int, tuple[int, str]] = {}  # by rank: when it stops, and with which words; the earliest
+        self._closed: dict[tuple[int, int], tuple[int, str]] = {}  # by (rank, peer): likewise, beside `_ask_closed`
         self._free_ns: dict[int, int] = {}  # what a rank sends goes out one after the other
         self._busy_ns: dict[int, int] = {}  # when the last transfer ends in which a rank has a part
         self._stuck: dict[int, dict[int, None]] = {}  # by peer: the ranks that are blocked on it
