@@ -418,8 +418,8 @@ class Collective:
         simulation = communicator.simulation
         arrival.settled = outcome
         followed = self._followed
-        if followed is not None:
-            followed.drop_timer(rank)
+        if followed is not None and (timer := followed.timers.pop(rank, None)) is not None:
+            timer.cancel()
         work = arrival.work
         work.member.pending.pop(work, None)
         work.blockers = None

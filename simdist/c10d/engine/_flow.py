@@ -425,18 +425,16 @@ class Flow:
 
     def _refusal(self, rank: int, peer: int, now_ns: int) -> Failed | None:
         """What becomes of a rank that posts a transfer with `peer`; None if the connection is open."""
-        if self._connections is None or self._connections.troubled or self._closed:
-            closed = self._closed_pair(rank, peer)
-            if closed is not None and closed[0] <= now_ns:
-                return Failed(now_ns, closed[1])
-        return None
+        closed = self._closed_pair(rank, peer)
+        return Failed(now_ns, closed[1]) if closed is not None and closed[0] <= now_ns else None
 
     def _post(self, rank: int, state: _Rank, kind: str, peer: int, size: int) -> Failed | None:
-        refusal = self._refusal(rank, peer, state.clock_ns)
-        if refusal is not None:
-            if self._script is not None:
-                self._script.append((_REFUSED, state, rank, peer))
-            return refusal
+        if self._connections is None or self._connections.troubled or self._closed:
+            refusal = self._refusal(rank, peer, state.clock_ns)
+            if refusal is not None:
+                if self._script is not None:
+                    self._script.append((_REFUSED, state, rank, peer))
+                return refusal
         key = (rank, peer, state.slot) if kind == "send" else (peer, rank, state.slot)
         channel = self._channels.get(key)
         if channel is None:

@@ -14,7 +14,7 @@ Facts come in three kinds, by what they can change:
   network, ranks that disagree, a rank that goes on after a stop): the flow is *rebuilt* from the arrivals.
 
 Invariants:
-- `_timers` has a timer for each rank whose end is known, lies ahead, and has not happened; `_flow` is what gave it.
+- `timers` has a timer for each rank whose end is known, lies ahead, and has not happened; `_flow` is what gave it.
 - A settled rank keeps its outcome: a rebuilt flow gets a failed one as a limit, so that it helps the others no longer
   than it did; what the flow says of one that is done is not looked at.
 - `outdated` is True from when the flow takes something for certain that no longer holds until it is rebuilt; nothing
@@ -39,7 +39,7 @@ Rings in arrays are rebuilt at each change of pace, without their bytes until so
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -74,12 +74,12 @@ class Followed:
         "_heavy",
         "_same_load",
         "_timeouts",
-        "_timers",
         "_wire",
         "_wire_since_ns",
         "everyone_inside",
         "hand_over",
         "outdated",
+        "timers",
     )
 
     _flow: Flow | RingFlow  # from the first `rebuild` on
@@ -100,12 +100,18 @@ class Followed:
         self._same_load = False  # what is on the wires now does not change: only the pace does
         self._arriving: list[int] = []  # ranks that came at this instant, and that a ring has not been told of
         self._timeouts: list[tuple[int, int, int]] = []  # heap of (when it runs out of time, rank, stuck since)
-        self._timers: dict[int, Timer] = {}  # by rank: when its part ends
+        self.timers: dict[int, Timer] = {}  # by rank: when its part ends; `Collective.settle` takes one out
 
     @property
     def has_bytes(self) -> bool:
         """True if the bytes are followed."""
         return self.hand_over.movement is not None
+
+    @property
+    def _held_back(self) -> Container[int]:
+        """The ranks whose messages do not leave before a fault has struck them."""
+        strikes = self._collective.strikes
+        return () if strikes is None else strikes.held_back
 
     # -- the flow ------------------------------------------------------------------------------------------------
 
@@ -113,7 +119,8 @@ class Followed:
     def rebuild(self, *, with_bytes: bool = False) -> None:
         """Work out everything anew from all that is known; `with_bytes` if the caller knows of trouble to come."""
         collective = self._collective
-        self._cancel_timers()
+        if self.timers:
+            self._cancel_timers()
         if self._wire is not None and self._wire.asks is None:  # the fast path is over: its messages are followed now
             self._communicator.network.withdraw(self._wire)
         self.hand_over.decide(with_bytes)
@@ -133,9 +140,9 @@ class Followed:
 
     def _limit(self, flow: Flow | RingFlow) -> None:
         """Tell the flow who does not go on, and since when."""
-        collective = self._collective
-        for rank, arrival in collective.arrivals.items():
-            if collective.is_held_back(rank):
+        held_back = self._held_back
+        for rank, arrival in self._collective.arrivals.items():
+            if rank in held_back:
                 flow.limit(rank, arrival.time_ns, "the process is gone")
             elif isinstance(arrival.settled, Failed):
                 flow.limit(rank, arrival.settled.time_ns, arrival.settled.text)
@@ -178,7 +185,8 @@ class Followed:
         operation = self._collective.arrivals[rank].operation
         communicator = self._communicator
         program = communicator.backend.algorithm.program(operation, rank, communicator.size, self._sizes)
-        self.hand_over.enter(rank, program)
+        if self.hand_over.movement is not None:
+            self.hand_over.enter(rank, program)
         return program
 
     def _slot(self, rank: int) -> str:
@@ -194,24 +202,21 @@ class Followed:
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
+    @unseen
     def arrive(self, rank: int) -> None:
         """A member has come, and is among the arrivals."""
+        flow = self._flow
         if self.outdated or (self._collective.mismatched and not self.has_bytes):
             self.rebuild()
-        elif isinstance(self._flow, RingFlow):
+        elif isinstance(flow, RingFlow):
             # It takes all arrivals of an instant in one go.
             if not self._arriving:
                 simulation = self._communicator.simulation
                 simulation.call_at(simulation.now_ns, self._take_arrivals)
             self._arriving.append(rank)
         else:
-            self._take_arrival(rank)
-
-    @unseen
-    def _take_arrival(self, rank: int) -> None:
-        assert isinstance(self._flow, Flow)
-        self._flow.arrive(rank, self._collective.arrivals[rank].time_ns)
-        self._act()
+            flow.arrive(rank, self._collective.arrivals[rank].time_ns)
+            self._act()
 
     def _take_arrivals(self) -> None:
         ranks, self._arriving = self._arriving, []
@@ -305,17 +310,14 @@ class Followed:
         changed, flow.changed = flow.changed, []
         for rank in changed:
             outcome = flow.outcome(rank)
-            if (
-                collective.arrivals[rank].settled is not None
-                or isinstance(outcome, Blocked)
-                or outcome is None
-                or collective.is_held_back(rank)
-            ):
+            if collective.arrivals[rank].settled is not None or isinstance(outcome, Blocked) or outcome is None:
+                continue
+            if strikes is not None and rank in strikes.held_back:
                 continue
             if outcome.time_ns <= now:
                 collective.settle(rank, outcome)
             else:
-                self._timers[rank] = simulation.call_at(outcome.time_ns, partial(collective.settle, rank, outcome))
+                self.timers[rank] = simulation.call_at(outcome.time_ns, partial(collective.settle, rank, outcome))
                 if strikes is not None and strikes.strikes_during(rank):
                     strikes.strike_at(rank, (now + outcome.time_ns) // 2)
         if strikes is not None and self.everyone_inside:
@@ -352,28 +354,23 @@ class Followed:
         while timeouts:
             _, rank, since_ns = timeouts[0]
             outcome = flow.outcome(rank)
-            settled = collective.arrivals[rank].settled is not None
-            if not settled and isinstance(outcome, Blocked) and outcome.since_ns == since_ns:
+            stuck = isinstance(outcome, Blocked) and outcome.since_ns == since_ns
+            if stuck and collective.arrivals[rank].settled is None:
                 break
             heapq.heappop(timeouts)
         deadline_ns = timeouts[0][0] if timeouts else None
         if deadline_ns != collective.deadline_ns:
             collective.move_deadline(deadline_ns)
 
-    def drop_timer(self, rank: int) -> None:
-        """The rank's part has ended."""
-        timer = self._timers.pop(rank, None)
-        if timer is not None:
-            timer.cancel()
-
     def _cancel_timers(self) -> None:
-        for timer in self._timers.values():
+        for timer in self.timers.values():
             timer.cancel()
-        self._timers.clear()
+        self.timers.clear()
 
     def end(self) -> None:
         """Everyone has settled."""
-        self._cancel_timers()
+        if self.timers:
+            self._cancel_timers()
         if self._wire is not None:
             self._communicator.network.withdraw(self._wire)
             self._wire = None

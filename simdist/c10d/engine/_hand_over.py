@@ -25,6 +25,7 @@ from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
 from simdist.c10d.surface._memory import checksum
+from simdist.c10d.surface._operation import Operation
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._collective import Collective
@@ -108,22 +109,15 @@ class HandOver:
     def finish(self, rank: int) -> int:
         """Give a rank that is done what it gets; the checksum of that, 0 if there is nothing to say."""
         collective = self._collective
-        arrival = collective.arrivals[rank]
-        operation = arrival.operation
-        communicator = collective.communicator
-        algorithm = communicator.backend.algorithm
         if self.movement is not None and self.movement.follows(rank):
-            self._take_over(rank, self.movement.result(rank))
-            if operation.name == "all_to_all":
-                return checksum(arrival.inputs[0], _data.CHECKSUM_BYTES)
-            if operation.reduction == "avg" and algorithm.refused_result(operation) is None:
-                _data.divide(algorithm, operation, arrival.inputs, communicator.size)
-            return checksum([arrival.inputs], _data.CHECKSUM_BYTES)
+            return self._finish_followed(rank, self.movement.result(rank))
         if collective.mismatched:
             return self._finish_mismatched(rank)
         operation = collective.operation
         if operation.name in _ROOTED:
-            return self._finish_rooted(rank)
+            return self._finish_rooted(rank, operation)
+        communicator = collective.communicator
+        algorithm = communicator.backend.algorithm
         arrivals = collective.arrivals
         if len(arrivals) == communicator.size:
             if self._executed is None:
@@ -131,6 +125,7 @@ class HandOver:
                 self._executed = _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
             return int(self._executed)
         # A reduce in which this rank has no more part: its tensor is the caller's again, so remember what it held.
+        arrival = arrivals[rank]
         tensor = arrival.inputs
         arrival.inputs = tensor.clone()
         present = {other: entry.inputs for other, entry in arrivals.items()}
@@ -145,6 +140,18 @@ class HandOver:
         if self.movement is not None and self.movement.follows(rank):
             self._take_over(rank, self.movement.result(rank))
 
+    def _finish_followed(self, rank: int, result: Any) -> int:
+        collective = self._collective
+        arrival = collective.arrivals[rank]
+        operation = arrival.operation
+        self._take_over(rank, result)
+        if operation.name == "all_to_all":
+            return checksum(arrival.inputs[0], _data.CHECKSUM_BYTES)
+        algorithm = collective.communicator.backend.algorithm
+        if operation.reduction == "avg" and algorithm.refused_result(operation) is None:
+            _data.divide(algorithm, operation, arrival.inputs, collective.communicator.size)
+        return checksum([arrival.inputs], _data.CHECKSUM_BYTES)
+
     def _take_over(self, rank: int, result: Any) -> None:
         arrival = self._collective.arrivals[rank]
         if arrival.operation.name == "all_to_all":
@@ -157,14 +164,12 @@ class HandOver:
         arrivals = self._collective.arrivals
         operation = arrivals[rank].operation
         if operation.name in ("gather", "scatter") and operation.root in arrivals:
-            return self._finish_rooted(rank, own=True)
+            return self._finish_rooted(rank, operation)
         return 0
 
-    def _finish_rooted(self, rank: int, *, own: bool = False) -> int:
-        collective = self._collective
-        arrivals = collective.arrivals
+    def _finish_rooted(self, rank: int, operation: Operation) -> int:
+        arrivals = self._collective.arrivals
         if self._executed is None:
-            operation = arrivals[rank].operation if own else collective.operation
-            self._executed = _data.Rooted(operation, collective.communicator.size)
+            self._executed = _data.Rooted(operation, self._collective.communicator.size)
         inputs = {other: arrival.inputs for other, arrival in arrivals.items()}
         return int(self._executed.finish(rank, inputs, _data.CHECKSUM_BYTES))
