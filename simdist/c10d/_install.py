@@ -3,6 +3,27 @@
 Names that build groups and stores (`ProcessGroupGloo`, `TCPStore`, ...) are replaced where torch looks them up; on a
 rank they make simulated ones, on every other thread the real ones. State that torch reads directly (the default dtype,
 the debug level) is swapped when the baton changes hands; `_world` and the C++ group registry are a thread's own.
+
+Three kinds of things, by how torch gets at them:
+- Names that Python looks up each time it makes something: replaced by classes whose metaclass asks who calls
+  (`_Dispatching`). `isinstance` and attributes go through to the real class, so that code which only asks sees no
+  difference, the host's own included.
+- Variables that are read by whoever comes along: swapped in `switch`, at each hand-over, and only where the two sides
+  differ, for that is hot.
+- What torch keeps per thread, or can be told to (`_set_thread_isolation_mode`): nothing has to be done at a hand-over.
+
+Invariants:
+- One world at a time is installed, `_present`; outside of `install` and `uninstall` nothing of torch is replaced. All
+  replacements are made through one `Patches`, so they are undone in the opposite order, whatever happened in between.
+- On a thread that is no rank everything is as without simdist, while a world runs too.
+- After a `switch` torch has the state of the process that holds the baton, or the host's if it holds it; the state of
+  all others is in their `RankState`. What a rank changes by torch's own functions is read back when it leaves.
+- Classes for replaced names are made once in a process (`functools.cache`): worlds start by the thousand.
+
+Doubts: a name that somebody took before the world was installed is the real one for ever (`from torch.distributed
+import TCPStore` in a module that the host imported); what it makes is refused where a group is made of it, and not
+before. `_set_thread_isolation_mode` is private to torch. A C++ call of a rank that changes the debug level without our
+function is put right for the host at the end, not for the other ranks at the next hand-over.
 """
 
 from __future__ import annotations

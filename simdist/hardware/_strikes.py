@@ -16,7 +16,7 @@ from simdist.records import fault_told, step_begun
 
 __all__ = ["UNDER_WAY", "Strikes"]
 
-UNDER_WAY = 16 << 20  # bytes; see simdist.c10d.engine._collective
+UNDER_WAY = 16 << 20  # bytes; see simdist.c10d.engine._strikes
 
 _SETTLED_S = 0.1  # from the last peer's call until its messages are certainly under way
 _FLYING_S = 0.02  # into a large operation

@@ -1,7 +1,9 @@
-"""What a crash inside a collective makes the simulator do, in counts: it grows no faster than the ranks do."""
+"""What collectives in trouble make the simulator do, in counts: no more than the trouble is worth."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from typing import Any, Literal
 
@@ -10,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._flow import Flow
+from simdist.c10d.engine._followed import Followed
 from simdist.c10d.engine._ring import RingFlow
-from simdist.faults import Crash
+from simdist.cluster import build
+from simdist.faults import Crash, Fault, LinkDelay
 
 
 @pytest.fixture
@@ -30,8 +33,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, counting)
 
-    count(Collective, "rebuild")
+    count(Followed, "rebuild")
     count(Flow, "_post")
+    count(Flow, "retime")
     count(RingFlow, "_pass_waits")
     return found
 
@@ -81,3 +85,39 @@ def test_a_dead_rank_in_a_ring_of_hundreds_tells_the_same_as_in_a_small_one() ->
 
     assert texts(small) == texts(large)
     assert all(rank.status == "raised" for rank in large.ranks if rank.rank != 1)
+
+
+def overlap(count: int, fault: Fault) -> simdist.RunResult:
+    """So many all_reduces of four ranks, each of which begins while those before it are under way."""
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        works = []
+        for _ in range(count):
+            works.append(dist.all_reduce(torch.ones(1 << 16), async_op=True))
+            time.sleep(0.05)
+        for work in works:
+            assert work is not None
+            with contextlib.suppress(RuntimeError):
+                work.wait()
+
+    return simdist.run(body, world_size=4, faults=[fault], cluster=build(4, local_bandwidth_bytes_per_s=1_000_000))
+
+
+def test_overlapping_collectives_in_trouble_are_followed_once_each_however_often_their_pace_changes(
+    counts: Counter[str],
+) -> None:
+    result = overlap(24, LinkDelay(src=0, dst=1, delay_ns=1_000_000))
+    per_collective = counts["_post"] / 24
+
+    assert result.ok
+    assert counts["rebuild"] == 24
+    assert per_collective == 4 * 2 * 2 * 3 * 2  # ranks, trips, messages in each, ends of one; Gloo cuts each in two
+    assert counts["retime"] > 200
+
+
+def test_a_crash_inside_one_of_many_overlapping_collectives_makes_few_flows(counts: Counter[str]) -> None:
+    result = overlap(24, Crash(rank=1, op="all_reduce", nth=16, when="during"))
+
+    assert result.ranks[1].status == "killed"
+    assert counts["rebuild"] <= 3 * 24

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simdist.c10d.backends import GLOO
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
 from simdist.c10d.surface._operation import Operation
+from simdist.cluster import Pace
 from tests.c10d.strategies import Case, FakeCosts, cases, costs
 
 SECOND = 1_000_000_000
@@ -346,3 +347,88 @@ def test_whatever_breaks_nobody_fails_before_it_came(data: st.DataObject, case: 
         if isinstance(outcome, Done) or rank != gone:
             assert outcome.time_ns >= times[rank]
         assert outcome.time_ns <= times[rank] + SECOND + 1_000_000_000
+
+
+# -- another pace ----------------------------------------------------------------------------------------------------
+
+speeds = st.lists(
+    st.tuples(st.integers(0, 40_000_000), st.sampled_from([1.0, 0.5, 0.05, 0.3])), min_size=1, max_size=4
+).map(sorted)
+
+
+def known(flow: Flow, ranks: int, moment: int) -> list[object]:
+    """All that a flow tells, and what it has put down for those who look next."""
+    flow.conclude()
+    outcomes = [flow.outcome(rank) for rank in range(ranks)]
+    quiet = [flow.quiet(rank, moment) for rank in range(ranks)]
+    stuck = [flow.stuck_on(rank) for rank in range(ranks)]
+    changed, flow.changed = flow.changed, []
+    blocked, flow.blocked = flow.blocked, []
+    waiting = sorted({rank for rank in blocked if isinstance(flow.outcome(rank), Blocked)})
+    return [outcomes, quiet, stuck, changed, waiting, flow.until_ns, flow.under_way(moment)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), case=cases(), network=costs, changes=speeds)
+def test_a_flow_that_is_retimed_tells_what_one_tells_that_is_built_anew(
+    data: st.DataObject, case: Case, network: FakeCosts, changes: list[tuple[int, float]]
+) -> None:
+    times = data.draw(arrivals(case.ranks))
+    here = data.draw(st.permutations(range(case.ranks)))[: data.draw(st.integers(1, case.ranks))]
+    pace, flow = Pace(), Flow(case.program, network, retimes=True)
+    for rank in here:
+        flow.arrive(rank, times[rank])
+    for moment, speed in changes:
+        known(flow, case.ranks, moment)
+        pace.change(moment, speed)
+        anew = Flow(case.program, network, pace=pace)
+        for rank in here:
+            anew.arrive(rank, times[rank])
+
+        assert flow.retime(pace, moment)
+        assert known(flow, case.ranks, moment) == known(anew, case.ranks, moment)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), case=cases(), network=costs, changes=speeds)
+def test_a_flow_in_trouble_that_can_be_retimed_tells_what_one_tells_that_is_built_anew(
+    data: st.DataObject, case: Case, network: FakeCosts, changes: list[tuple[int, float]]
+) -> None:
+    times = data.draw(arrivals(case.ranks))
+    gone = data.draw(st.integers(0, case.ranks - 1))
+    end = data.draw(st.integers(0, 20_000_000))
+    pace = Pace()
+
+    def build(*, retimes: bool = False) -> Flow:
+        flow = Flow(case.program, network, pace=pace, retimes=retimes)
+        flow.limit(gone, end, "gone")
+        for rank in range(case.ranks):
+            if rank != gone:
+                flow.close(rank, gone, end + 1000, CLOSED)
+        for rank in range(case.ranks):
+            flow.arrive(rank, times[rank])
+        return flow
+
+    flow = build(retimes=True)
+    for moment, speed in changes:
+        known(flow, case.ranks, moment)
+        pace.change(moment, speed)
+        if not flow.retime(pace, moment):
+            flow = build(retimes=True)
+
+        assert known(flow, case.ranks, moment) == known(build(), case.ranks, moment)
+
+
+def test_a_flow_cannot_be_retimed_past_the_end_of_a_connection() -> None:
+    flow = Flow(Case("broadcast", 2, 1000, 0).program, FakeCosts(latency=0, per_byte=1.0), retimes=True)
+    flow.close(1, 0, 1500, CLOSED)
+    for rank in range(2):
+        flow.arrive(rank, 0)
+    pace = Pace()
+    pace.change(500, 0.6)
+
+    assert flow.outcome(1) == Done(1000)
+    assert flow.retime(pace, 500)
+    assert flow.outcome(1) == Done(1334)
+    pace.change(600, 0.1)
+    assert not flow.retime(pace, 600)

@@ -56,7 +56,7 @@ def diary(*entries: Callable[[], object]) -> list[tuple[str, int]]:
             text = repr(entry())
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-        found.append((text, time.time_ns()))
+        found.append((text, time.monotonic_ns()))
     return found
 
 
@@ -129,7 +129,7 @@ def test_a_process_dies_before_its_request_leaves_on_its_way_or_after_it(when: W
 @pytest.mark.parametrize("operation", ["set", "get", "wait"])
 def test_a_strike_on_a_request_comes_once_even_if_the_request_fails(operation: str, when: When) -> None:
     struck: list[int] = []
-    verdict = Verdict(strike=lambda: struck.append(time.time_ns()), when=when)
+    verdict = Verdict(strike=lambda: struck.append(time.monotonic_ns()), when=when)
 
     def body() -> list[tuple[str, int]]:
         client = store()
@@ -151,11 +151,11 @@ def test_a_strike_on_a_request_comes_once_even_if_the_request_fails(operation: s
 @pytest.mark.parametrize("kind", [StepReached, PointReached])
 def test_a_step_or_a_point_is_late_and_struck_at_once_whatever_the_side(kind: type, when: When) -> None:
     struck: list[int] = []
-    verdict = Verdict(delay_ns=2 * MS, strike=lambda: struck.append(time.time_ns()), when=when)
+    verdict = Verdict(delay_ns=2 * MS, strike=lambda: struck.append(time.monotonic_ns()), when=when)
 
     def body() -> int:
         simdist.step(0) if kind is StepReached else simdist.point("here")
-        return time.time_ns()
+        return time.monotonic_ns()
 
     result = run(body, judged(kind, lambda event: verdict))
 

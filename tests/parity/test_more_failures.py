@@ -126,6 +126,31 @@ def two_in_flight(log: Log) -> None:
         log.call("wait~", work.wait)
 
 
+def wait_shortly(size: int, limit_s: float, then: Callable[[Log, Any], object]) -> Callable[[Log], object]:
+    """Wait for an all_reduce of so many bytes for less than it takes; then leave, or wait for it again."""
+
+    def act(log: Log) -> None:
+        log.sleep_until(0.1)
+        tensor = ones(size // 4)
+        work = dist.all_reduce(tensor, async_op=True)
+        log.call("short", lambda: work.wait(timedelta(seconds=limit_s)))
+        then(log, work)
+
+    return act
+
+
+def leave_at_once(log: Log, work: Any) -> None:
+    os._exit(0)
+
+
+def wait_again(log: Log, work: Any) -> None:
+    log.call("again", work.wait)
+
+
+def reduce_all(size: int) -> Callable[[], object]:
+    return lambda: dist.all_reduce(ones(size // 4))
+
+
 def all_reduce() -> Any:
     return dist.all_reduce(ones())
 
@@ -214,6 +239,26 @@ STORIES: dict[str, tuple[Callable[[], Any], int]] = {
     "a timeout that was set later": (each(shorter_timeout, None), 2),
     "the error of a work": (each(error_of_a_work, None), 2),
     "two works in flight": (each(two_in_flight, None), 2),
+    # A peer sees "reset" only if data is under way when the process goes; a work that is given up is "closed".
+    **{
+        f"a short wait for a late rank, and the process goes, {size} bytes": (
+            each(wait_shortly(size, 0.1, leave_at_once), after(0.4, "late", reduce_all(size))),
+            2,
+        )
+        for size in (1 << 10, 1 << 20)
+    },
+    "a short wait for a late rank of four, and the process goes": (
+        each(
+            wait_shortly(1 << 10, 0.1, leave_at_once),
+            *[now("in time~", reduce_all(1 << 10))] * 2,
+            after(0.4, "late", reduce_all(1 << 10)),
+        ),
+        4,
+    ),
+    "a short wait for a late rank, and another": (
+        each(wait_shortly(1 << 20, 0.1, wait_again), after(0.4, "late", reduce_all(1 << 20))),
+        2,
+    ),
     "a group with its own timeout": (in_a_group([0, 1, 2], 0.3), 3),
     "a group without the rank that is missing": (in_a_group([0, 2], 0.3), 3),
     # ways to leave
@@ -250,6 +295,19 @@ def realities() -> Realities:
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_the_same_story(case: Case, realities: Realities) -> None:
     assert_same_story(case, realities)
+
+
+def test_a_process_that_goes_while_its_data_is_under_way_resets_the_connection() -> None:
+    size = 64 << 20
+    body = each(wait_shortly(size, 0.005, leave_at_once), after(0.1, "under way", reduce_all(size)))
+
+    def told(outcomes: list[RealOutcome]) -> list[str]:
+        return [entry.text for entry in outcomes[1].value.entries]
+
+    simulation = told(simulated(body, 2))
+    # Not when: how long 64 MiB take is the machine's business.
+    assert any(told(run_real(body, 2)) == simulation for _ in range(5))
+    assert simulation[0].startswith("Read error [host]:port: Connection reset by peer")
 
 
 # What three ranks do when rank 0's tensor is another than theirs: wrong sums, timeouts, and processes that abort.

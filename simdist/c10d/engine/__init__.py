@@ -1,16 +1,19 @@
 """The life of an operation: who meets whom, who waits for whom, and what happens when one is missing.
 
 Open `_communicator.py` first: the members of a group, and the matching of their collectives by number.
-`_collective.py` is one of these from its first caller to its last, `_mailbox.py` (with `_matching.py`) the messages.
-What is out of order is followed message by message in a `Flow` (`_flow.py`), bytes included (`_movement.py`);
-`_data.py` says who gets what; `_rendezvous.py` is how the members meet.
+`_collective.py` is one of these from its first caller to its last, in phases, and the case in which all goes well;
+`_mailbox.py` (with `_matching.py` and `_message.py`) the messages. What is out of order is followed: `_followed.py`
+feeds a `Flow` (`_flow.py`, or `_ring.py` for large rings) with facts and acts on what it finds, `_hand_over.py` gives
+each rank its bytes (`_movement.py`), `_strikes.py` keeps the faults that strike inside. `_data.py` says who gets what
+when nothing is wrong, `_wire.py` what all this puts on the network; `_rendezvous.py` is how the members meet.
 
 Nothing here knows a backend's name: what differs between backends is said by their strategies.
 """
 
 from simdist.c10d.engine._communicator import Communicator, Member, Queued
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
-from simdist.c10d.engine._mailbox import Mailbox, P2PWork
+from simdist.c10d.engine._mailbox import Mailbox
+from simdist.c10d.engine._message import P2PWork
 from simdist.c10d.engine._program import Program, ProgramBuilder, Step
 from simdist.c10d.engine._rendezvous import connect
 from simdist.c10d.engine._ring import Phase, Ring, RingFlow

@@ -209,7 +209,7 @@ class Communicator:
             collective = self.collectives.get(sequence)
             if collective is None:
                 collective = self.collectives[sequence] = Collective(self, operation, sequence)
-            collective.pass_by(work, refusal)
+            collective.refuse(work, refusal)
             return work
         if operation.size == 0 and name in self.backend.algorithm.silent_when_empty:
             if self.counted:
@@ -395,19 +395,19 @@ class Communicator:
             waiting.update(dict.fromkeys(collective.waiting_for(rank)))
         if self.mailbox.busy:
             waiting.update(dict.fromkeys(range(self.size)))
-        told: dict[int, None] = {}
+        moments_ns: dict[int, None] = {}
         for peer in waiting:
             other = self.members[peer]
             if other is not None and other.pending and (closed := self.closed_pair(peer, rank)) is not None:
-                told[closed[0]] = None
-        for time_ns in sorted(told):
+                moments_ns[closed[0]] = None
+        for time_ns in sorted(moments_ns):
             self.simulation.call_at(time_ns, functools.partial(self.look_again, rank))
 
     def _on_network(self) -> None:
         """The network's conditions have changed: what has not left yet may take longer now, or get through."""
         self.troubled = True
         for collective in list(self.collectives.values()):
-            collective.rebuild()
+            collective.on_network()
         self.mailbox.on_network()
 
     def look_again(self, rank: int) -> None:

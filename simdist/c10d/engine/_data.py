@@ -20,6 +20,7 @@ from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.c10d.surface._operation import Operation
 
 __all__ = [
+    "CHECKSUM_BYTES",
     "Rooted",
     "divide",
     "end_exchange",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
+
+CHECKSUM_BYTES = 1 << 12  # of a result that an event has the checksum of: its first and last bytes
 
 
 def execute(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:

@@ -7,21 +7,41 @@ rendezvous at every size, as Gloo's: the data leaves when the receiver's word th
 What a rank sends goes out one after the other, in the order in which it becomes known that it can; different ranks of
 one collective do not compete for a link. With other operations they do: the network takes the collective for one flow,
 with the messages that are under way at each moment on their links, and gives it a speed (a `Pace`), by which every
-message takes longer. Adding arrivals is incremental, and so is the end of a connection whose transfers are all over:
-it only strikes those that are stuck on it. An end that cuts a transfer off changes what would have happened later, and
-so does another speed: whoever learns of one builds a new flow with all the facts and asks again; `quiet` tells the two
-kinds of ends apart. What happened before comes out the same each time.
+message takes longer.
+
+Three ways to learn something new, from cheap to dear:
+- More arrivals, and the end of a connection whose transfers are all over, add to what is known.
+- Another pace leaves it as it is who meets whom, in which order: that depends on the programs and on the order of
+  arrivals, not on moments, but for limits and closed pairs. So a flow on the wires keeps a script of what was done, and
+  `retime` does it again at the new moments. Where a moment is compared with a limit or with the end of a connection the
+  comparison is made again; if it comes out otherwise, the script is no good. Transfers that were through before the
+  pace changed are not looked at again. The bytes stay as they are: they moved in that order.
+- The end of a connection that cuts a transfer off changes what would have happened later. Whoever learns of one builds
+  a new flow with all the facts; `quiet` tells the two kinds of ends apart. What happened before comes out the same.
+
+Invariants:
+- Everything that can happen has happened when a call returns: `_ready` is empty, and each rank that has arrived is
+  done, has failed, or is stuck in a wait whose transfer has not been matched, or is lost.
+- A rank's clock never goes back, and no transfer ends before both its posts.
+- A flow that was retimed tells the same as one that is built anew with the same facts, the order of `changed`
+  included, since that is the order of timers; a property test holds it to that.
+- Nobody who fails in `conclude` could have helped anybody else.
+
+What was tried: a new flow at every change; see `_followed`. Why messages are not worked out in the order of time, as
+they become due, which a change of pace would hardly disturb: the load on the wires (`under_way`) is asked of the
+moments ahead, and who is done when has to be known for timers and for what is struck half-way.
 
 Exact: a collective alone, bit for bit as if there were no links to share. Approximate: all messages of a moment have
 one speed, that of the slowest; latencies do not stretch; if over 16 messages are ahead, the load is an average over an
-eighth of the time left.
+eighth of the time left. Doubtful: a rank that gave up a wait does not go on when its transfer comes after all, but in a
+flow that is built anew it does; the two differ only in what nobody is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from simdist.c10d.engine._movement import Movement
 from simdist.c10d.engine._program import Program
@@ -102,31 +122,58 @@ class Connections(Protocol):
     troubled: bool
 
 
+_Post = list[int]  # a send or a receive: [when it was posted, bytes, which of the rank's sends or receives it is]
+# Of a transfer: [when the sender may go on, when the receiver may, when the first of its bytes leaves]. The first two
+# are None for never, the last is -1 for no bytes.
+_Ends = list[Any]
+
+# What was done, in the order of doing; nothing of it depends on when. See `retime`.
+_POST, _REFUSED, _MOVE, _WAIT, _STOP, _END = range(6)
+_Line = tuple[Any, ...]
+
+
 class _Channel:
-    """Sends and receives posted from one rank to another, and when each transfer ends."""
+    """What was posted from one rank to another: the k-th send meets the k-th receive."""
 
     __slots__ = ("ends", "receives", "sends", "waiting")
 
     def __init__(self) -> None:
-        self.sends: list[tuple[int, int, int]] = []  # (posted at, bytes, which of the sender's sends)
-        self.receives: list[tuple[int, int, int]] = []  # likewise
-        self.ends: list[
-            tuple[int | None, int | None]
-        ] = []  # of each matched transfer: (sender's, receiver's); None: never
+        self.sends: list[_Post] = []
+        self.receives: list[_Post] = []
+        self.ends: list[_Ends] = []  # of each pair, in order; as many as the shorter of the two
         self.waiting: list[int] = []  # ranks blocked on a transfer that is not matched yet
 
 
-class _Rank:
-    __slots__ = ("clock_ns", "outcome", "program", "receives", "sends", "slot", "step")
+_NO_LIMIT = 1 << 63
 
-    def __init__(self, program: Program, clock_ns: int, slot: str) -> None:
+
+class _Rank:
+    """One rank that has arrived, and how far it has come in its program."""
+
+    __slots__ = (
+        "arrived_ns",
+        "clock_ns",
+        "limit_ns",
+        "outcome",
+        "program",
+        "receives",
+        "sends",
+        "slot",
+        "step",
+        "stuck",
+    )
+
+    def __init__(self, program: Program, time_ns: int, slot: str) -> None:
         self.program = program
-        self.slot = slot
-        self.step = 0
-        self.clock_ns = clock_ns
+        self.slot = slot  # under which its messages are matched
+        self.step = 0  # the first that it has not done
+        self.arrived_ns = time_ns
+        self.clock_ns = time_ns  # when it has done what it has done; never before its arrival
         self.sends: list[tuple[int, int, _Channel]] = []  # (peer, index on that channel, the channel)
         self.receives: list[tuple[int, int, _Channel]] = []
-        self.outcome: Done | Blocked | Failed | None = None
+        self.outcome: Done | Blocked | Failed | None = None  # Done and Failed stay, until all is retimed
+        self.stuck: Blocked | None = None  # the wait in which its program stands, be it given up or not
+        self.limit_ns = _NO_LIMIT  # while the flow is retimed
 
 
 class Flow:
@@ -135,9 +182,9 @@ class Flow:
     `program(rank)` gives a group rank's steps; `slot(rank)` a name under which its messages are matched, the same for
     all by default. `closed(rank, peer)` tells since when a rank can no longer talk to a peer, and in which words; it is
     asked when a rank posts, and again for those stuck on a peer whom `look_again` names; not while `connections`, if
-    there are any, are not troubled. Limits must be told before the
-    ranks arrive. A `movement`, if there is one, is told which send met which receive, and when a rank has waited for
-    what it received. `pace` is how fast its messages go: see `simdist.cluster.Network.follow`.
+    there are any, are not troubled. Limits must be told before the ranks arrive. A `movement`, if there is one, is told
+    which send met which receive, and when a rank has waited for what it received. `pace` is how fast its messages go:
+    see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs.
 
     Example:
         >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
@@ -156,29 +203,31 @@ class Flow:
         closed: Callable[[int, int], tuple[int, str] | None] | None = None,
         connections: Connections | None = None,
         pace: Pace | None = None,
+        retimes: bool = False,
     ) -> None:
         self._program = program
         self._pace = pace
-        self._transfers: list[Transfer] = []
+        self._script: list[_Line] | None = [] if retimes else None  # see `retime`
+        self._transfers: list[Transfer] = []  # those with bytes, in the order in which they were worked out
         self.until_ns = -1  # the last of its bytes have left, as far as is known
         self._costs = costs
         self._slot = slot
         self._movement = movement
         self._ask_closed = closed
         self._connections = connections
-        self._ranks: dict[int, _Rank] = {}
-        self._channels: dict[tuple[int, int, str], _Channel] = {}
+        self._ranks: dict[int, _Rank] = {}  # those that have arrived
+        self._channels: dict[tuple[int, int, str], _Channel] = {}  # by sender, receiver and slot
         self._aborts: dict[int, int] = {}  # ranks that were sent more than they expected, and when it reached them
         self.overrun_by: dict[int, int] = {}  # of these, who sent it
-        self._limits: dict[int, tuple[int, str]] = {}
-        self._closed: dict[tuple[int, int], tuple[int, str]] = {}
+        self._limits: dict[int, tuple[int, str]] = {}  # by rank: when it stops, and with which words; the earliest
+        self._closed: dict[tuple[int, int], tuple[int, str]] = {}  # by (rank, peer): likewise, beside `_ask_closed`
         self._free_ns: dict[int, int] = {}  # what a rank sends goes out one after the other
         self._busy_ns: dict[int, int] = {}  # when the last transfer ends in which a rank has a part
         self._stuck: dict[int, dict[int, None]] = {}  # by peer: the ranks that are blocked on it
-        self._ready: list[int] = []
+        self._ready: list[int] = []  # ranks that may be able to go on; empty between two calls
         self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
         self.blocked: list[int] = []  # ranks that got stuck since someone last looked
-        self._unseen: list[int] = []  # likewise, since `conclude`
+        self._newly_stuck: list[int] = []  # likewise, since `conclude`
 
     def limit(self, rank: int, time_ns: int, text: str) -> None:
         """The rank stops at `time_ns`, failing with `text`: it died, or it ran out of time."""
@@ -207,8 +256,8 @@ class Flow:
         for rank, time_ns in self._aborts.items():
             if not isinstance(self._ranks[rank].outcome, Failed):
                 self._settle(rank, Failed(time_ns, ABORTED))
-        unseen, self._unseen = self._unseen, []
-        for rank in sorted(set(unseen)):
+        stuck, self._newly_stuck = self._newly_stuck, []
+        for rank in sorted(set(stuck)):
             self._conclude(rank)
 
     def look_again(self, peer: int) -> None:
@@ -235,6 +284,78 @@ class Flow:
     def under_way(self, now_ns: int) -> tuple[list[tuple[int, int, float]], int]:
         """Who sends to whom for which part of the time from now on, and until when that holds."""
         return under_way(self._transfers, now_ns)
+
+    def retime(self, pace: Pace, since_ns: int) -> bool:
+        """Go at another pace, which is a new one from `since_ns` on: the same happens at other moments.
+
+        Returns False if something else would happen, because a limit or the end of a connection comes before what it
+        came after, or the other way round; the flow is of no use any more in that case. What has been found is
+        `changed` and `blocked` once more, as if in a flow that was built anew.
+        """
+        script = self._script
+        if script is None:
+            return False
+        self._pace = pace
+        self._transfers = []
+        self._free_ns.clear()
+        self._busy_ns.clear()
+        self._stuck.clear()
+        self.until_ns = -1
+        self.changed, self.blocked, self._newly_stuck = [], [], []
+        for rank, state in self._ranks.items():
+            state.clock_ns = state.arrived_ns
+            state.outcome = None
+            state.limit_ns = self._limits[rank][0] if rank in self._limits else _NO_LIMIT
+        for line in script:
+            if not self._redo(line, since_ns):
+                return False
+        for rank, state in self._ranks.items():
+            if state.stuck is not None:
+                self._settle(rank, replace(state.stuck, since_ns=state.clock_ns))
+        return True
+
+    def _redo(self, line: _Line, since_ns: int) -> bool:
+        """Do at another moment what was done; False if it would not be done."""
+        kind = line[0]
+        if kind == _MOVE:
+            _, source, target, send, receive, ends = line
+            if ends[0] is not None and ends[0] < since_ns:
+                self._keep(source, target, ends)
+                return True
+            delivered = ends[1] is not None
+            ends[:] = self._transfer(source, target, send[0], send[1], receive[0])
+            return delivered == (ends[1] is not None)
+        state: _Rank = line[1]
+        if kind == _END:
+            self._settle(line[2], Done(state.clock_ns))
+            return True
+        within = state.clock_ns < state.limit_ns
+        if kind == _WAIT:
+            _, _, ends, side = line
+            state.clock_ns = max(state.clock_ns, ends[side])
+        elif kind == _POST:
+            _, _, post, rank, peer = line
+            post[0] = state.clock_ns
+            return within and self._refusal(rank, peer, state.clock_ns) is None
+        elif kind == _REFUSED:
+            _, _, rank, peer = line
+            failed = self._refusal(rank, peer, state.clock_ns)
+            if failed is None:
+                return False
+            self._settle(rank, failed)
+        elif kind == _STOP:
+            self._settle(line[2], Failed(*self._limits[line[2]]))
+            return not within
+        return within
+
+    def _keep(self, source: int, target: int, ends: _Ends) -> None:
+        """A transfer has left at another pace than the one that is new, so its moments stay."""
+        sent, received, start = ends
+        if start >= 0:
+            self._free_ns[source] = sent
+            self.until_ns = max(self.until_ns, sent)
+        for rank in (source, target):
+            self._busy_ns[rank] = max(received, self._busy_ns.get(rank, 0))
 
     def _conclude(self, rank: int) -> None:
         blocked = self._ranks[rank].outcome
@@ -264,10 +385,14 @@ class Flow:
     def _advance(self, rank: int) -> None:
         state = self._ranks[rank]
         if isinstance(state.outcome, Done | Failed):
+            self._script = None  # it gave up a wait that has come to its end: in a flow built anew it goes on
             return
+        state.stuck = None
         limit = self._limits.get(rank)
         while state.step < len(state.program):
             if limit is not None and state.clock_ns >= limit[0]:
+                if self._script is not None:
+                    self._script.append((_STOP, state, rank))
                 self._settle(rank, Failed(*limit))
                 return
             kind, *operands = state.program[state.step]
@@ -277,11 +402,13 @@ class Flow:
             elif kind == "slot":
                 state.slot = operands[0]
             else:
-                outcome = self._wait(rank, state, kind[5:], operands[0])
+                outcome = state.stuck = self._wait(rank, state, kind[5:], operands[0])
             if outcome is not None:
                 self._settle(rank, outcome)
                 return
             state.step += 1
+        if self._script is not None:
+            self._script.append((_END, state, rank))
         self._settle(rank, Done(state.clock_ns))
 
     def _settle(self, rank: int, outcome: Done | Blocked | Failed) -> None:
@@ -291,26 +418,37 @@ class Flow:
             self._stuck[before.peer].pop(rank, None)
         if isinstance(outcome, Blocked):
             self._stuck.setdefault(outcome.peer, {})[rank] = None
-            self._unseen.append(rank)
+            self._newly_stuck.append(rank)
             self.blocked.append(rank)
         else:
             self.changed.append(rank)
 
+    def _refusal(self, rank: int, peer: int, now_ns: int) -> Failed | None:
+        """What becomes of a rank that posts a transfer with `peer`; None if the connection is open."""
+        closed = self._closed_pair(rank, peer)
+        return Failed(now_ns, closed[1]) if closed is not None and closed[0] <= now_ns else None
+
     def _post(self, rank: int, state: _Rank, kind: str, peer: int, size: int) -> Failed | None:
         if self._connections is None or self._connections.troubled or self._closed:
-            closed = self._closed_pair(rank, peer)
-            if closed is not None and closed[0] <= state.clock_ns:
-                return Failed(state.clock_ns, closed[1])
+            refusal = self._refusal(rank, peer, state.clock_ns)
+            if refusal is not None:
+                if self._script is not None:
+                    self._script.append((_REFUSED, state, rank, peer))
+                return refusal
         key = (rank, peer, state.slot) if kind == "send" else (peer, rank, state.slot)
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = _Channel()
         if kind == "send":
-            channel.sends.append((state.clock_ns, size, len(state.sends)))
+            post = [state.clock_ns, size, len(state.sends)]
+            channel.sends.append(post)
             state.sends.append((peer, len(channel.sends) - 1, channel))
         else:
-            channel.receives.append((state.clock_ns, size, len(state.receives)))
+            post = [state.clock_ns, size, len(state.receives)]
+            channel.receives.append(post)
             state.receives.append((peer, len(channel.receives) - 1, channel))
+        if self._script is not None:
+            self._script.append((_POST, state, post, rank, peer))
         self._match(key[0], key[1], channel)
         return None
 
@@ -325,22 +463,23 @@ class Flow:
                     if ends[1] < self._aborts.get(target, ends[1] + 1):
                         self._aborts[target] = ends[1]
                         self.overrun_by[target] = source
-                    ends = ends[0], None
+                    ends[1] = None
+                    self._script = None  # which of several overruns comes first depends on the moments
                 elif self._movement is not None:
                     self._movement.move(source, send[2], target, receive[2])
+            if self._script is not None:
+                self._script.append((_MOVE, source, target, send, receive, ends))
             channel.ends.append(ends)
             self._ready.extend(channel.waiting)
             channel.waiting.clear()
 
-    def _transfer(
-        self, source: int, target: int, sent_ns: int, size: int, posted_ns: int
-    ) -> tuple[int | None, int | None]:
+    def _transfer(self, source: int, target: int, sent_ns: int, size: int, posted_ns: int) -> _Ends:
         costs = self._costs
         # The receiver tells the sender when it has posted; the data leaves when both are ready.
         start = max(sent_ns, posted_ns + costs.latency_ns(target, source, posted_ns))
         opened = costs.open_from_ns(source, target, start)
         if opened is None:
-            return None, None
+            return [None, None, -1]
         start = sent = opened
         wire_ns = round(size * costs.byte_ns(source, target))
         if wire_ns:
@@ -352,20 +491,23 @@ class Flow:
             ways = self._closed_pair(source, target), self._closed_pair(target, source)
             closed = [each[0] for each in ways if each is not None]
             if closed and min(closed) < sent:
-                return None, None
+                return [None, None, -1]
         if wire_ns:
             self._transfers.append((start, sent, source, target))
             self.until_ns = max(self.until_ns, sent)
         for rank in (source, target):
             self._busy_ns[rank] = max(received, self._busy_ns.get(rank, 0))
-        return sent, received  # what has left arrives, even if the sender is gone by then
+        return [sent, received, start if wire_ns else -1]  # what has left arrives, even if the sender is gone by then
 
     def _wait(self, rank: int, state: _Rank, kind: str, index: int) -> Blocked | None:
         peer, position, channel = (state.sends if kind == "send" else state.receives)[index]
         if position < len(channel.ends):
-            end = channel.ends[position][0 if kind == "send" else 1]
+            side = 0 if kind == "send" else 1
+            end = channel.ends[position][side]
             if end is not None:
                 state.clock_ns = max(state.clock_ns, end)
+                if self._script is not None:
+                    self._script.append((_WAIT, state, channel.ends[position], side))
                 if kind == "recv" and self._movement is not None:
                     self._movement.received(rank, index)
                 return None

@@ -2,108 +2,48 @@
 
 A send is a rendezvous at every size: it is done when the data has left, which is not before the receiver has posted.
 Messages meet by (sender, receiver, tag), in order. A receive from any source takes the send of which its rank hears
-first, a latency after it was posted. The buffer is read when the message is matched. (Gloo's unbound buffers; facts
-measured on torch 2.13.)
+first, a latency after it was posted. (Gloo's unbound buffers; facts measured on torch 2.13.)
+
+A message is *unmatched*, then *under way* (in `_under_way`, by its receive), then *sent* (its bytes are copied from one
+tensor into the other, and the sender is done), then *received*. `Matching` has the first part; the rest is here, with
+what disturbs it: other flows on the same links, conditions of the network, ends that leave or run out of time.
+
+Invariants:
+- Between two ranks messages leave one after the other, in the order of matching; `_free_ns` is when the last of them
+  has left. If one ends at another moment, so do those behind it: they are called off and planned anew together.
+- A receive that is under way has a `sender`, and its moments (`left_ns` to `way_ns`) are those that its timers stand
+  for; `left_ns` is None, and there are no timers, while nothing gets through.
+- What has left arrives, even if its sender is gone by then; what has not left as a whole does not.
+- A work that is done, has failed or was forgotten is in no queue, has no live timer and no bytes on the wires.
+
+Doubts: the bytes are copied when all of them have left, at one moment; a program that changes the tensor of a send
+under way sends the late value whole, where a real one sends a part of each. A failed receive keeps what it held, where
+a real one may have got a part.
 """
 
 from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._matching import Matching
+from simdist.c10d.engine._message import P2PWork
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._callsite import call_site
-from simdist.c10d.surface._events import MessageRead, WorkIssued, WorkWaited
-from simdist.c10d.surface._work import SimWork
-from simdist.cluster import Flow
+from simdist.c10d.surface._events import MessageRead, WorkIssued
 from simdist.errors import MismatchError
-from simdist.kernel import Timer
 from simdist.process import Strike, refusal_of
 from simdist.records import failed, message_completed, message_issued
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Communicator, Member
 
-__all__ = ["Mailbox", "P2PWork"]
-
-_CHECKSUM_BYTES = 1 << 12
-
-
-class P2PWork(SimWork):
-    """A send or a receive. Its timeout runs from the moment it is waited for."""
-
-    kind: str  # "send" or "recv"
-    tensor: torch.Tensor
-    timeout_ns: int
-    posted_ns: int
-    place = -1  # among the unmatched of its group
-    peer: int | None = None  # group rank; None: receive from any
-    tag: Any = 0
-    posted_checksum: int | None = None  # of a send's buffer when it was issued, if a listener has noted it
-    expired = False  # it ran out of time
-    inner = False  # a message of an operation that is itself told about
-    waited = False  # a wait has ended, well or not
-    spent = False  # it was a success, and has been waited for
-    timer: Timer | None = None  # of its end, once matched
-    strike: Timer | None = None  # of `during`
-    ready_ns = 0  # of a receive, once matched: both ends are ready
-    left_ns: int | None = None  # likewise: the data leaves; None: not as things stand
-    sent_ns = 0  # likewise: all of it has left
-    way_ns = 0  # likewise: from then on until it is there
-    wire: Flow | None = None  # likewise: its bytes on the network, if it has any
-    sender: P2PWork | None = None  # of a receive, once matched
-    during: Callable[[], None] | None = None  # a fault's strike while its data is under way
-
-    def is_success(self) -> bool:
-        """False only after it failed."""
-        return self.error is None
-
-    def describe(self) -> str:
-        """As the deadlock report names it."""
-        end = "dst" if self.kind == "send" else "src"
-        peer = "any" if self.peer is None else self.peer
-        return f"{self.kind}({end}={peer}, tag={self.tag}) in group {self.member.communicator.name!r}"
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Park until it is done; `timeout` replaces the group's.
-
-        Raises:
-            RuntimeError: it failed, or ran out of time; then all connections of the rank close.
-        """
-        self.process.torch_state.unwaited.pop(self, None)
-        communicator = self.member.communicator
-        limit_ns = round(timeout.total_seconds() * 1e9) or self.timeout_ns
-        if self.spent:
-            self.wait_again(limit_ns)
-        if not self.done:
-            simulation = self.process.simulation
-            simulation.check()
-            deadline_ns = simulation.now_ns + limit_ns if communicator.backend.failure.has_timeouts else None
-            while not self.done:
-                if not simulation.park(self, deadline_ns) and not self.done:
-                    communicator.mailbox.expire(self, limit_ns)
-                self.process.drain()
-        self.waited = True
-        bus = self.process.simulation.bus
-        if bus.hears(WorkWaited) and not self.inner:
-            bus.tell(WorkWaited(self))
-        if self.error is not None:
-            error = self.error
-            if self.expired:  # whoever waits again meets the closed pair
-                self.error = RuntimeError(communicator.backend.failure.pair_closed())
-            raise error
-        self.spent = True
-        return True
-
-    def wait_again(self, limit_ns: int) -> None:
-        """Called when it is waited for once more, after a success: at once over, unless a backend has it otherwise."""
+__all__ = ["Mailbox"]
 
 
 class Mailbox:
@@ -112,10 +52,10 @@ class Mailbox:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._unmatched: Matching[P2PWork] = Matching()
-        self._flying: dict[P2PWork, None] = {}  # the receives whose data is under way, in the order of matching
-        self._closings: dict[int, None] = {}  # the moments at which connections will be found closed
-        self._free_ns: dict[tuple[int, int], int] = {}
-        self._sequence: dict[int, int] = {}
+        self._under_way: dict[P2PWork, None] = {}  # the receives whose data is under way, in the order of matching
+        self._closings: dict[int, None] = {}  # the moments at which connections will be found closed; a timer for each
+        self._free_ns: dict[tuple[int, int], int] = {}  # by (sender, receiver): when the last message has left
+        self._sequence: dict[int, int] = {}  # by rank: messages that it has posted, those inside operations left out
 
     def post(
         self,
@@ -253,7 +193,7 @@ class Mailbox:
     @property
     def busy(self) -> bool:
         """True if anything is unmatched or under way."""
-        return bool(self._unmatched or self._flying)
+        return bool(self._unmatched or self._under_way)
 
     def blockers_of(self, rank: int) -> list[int]:
         """Group ranks that `rank` waits for."""
@@ -280,7 +220,7 @@ class Mailbox:
         for work in list(member.pending):
             if isinstance(work, P2PWork) and work.place >= 0:
                 self._forget(work)
-        for receive in list(self._flying):
+        for receive in list(self._under_way):
             send = receive.sender
             if receive.member is member:
                 self._forget(receive)
@@ -307,7 +247,7 @@ class Mailbox:
         communicator = self._communicator
         now = communicator.simulation.now_ns
         self._closings.pop(now, None)
-        for work in [*self._unmatched.sends(), *self._unmatched.receives(), *self._flying]:
+        for work in [*self._unmatched.sends(), *self._unmatched.receives(), *self._under_way]:
             if work.done:
                 continue
             if work.member.left:
@@ -328,9 +268,9 @@ class Mailbox:
         now = simulation.now_ns
         # The receiver tells the sender when it has posted, or has heard of a send that it takes from anyone; the data
         # leaves when both are ready.
-        told_ns = receive.posted_ns if receive.peer is not None else now
-        receive.ready_ns = max(now, told_ns + communicator.latency_ns(target, source, told_ns))
-        self._flying[receive] = None
+        known_ns = receive.posted_ns if receive.peer is not None else now
+        receive.ready_ns = max(now, known_ns + communicator.latency_ns(target, source, known_ns))
+        self._under_way[receive] = None
         if communicator.strict and not self._fits(send, receive):
             return
         self._let_go(send, receive)
@@ -376,7 +316,7 @@ class Mailbox:
         pair = send.member.rank, receive.member.rank
         behind = [
             (other.sender, other)
-            for other in self._flying
+            for other in self._under_way
             if other.sender is not None
             and not other.sender.member.left
             and (other.sender.member.rank, other.member.rank) == pair
@@ -412,7 +352,7 @@ class Mailbox:
         now = self._communicator.simulation.now_ns
         staying = [
             (receive.sender, receive)
-            for receive in self._flying
+            for receive in self._under_way
             if (receive.left_ns is None or receive.left_ns > now)
             and receive.sender is not None
             and not receive.sender.member.left
@@ -420,7 +360,7 @@ class Mailbox:
         for send, receive in staying:
             self._call_off(send, receive)
             self._free_ns.pop((send.member.rank, receive.member.rank), None)
-        for receive in self._flying:
+        for receive in self._under_way:
             if receive.left_ns is not None and receive.left_ns <= now and receive.sender is not None:
                 pair = receive.sender.member.rank, receive.member.rank
                 self._free_ns[pair] = max(self._free_ns.get(pair, 0), receive.sent_ns)
@@ -460,7 +400,7 @@ class Mailbox:
         self._complete(send, begin_ns)
 
     def _received(self, receive: P2PWork, begin_ns: int) -> None:
-        self._flying.pop(receive, None)
+        self._under_way.pop(receive, None)
         if receive.wire is not None:
             receive.wire.release()
             receive.wire = None
@@ -483,7 +423,7 @@ class Mailbox:
             if sent < _size(work.tensor):
                 data = _memory.as_bytes(work.tensor)[:sent]  # it came short: the rest is as it was
                 work.partial = True
-            crc = _memory.checksum([data], _CHECKSUM_BYTES)
+            crc = _memory.checksum([data], CHECKSUM_BYTES)
             simulation.bus.record(
                 message_completed(
                     simulation.now_ns,
@@ -502,7 +442,7 @@ class Mailbox:
 
     def _forget(self, work: P2PWork) -> None:
         self._unmatched.withdraw(work)
-        self._flying.pop(work, None)
+        self._under_way.pop(work, None)
         if work.timer is not None:
             work.timer.cancel()
         if work.wire is not None:

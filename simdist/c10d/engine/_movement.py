@@ -8,6 +8,7 @@ the tensors, in the order that the flow finds, so that what is left in every ran
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -44,22 +45,52 @@ class _Side:
 
 
 class Movement:
-    """The copies of all ranks that have arrived. `combine` gives the function of a reduction: see `Algorithm`."""
+    """The copies of all ranks that have arrived. `combine` gives the function of a reduction: see `Algorithm`.
+
+    What is told is noted, and done when a result is asked for: a flow that is built anew before that moves no bytes.
+    """
 
     def __init__(self, combine: Combine) -> None:
-        self._sides: dict[int, _Side] = {}
         self._combine = combine
+        self._entered: dict[int, None] = {}  # the ranks that take part
+        self._to_do: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # in this order
+        self._sides: dict[int, _Side] = {}  # of those that take part, as far as it is done
 
     def enter(
         self, rank: int, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None = None
     ) -> None:
-        """A rank takes part with the flat `tensor`, and sends from it or from the bytes `outgoing`."""
-        self._sides[rank] = _Side(tensor, program, reduction, outgoing)
+        """A rank takes part with the flat `tensor`, and sends from it or from the bytes `outgoing`.
+
+        Nobody changes either of them from now on.
+        """
+        self._entered[rank] = None
+        self._to_do.append((self._enter, (rank, tensor, program, reduction, outgoing)))
 
     def move(self, source: int, send: int, target: int, receive: int) -> None:
         """The n-th send of one rank meets the m-th receive of another; no more bytes move than both expect."""
-        if source not in self._sides or target not in self._sides:
-            return
+        if source in self._entered and target in self._entered:
+            self._to_do.append((self._move, (source, send, target, receive)))
+
+    def received(self, rank: int, receive: int) -> None:
+        """The rank has waited for a receive: what came is reduced into its buffer."""
+        if rank in self._entered:
+            self._to_do.append((self._reduce, (rank, receive)))
+
+    def follows(self, rank: int) -> bool:
+        """True if the rank's tensor is among the copies."""
+        return rank in self._entered
+
+    def result(self, rank: int) -> Tensor:
+        """What the rank's tensor holds now."""
+        steps, self._to_do = self._to_do, []
+        for do, operands in steps:
+            do(*operands)
+        return self._sides[rank].buffer
+
+    def _enter(self, rank: int, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None) -> None:
+        self._sides[rank] = _Side(tensor, program, reduction, outgoing)
+
+    def _move(self, source: int, send: int, target: int, receive: int) -> None:
         ours, theirs = self._sides[source], self._sides[target]
         size, begin = ours.sends[send]
         room, place, reduced = theirs.receives[receive]
@@ -70,11 +101,8 @@ class Movement:
         else:
             theirs.bytes()[place : place + size] = data
 
-    def received(self, rank: int, receive: int) -> None:
-        """The rank has waited for a receive: what came is reduced into its buffer."""
-        side = self._sides.get(rank)
-        if side is None:
-            return
+    def _reduce(self, rank: int, receive: int) -> None:
+        side = self._sides[rank]
         data = side.scratch.pop(receive, None)
         if data is None:
             return
@@ -84,11 +112,3 @@ class Movement:
         local = side.buffer[first : first + len(came)]
         self._combine(side.reduction, side.buffer.dtype)(local, came, came)
         local.copy_(came)
-
-    def follows(self, rank: int) -> bool:
-        """True if the rank's tensor is among the copies."""
-        return rank in self._sides
-
-    def result(self, rank: int) -> Tensor:
-        """What the rank's tensor holds now."""
-        return self._sides[rank].buffer

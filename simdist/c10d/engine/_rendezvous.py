@@ -3,6 +3,18 @@
 Real Gloo exchanges addresses through the store and connects every pair, which is quadratic; here the members meet in a
 communicator that belongs to the store's server and is named by the store's prefix, and each parks once until all have
 come. What is visible of the exchange (a key per rank, the error of a rank whose peers never come) is kept.
+
+Invariants:
+- The groups that ever met at a prefix stand in the server's `groups`, in the order of their first members. A member
+  joins the first of them that has its size and not its rank; if there is none, it begins another. So a group that is
+  made again under the same name (a new life, a second `init_process_group`) meets nobody of one that was complete.
+- A communicator is `connected` once, a fixed time after the last member has joined, and stays so; whoever waits parks
+  until then and looks again each time it is woken.
+- A member that gave up stays in the communicator: the others are connected to it, and find it gone if it is.
+
+Doubts: which of two real processes opens the connection between them is a matter of their port numbers, and so is what
+each sees when the other is missing from a lazy group; the simulation shows what the one sees that opens it. A rank
+that is started again may complete a group that its earlier life's peers still wait in, because it was never complete.
 """
 
 from __future__ import annotations
@@ -59,10 +71,9 @@ def connect(
 ) -> Member:
     """Join the group that meets at `store`'s prefix; park until all `size` members have, or, if `lazy`, do not.
 
-    A member of a lazy group waits for the others before its first operation, by `Member.connect`. (Which of two real
-    processes opens the connection between them is a matter of their port numbers, and so is what they see when one is
-    missing; the simulation shows what the one sees that opens it.) `ranks` are the members' ranks in the world; all of
-
+    A member of a lazy group waits for the others before its first operation, by `Member.connect`. `ranks` are the
+    members' ranks in the world, or nothing if they are not known; who waits can then not name the tasks that it waits
+    for.
 
     Raises:
         DistStoreError: they have not, within `timeout_ns`; a TCPStore's text names the key of the first one missing.

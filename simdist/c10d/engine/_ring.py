@@ -10,10 +10,21 @@ Invariants, as in `Flow`:
 - A message moves when both ends have posted. The segment that it takes was complete when it was posted, because a rank
   sends no segment before it has waited for it; so it does not matter when within a sweep the bytes are copied.
 - A rank sends to one neighbour only, so its messages leave in the order of their numbers.
+- A rank is in one of three: it has not arrived (`_iteration` is -1), it is over (`_over`, with an outcome in `_ended`),
+  or it stands in the wait that `_stage` and `_iteration` name. `_stuck` has an entry for each of the last kind once a
+  sweep has ended.
+- The bytes of what has been found out are moved when a result is asked for, in the order of finding out. A ring that is
+  built anew before that, at each change of pace, moves none; the tensors that enter belong to the ring from then on.
 A property test holds the two against each other: outcomes, moments and bytes.
 
 What it does not do: disturbed networks (a message may then have to wait for a link to open), ranks that disagree, and
-algorithms other than a ring. `Collective` takes a `Flow` for these.
+algorithms other than a ring. `Followed` takes a `Flow` for these.
+
+What was tried: a `Flow` for rings of any size, with over a minute for one crash among 128 ranks.
+
+Doubts: `Followed` takes arrays from 16 ranks on; nobody has measured since where they begin to pay. A ring is built
+anew at each change of pace, where a `Flow` is retimed. The load that it has on the wires is the average over all that
+is left (`under_way`), coarser than a `Flow`'s.
 """
 
 from __future__ import annotations
@@ -100,7 +111,7 @@ class RingFlow:
         self._byte_ns = np.array([costs.byte_ns(r, int(t)) for r, t in enumerate(self._to)])
         self._lengths = np.array(ring.lengths, np.int64)
         self._plan()
-        self._clock = np.zeros(ranks, np.int64)
+        self._clock = np.zeros(ranks, np.int64)  # when it has done what it has done
         self._iteration = np.full(ranks, -1, np.int64)  # -1: has not arrived
         self._stage = np.zeros(ranks, np.int64)  # in its iteration: 0 first wait, 1 second wait, 2 posts
         self._posted_sends = np.zeros(ranks, np.int64)  # how many
@@ -110,8 +121,8 @@ class RingFlow:
         self._receive_ns = np.zeros((ranks, _WINDOW), np.int64)  # when posted, by receiver
         self._sent_ns = np.zeros((ranks, _WINDOW), np.int64)  # when it has left, by sender; or `_LOST`
         self._received_ns = np.zeros((ranks, _WINDOW), np.int64)  # when it is there, by sender
-        self._free_ns = np.zeros(ranks, np.int64)
-        self._busy_ns = np.zeros(ranks, np.int64)
+        self._free_ns = np.zeros(ranks, np.int64)  # by sender: from when on its next message can leave
+        self._busy_ns = np.zeros(ranks, np.int64)  # when the last transfer ends in which a rank has a part
         self._limit_ns = np.full(ranks, _NEVER, np.int64)
         self._limits: dict[int, tuple[int, str]] = {}
         self._stuck: dict[int, Blocked] = {}
@@ -119,16 +130,13 @@ class RingFlow:
         self._over = np.zeros(ranks, bool)  # who is in `_ended`
         self.changed: list[int] = []
         self.blocked: list[int] = []
-        self._unseen: list[int] = []
-        self._buffer: torch.Tensor | None = None  # of all ranks: (rank, segment, element of the segment)
-        self._scratch: torch.Tensor | None = None  # what came and waits to be reduced: (rank, window, element)
+        self._newly_stuck: list[int] = []
+        self._movement = movement
         self._entered: dict[int, int] = {}  # elements of each rank's tensor
         self._has = np.zeros(ranks, bool)  # who is in `_entered`
-        if movement is not None:
-            self._combine, dtype = movement
-            width = ring.segment // dtype.itemsize
-            self._buffer = torch.zeros(ranks, len(ring.lengths), width, dtype=dtype)
-            self._scratch = torch.zeros(ranks, _WINDOW, width, dtype=dtype)
+        self._bytes_to_move: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # in this order, when it matters
+        self._buffer: torch.Tensor | None = None  # of all ranks: (rank, segment, element of the segment)
+        self._scratch: torch.Tensor | None = None  # what came and waits to be reduced: (rank, window, element)
 
     def _plan(self) -> None:
         """Which message each iteration waits for and which it posts, and each message's phase and place in it."""
@@ -153,7 +161,7 @@ class RingFlow:
     @property
     def moves(self) -> bool:
         """True if the bytes are followed."""
-        return self._buffer is not None
+        return self._movement is not None
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -164,11 +172,10 @@ class RingFlow:
             self._limit_ns[rank] = time_ns
 
     def enter(self, rank: int, tensor: torch.Tensor) -> None:
-        """A rank takes part with the flat `tensor`, which is copied."""
-        assert self._buffer is not None
+        """A rank takes part with the flat `tensor`, which nobody changes from now on."""
         self._entered[rank] = tensor.numel()
         self._has[rank] = True
-        self._buffer[rank].view(-1)[: tensor.numel()] = tensor
+        self._bytes_to_move.append((self._fill, (rank, tensor)))
 
     def follows(self, rank: int) -> bool:
         """True if the rank's tensor is among the copies."""
@@ -176,6 +183,7 @@ class RingFlow:
 
     def result(self, rank: int) -> torch.Tensor:
         """What the rank's tensor holds now."""
+        self._move_bytes()
         assert self._buffer is not None
         return self._buffer[rank].view(-1)[: self._entered[rank]]
 
@@ -192,8 +200,8 @@ class RingFlow:
 
     def conclude(self) -> None:
         """All arrivals up to now are in: those who got stuck on a closed pair, or have a limit, fail."""
-        unseen, self._unseen = self._unseen, []
-        for rank in sorted(set(unseen)):
+        stuck, self._newly_stuck = self._newly_stuck, []
+        for rank in sorted(set(stuck)):
             self._conclude(rank)
 
     def look_again(self, peer: int) -> None:
@@ -312,8 +320,8 @@ class RingFlow:
         through = passes & real
         who = ranks[through]
         self._clock[who] = np.maximum(self._clock[who], ends[through])
-        if receiving and self._buffer is not None and len(who):
-            self._reduce(who, messages[through])
+        if receiving and self._movement is not None and len(who):
+            self._bytes_to_move.append((self._reduce, (who, messages[through])))
         going = ranks[passes]
         self._stage[going] += 1
         return np.asarray(going)
@@ -397,8 +405,9 @@ class RingFlow:
             self._note_wires(senders[moving], begin[moving], sent[moving])
             for ends in (senders[moving], targets[moving]):
                 self._busy_ns[ends] = np.maximum(self._busy_ns[ends], received[moving])
-            if self._buffer is not None and moving.any():
-                self._copy(senders[moving], targets[moving], messages[moving], segments[moving])
+            if self._movement is not None and moving.any():
+                step = senders[moving], targets[moving], messages[moving], segments[moving]
+                self._bytes_to_move.append((self._copy, step))
             freed += [senders, targets]
         freed.append(ranks)
         active = np.unique(np.concatenate(freed))
@@ -436,10 +445,26 @@ class RingFlow:
         blocked = Blocked("recv" if receiving else "send", peer, int(self._clock[rank]), lost)
         if self._stuck.get(rank) != blocked:
             self._stuck[rank] = blocked
-            self._unseen.append(rank)
+            self._newly_stuck.append(rank)
             self.blocked.append(rank)
 
     # -- bytes -------------------------------------------------------------------------------------------------------
+
+    def _move_bytes(self) -> None:
+        """Do with the bytes what has been found out to happen to them."""
+        if self._buffer is None:
+            assert self._movement is not None
+            ranks, dtype = len(self._to), self._movement[1]
+            width = self._ring.segment // dtype.itemsize
+            self._buffer = torch.zeros(ranks, len(self._ring.lengths), width, dtype=dtype)
+            self._scratch = torch.zeros(ranks, _WINDOW, width, dtype=dtype)
+        steps, self._bytes_to_move = self._bytes_to_move, []
+        for do, operands in steps:
+            do(*operands)
+
+    def _fill(self, rank: int, tensor: torch.Tensor) -> None:
+        assert self._buffer is not None
+        self._buffer[rank].view(-1)[: tensor.numel()] = tensor
 
     def _copy(self, senders: Array, targets: Array, messages: Array, segments: Array) -> None:
         """Messages go from one buffer to the other, or to where they wait to be reduced."""
@@ -461,6 +486,7 @@ class RingFlow:
         """The ranks have waited for messages: what came is reduced into their buffers."""
         assert self._buffer is not None
         assert self._scratch is not None
+        assert self._movement is not None
         chosen = self._reduced[messages]
         if not chosen.any():
             return
@@ -468,5 +494,5 @@ class RingFlow:
         who = torch.from_numpy(ranks)
         place = torch.from_numpy(self._segments(self._from[ranks], messages))
         came = self._scratch[who, torch.from_numpy(messages % _WINDOW)]
-        self._combine(self._buffer[who, place], came, came)
+        self._movement[0](self._buffer[who, place], came, came)
         self._buffer[who, place] = came

@@ -26,7 +26,7 @@ from simdist.c10d.surface._work import SimWork
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Member
-    from simdist.c10d.engine._mailbox import P2PWork
+    from simdist.c10d.engine._message import P2PWork
 
 __all__ = ["Algorithm", "Backend", "Completion", "Failure", "MonitoredBarrier", "Sizes"]
 

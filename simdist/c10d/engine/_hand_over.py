@@ -1,0 +1,175 @@
+"""Who gets which bytes of a collective whose ranks end one by one.
+
+When all end at once, `_data.execute` does the whole operation for everyone. A rank that ends by itself gets its part
+then, for its program goes on and may change its tensors; a rank whose part fails keeps what had come by then. There are
+four ways, in this order:
+
+- Its bytes are followed, and what the copies hold is put into its tensors, be it done or failed. See `Movement`, and
+  `RingFlow` for large rings.
+- Ranks disagree and the bytes are not followed: only gather and scatter give what fits; the rest is left as it was.
+- A rooted operation moves a transfer's data when the first of its two ends is done (`Rooted`).
+- All have come: the first one to end does it for everyone. Or they have not, which only a reduce lets happen: see
+  `leave_reduce`.
+
+Invariants: bytes are followed from the first rank's end on, or never, since later the tensors of those that are done
+may hold something else; and what is followed starts from copies that are taken once, when a rank's program is first
+made. `_executed` is made once: an operation is executed for everyone, or its transfers one by one, never both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simdist.c10d.engine import _data
+from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
+from simdist.c10d.engine._program import Program
+from simdist.c10d.engine._ring import RingFlow
+from simdist.c10d.surface._memory import checksum
+from simdist.c10d.surface._operation import Operation
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._collective import Collective
+
+__all__ = ["HandOver"]
+
+_ROOTED = ("broadcast", "gather", "scatter")
+_BYTES_FOLLOWED = ("all_reduce", "reduce", "broadcast", "all_to_all")
+
+
+class HandOver:
+    """The data of one followed collective."""
+
+    __slots__ = ("_collective", "_executed", "follows_bytes", "movement")
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+        self.follows_bytes = False  # they are to be followed, if they can be; stays True once it is
+        # The copies; they belong to the flow that is asked now. None: bytes are not followed. A ring keeps its own.
+        self.movement: Movement | RingFlow | None = None
+        self._executed: Any = None  # the checksum of the whole result, or a `Rooted`; None: nobody has ended yet
+
+    def decide(self, wanted: bool) -> None:
+        """Say whether to follow the bytes, before another flow is built; `wanted` if the caller knows of trouble.
+
+        A broadcast that goes well needs no copies, and a large tensor is worth them only in trouble.
+        """
+        if self.follows_bytes:
+            return
+        collective = self._collective
+        if any(arrival.settled is not None for arrival in collective.arrivals.values()):
+            return
+        communicator = collective.communicator
+        early = collective.operation.name != "broadcast" and collective.operation.size <= SMALL
+        trouble = wanted or collective.mismatched or bool(communicator.shut or communicator.gone)
+        self.follows_bytes = early or trouble
+
+    def begin_messages(self) -> Movement | None:
+        """The copies for a flow that follows message by message."""
+        combine = self._collective.communicator.backend.algorithm.combine
+        self.movement = movement = Movement(combine) if self.follows_bytes else None
+        return movement
+
+    def ring_combine(self) -> tuple[Any, Any] | None:
+        """What a ring needs to follow the bytes: the function of one hop and the element type; None if it does not."""
+        collective = self._collective
+        operation, communicator = collective.operation, collective.communicator
+        small = operation.size * communicator.size <= LARGEST
+        if not (self.follows_bytes and operation.name in _BYTES_FOLLOWED and small):
+            return None
+        dtype = next(iter(collective.arrivals.values())).inputs.dtype
+        return communicator.backend.algorithm.combine(operation.reduction, dtype), dtype
+
+    def enter(self, rank: int, program: Program) -> None:
+        """A rank's messages are followed from now on."""
+        movement = self.movement
+        arrival = self._collective.arrivals[rank]
+        operation = arrival.operation
+        if not isinstance(movement, Movement) or operation.name not in _BYTES_FOLLOWED:
+            return
+        if operation.size * self._collective.communicator.size > LARGEST:
+            return
+        if operation.name == "all_to_all":
+            if arrival.held is None:
+                arrival.held = _data.exchange_buffers(arrival.inputs, rank)
+            outgoing, incoming = arrival.held
+            movement.enter(rank, incoming, program, "", outgoing)
+            return
+        if arrival.held is None:
+            arrival.held = arrival.inputs.clone()
+        movement.enter(rank, arrival.held, program, operation.reduction)
+
+    def enter_ring(self, ring: RingFlow, rank: int) -> None:
+        """A rank takes part in a ring from now on."""
+        if ring.moves:
+            arrival = self._collective.arrivals[rank]
+            if arrival.held is None:
+                arrival.held = arrival.inputs.clone()
+            ring.enter(rank, arrival.held)
+
+    def finish(self, rank: int) -> int:
+        """Give a rank that is done what it gets; the checksum of that, 0 if there is nothing to say."""
+        collective = self._collective
+        if self.movement is not None and self.movement.follows(rank):
+            return self._finish_followed(rank, self.movement.result(rank))
+        if collective.mismatched:
+            return self._finish_mismatched(rank)
+        operation = collective.operation
+        if operation.name in _ROOTED:
+            return self._finish_rooted(rank, operation)
+        communicator = collective.communicator
+        algorithm = communicator.backend.algorithm
+        arrivals = collective.arrivals
+        if len(arrivals) == communicator.size:
+            if self._executed is None:
+                inputs = [arrivals[other].inputs for other in range(communicator.size)]
+                self._executed = _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
+            return int(self._executed)
+        # A reduce in which this rank has no more part: its tensor is the caller's again, so remember what it held.
+        arrival = arrivals[rank]
+        tensor = arrival.inputs
+        arrival.inputs = tensor.clone()
+        present = {other: entry.inputs for other, entry in arrivals.items()}
+        _data.leave_reduce(algorithm, operation, rank, communicator.size, tensor, present)
+        return 0
+
+    def leave_partial(self, rank: int) -> None:
+        """Put into the tensors of a rank whose part failed what had come."""
+        operation = self._collective.arrivals[rank].operation
+        if operation.name == "all_to_all" and operation.extra is not None and len(operation.extra.inputs) > 1:
+            return  # of a list, which torch fills at the end
+        if self.movement is not None and self.movement.follows(rank):
+            self._take_over(rank, self.movement.result(rank))
+
+    def _finish_followed(self, rank: int, result: Any) -> int:
+        collective = self._collective
+        arrival = collective.arrivals[rank]
+        operation = arrival.operation
+        self._take_over(rank, result)
+        if operation.name == "all_to_all":
+            return checksum(arrival.inputs[0], _data.CHECKSUM_BYTES)
+        algorithm = collective.communicator.backend.algorithm
+        if operation.reduction == "avg" and algorithm.refused_result(operation) is None:
+            _data.divide(algorithm, operation, arrival.inputs, collective.communicator.size)
+        return checksum([arrival.inputs], _data.CHECKSUM_BYTES)
+
+    def _take_over(self, rank: int, result: Any) -> None:
+        arrival = self._collective.arrivals[rank]
+        if arrival.operation.name == "all_to_all":
+            _data.end_exchange(arrival.inputs, result)
+        else:
+            arrival.inputs.copy_(result)
+
+    def _finish_mismatched(self, rank: int) -> int:
+        """Of ranks that do not agree, those that gather or scatter still get what fits."""
+        arrivals = self._collective.arrivals
+        operation = arrivals[rank].operation
+        if operation.name in ("gather", "scatter") and operation.root in arrivals:
+            return self._finish_rooted(rank, operation)
+        return 0
+
+    def _finish_rooted(self, rank: int, operation: Operation) -> int:
+        arrivals = self._collective.arrivals
+        if self._executed is None:
+            self._executed = _data.Rooted(operation, self._collective.communicator.size)
+        inputs = {other: arrival.inputs for other, arrival in arrivals.items()}
+        return int(self._executed.finish(rank, inputs, _data.CHECKSUM_BYTES))

@@ -1,0 +1,91 @@
+"""A send or a receive, as its rank holds it in the hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from simdist.c10d.surface._events import WorkWaited
+from simdist.c10d.surface._work import SimWork
+from simdist.cluster import Flow
+from simdist.kernel import Timer
+
+__all__ = ["P2PWork"]
+
+
+class P2PWork(SimWork):
+    """A send or a receive. Its timeout runs from the moment it is waited for.
+
+    `Mailbox` moves it: it is posted, matched, under way, and done or failed; it writes what is said to be so "once
+    matched". A receive stands for the whole message from the match on, and knows its `sender`; the send does not know
+    its receive.
+    """
+
+    kind: str  # "send" or "recv"
+    tensor: torch.Tensor  # read when its data has left, or written then
+    timeout_ns: int  # of the group, unless a wait brings its own
+    posted_ns: int
+    place = -1  # among the unmatched of its group, in the order of posting; -1: it is matched, or was withdrawn
+    peer: int | None = None  # group rank; None: receive from any, also once it is matched
+    tag: Any = 0  # messages meet if theirs are equal
+    posted_checksum: int | None = None  # of a send's buffer when it was issued, if a listener has noted it
+    expired = False  # it ran out of time
+    inner = False  # a message of an operation that is itself told about
+    waited = False  # a wait has ended, well or not
+    spent = False  # it was a success, and has been waited for
+    timer: Timer | None = None  # of its end, once matched
+    strike: Timer | None = None  # of `during`
+    ready_ns = 0  # of a receive, once matched: both ends are ready
+    left_ns: int | None = None  # likewise: the data leaves; None: not as things stand
+    sent_ns = 0  # likewise: all of it has left
+    way_ns = 0  # likewise: from then on until it is there
+    wire: Flow | None = None  # likewise: its bytes on the network, if it has any
+    sender: P2PWork | None = None  # of a receive, once matched
+    during: Callable[[], None] | None = None  # a fault's strike while its data is under way
+
+    def is_success(self) -> bool:
+        """False only after it failed."""
+        return self.error is None
+
+    def describe(self) -> str:
+        """As the deadlock report names it."""
+        end = "dst" if self.kind == "send" else "src"
+        peer = "any" if self.peer is None else self.peer
+        return f"{self.kind}({end}={peer}, tag={self.tag}) in group {self.member.communicator.name!r}"
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Park until it is done; `timeout` replaces the group's.
+
+        Raises:
+            RuntimeError: it failed, or ran out of time; then all connections of the rank close.
+        """
+        self.process.torch_state.unwaited.pop(self, None)
+        communicator = self.member.communicator
+        limit_ns = round(timeout.total_seconds() * 1e9) or self.timeout_ns
+        if self.spent:
+            self.wait_again(limit_ns)
+        if not self.done:
+            simulation = self.process.simulation
+            simulation.check()
+            deadline_ns = simulation.now_ns + limit_ns if communicator.backend.failure.has_timeouts else None
+            while not self.done:
+                if not simulation.park(self, deadline_ns) and not self.done:
+                    communicator.mailbox.expire(self, limit_ns)
+                self.process.drain()
+        self.waited = True
+        bus = self.process.simulation.bus
+        if bus.hears(WorkWaited) and not self.inner:
+            bus.tell(WorkWaited(self))
+        if self.error is not None:
+            error = self.error
+            if self.expired:  # whoever waits again meets the closed pair
+                self.error = RuntimeError(communicator.backend.failure.pair_closed())
+            raise error
+        self.spent = True
+        return True
+
+    def wait_again(self, limit_ns: int) -> None:
+        """Called when it is waited for once more, after a success: at once over, unless a backend has it otherwise."""
