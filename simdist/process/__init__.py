@@ -24,6 +24,7 @@ from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
+from simdist.process._threads import shut_down, waits_of_threads
 
 __all__ = [
     "GlobalGenerator",
@@ -40,5 +41,7 @@ __all__ = [
     "encoded",
     "global_generators",
     "original",
+    "shut_down",
+    "waits_of_threads",
     "words_at",
 ]

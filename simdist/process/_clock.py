@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-import queue
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -27,9 +25,8 @@ def install(patches: Patches) -> None:
     # other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
     patches.wrap_in_type(datetime.datetime, "now", _now)
     patches.wrap_in_type(datetime.datetime, "utcnow", _utcnow)
-    # These measure how long a thread really waits.
-    for owner, name in _REAL_WAITS:
-        patches.replace(owner, name, original(getattr(owner, name)))
+    if hasattr(subprocess, "_time"):  # it measures how long a thread really waits
+        patches.replace(subprocess, "_time", original(subprocess._time))
 
 
 def follow(patches: Patches, called: Iterable[Any]) -> None:
@@ -180,9 +177,4 @@ def _replacements() -> Iterator[Replacement]:
 
 
 _REPLACEMENTS = tuple(_replacements())
-_REAL_WAITS = [
-    (module, name)
-    for module, name in ((threading, "_time"), (queue, "time"), (subprocess, "_time"))
-    if hasattr(module, name)
-]
 _EARLY = EarlyMethods(datetime.datetime, {"now": _early_now, "utcnow": _early_utcnow})

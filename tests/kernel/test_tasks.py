@@ -188,9 +188,9 @@ def test_the_switch_hook_sees_every_change_of_context_and_nothing_else() -> None
 def test_only_a_task_can_sleep() -> None:
     simulation = Simulation()
 
-    with pytest.raises(SimdistError, match="this thread is not a simulated rank"):
+    with pytest.raises(SimdistError, match="this thread belongs to no simulated rank"):
         simulation.sleep(1)
-    with pytest.raises(SimdistError, match="this thread is not a simulated rank"):
+    with pytest.raises(SimdistError, match="this thread belongs to no simulated rank"):
         simulation.check()
 
 

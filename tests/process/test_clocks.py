@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdist
+from tests.beside import wait_for_host
 from tests.strategies import delays_ns
 
 SECONDS = ("time", "monotonic", "perf_counter")
@@ -169,7 +170,7 @@ def test_another_thread_of_the_host_sees_real_clocks_while_a_world_runs() -> Non
     def body() -> None:
         time.sleep(1)
         go.set()
-        assert done.wait(10)
+        wait_for_host(done)
 
     thread = threading.Thread(target=host)
     thread.start()
