@@ -6,14 +6,13 @@ import datetime
 import functools
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from simdist.process._early import EarlyMethods
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process
 
-__all__ = ["follow", "install"]
+__all__ = ["install", "taken_early"]
 
 _FLOAT_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 
@@ -29,9 +28,10 @@ def install(patches: Patches) -> None:
         patches.replace(subprocess, "_time", original(subprocess._time))
 
 
-def follow(patches: Patches, called: Iterable[Any]) -> None:
-    """Replace also the methods of the class that somebody took before; `called` is what runs on the ranks."""
-    patches.switch_on(_EARLY.among(called))
+def taken_early(method: Any) -> Callable[[Any], Any] | None:
+    """What makes the replacement of a method of `datetime` that somebody took before the world began."""
+    owner = method.__self__
+    return _EARLY.get(method.__name__) if isinstance(owner, type) and issubclass(owner, datetime.datetime) else None
 
 
 def _seconds(original: Callable[[], float]) -> Callable[[], float]:
@@ -177,4 +177,4 @@ def _replacements() -> Iterator[Replacement]:
 
 
 _REPLACEMENTS = tuple(_replacements())
-_EARLY = EarlyMethods(datetime.datetime, {"now": _early_now, "utcnow": _early_utcnow})
+_EARLY = {"now": _early_now, "utcnow": _early_utcnow}

@@ -15,9 +15,9 @@ pools, joins) needs nothing more, and time-outs are waits with a deadline.
 Invariant: `_held` has every lock that a task took and did not give back, and the holder is the task that took it last.
 
 In doubt: a bound method that was taken before the world began (`take = lock.acquire` at the top of a module) is the
-original. The condition variables of `threading` take such ones, and get new ones when a task waits with them; other
-code takes the real lock with it, and a task that finds that held by nobody it knows looks again every virtual
-millisecond.
+original, unless it is found in the user's modules (`_early`). The condition variables of `threading` have such ones,
+and get new ones when a task waits with them. What an installed package keeps takes the real lock, and a task that finds
+that held by nobody it knows looks again every virtual millisecond.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from simdist.kernel import Simulation, Task, TaskKilled, TaskState
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement
 
-__all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_in"]
+__all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_in", "taken_early"]
 
 _Lock: Any = _thread.LockType
 _RLock: Any = _thread.RLock
@@ -516,6 +516,19 @@ def _with_new_methods(original: Any) -> Any:
     return method
 
 
+def _taken(original: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return getattr(original.__self__, original.__name__)(*args, **kwargs)
+
+    return method
+
+
+def taken_early(method: Any) -> Callable[[Any], Any] | None:
+    """What makes the replacement of a lock's or a queue's method that somebody took before the world began."""
+    return _taken if method.__name__ in _TAKEN.get(type(method.__self__), ()) else None
+
+
+_TAKEN: dict[type, dict[str, Any]] = dict(_METHODS)
 _REPLACEMENTS = (
     Replacement(threading.Condition, "wait", _with_new_methods),
     Replacement(threading.Condition, "notify", _with_new_methods),

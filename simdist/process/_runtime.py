@@ -186,6 +186,7 @@ class Runtime:
             _entropy,
             _environ,
             _exits,
+            _following,
             _locks,
             _stdio,
             _tempfiles,
@@ -205,7 +206,7 @@ class Runtime:
         _locks.install(self.patches, _locks.Locks(self.simulation))
         _threads.install(self.patches, self)
         self.slots.remember_host()
-        _clock.follow(self.patches, called)
+        _following.follow(self.patches, called)
 
     def separate(self, slot: Slot[Any]) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""

@@ -40,8 +40,9 @@ class Threads:
     def __init__(self, process: SimProcess) -> None:
         self._process = process
         self.objects: dict[Task, Any] = {}  # the `Thread` of each task that has one
-        self.ends: dict[Task, Any] = {}  # a lock that is held as long as the task runs
-        self.number = itertools.count(1).__next__
+        self.ends: dict[Task, Any] = {}  # a lock that is held as long as the task runs, or its handle
+        self.number = itertools.count(1).__next__  # in names of threads
+        self.pool_number = itertools.count().__next__  # and of those of pools
         self.calls: list[Callable[[], Any]] = []  # before threads are waited for at the end
         self.shutting_down = False
         self._main: Any = None
@@ -60,7 +61,7 @@ class Threads:
             if hasattr(thread, "_native_id"):
                 thread._native_id = threading.get_native_id()
             if _JOINABLE:
-                thread._handle = _Handle(self, task)
+                self.ends[task] = thread._handle = _Handle(self, task)
             else:
                 self.ends[task] = thread._tstate_lock = threading.Lock()
                 thread._tstate_lock.acquire()
@@ -189,8 +190,10 @@ def _run(runtime: Runtime, function: Any, args: Any, kwargs: Any) -> None:
     except (SystemExit, TaskKilled):
         pass
     except BaseException as error:
-        sys.stderr.write(f"Exception ignored in thread started by: {function!r}\n")
-        traceback.print_exception(error)
+        # As the interpreter says it, but without an address: what a rank prints is the same in every run.
+        sys.stderr.write(f"Exception ignored in thread started by: {getattr(function, '__qualname__', '?')}\n")
+        trace = error.__traceback__
+        traceback.print_exception(type(error), error, None if trace is None else trace.tb_next)
     finally:
         if not task.doomed and process.running:
             _ended(process, task)
@@ -202,11 +205,15 @@ def _ended(process: SimProcess, task: Task) -> None:
     threads.objects.pop(task, None)
     process.tasks.remove(task)
     process.simulation.forget_task(task)
+    _tell_end(end)
+    process.wake()  # who waits for all of them
+
+
+def _tell_end(end: Any) -> None:
     if isinstance(end, _Handle):
         end._set_done()
     elif end is not None:
         give_back(end)
-    process.wake()  # who waits for all of them
 
 
 def shut_down(process: SimProcess) -> None:
@@ -220,9 +227,7 @@ def shut_down(process: SimProcess) -> None:
     while threads.calls:
         _call(threads.calls.pop())
     _end_pools(runtime, threads)
-    main = threads.ends.pop(process.tasks[0], None)
-    if main is not None:
-        give_back(main)
+    _tell_end(threads.ends.pop(process.tasks[0], None))
     while remaining := [task for task in process.tasks[1:] if not task.daemon]:
         thread = threads.objects.get(remaining[0])
         process.simulation.park(Joining(remaining[0], getattr(thread, "name", remaining[0].name)))
@@ -462,8 +467,18 @@ def _replacements() -> Iterable[Replacement]:
 _REPLACEMENTS = tuple(_replacements())
 
 
+def _pool_number() -> int:
+    process = current_process()
+    return _host_pool_number() if process is None else _threads_of(process).pool_number()
+
+
+_host_pool_number: Callable[[], int] = vars(pools.ThreadPoolExecutor)["_counter"]
+_POOL_NUMBER = staticmethod(_pool_number)
+
+
 def install(patches: Patches, runtime: Runtime) -> None:
     """Let ranks start threads."""
     patches.redirect(_REPLACEMENTS)
+    patches.replace(pools.ThreadPoolExecutor, "_counter", _POOL_NUMBER)
     patches.replace(threading, "excepthook", threading.excepthook)
     runtime.simulation.start_thread = original(_thread.start_new_thread)
