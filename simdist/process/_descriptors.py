@@ -82,7 +82,11 @@ def _poll(original: Any) -> Any:
         if process is None:
             return original(self, timeout)
         found = original(self, 0)
-        if found or timeout == 0:
+        if found:
+            return found
+        if timeout == 0:
+            # `multiprocessing.connection.wait` asks again and again until the clock shows that time has passed.
+            process.simulation.sleep(1)
             return found
         limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout) * 1_000_000
         return _wait(process, lambda: original(self, 0), limit_ns)

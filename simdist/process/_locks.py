@@ -46,6 +46,7 @@ _Queue: Any = _queue.SimpleQueue
 
 _HOST_S = 0.2  # of real time, that a thread of the host may keep a lock before the world goes on without it
 _LOOK_NS = 1_000_000
+_LONGEST_S = threading.TIMEOUT_MAX
 _present: Locks | None = None
 _get_ident = _thread.get_ident
 
@@ -129,6 +130,8 @@ class Locks:
         """
         simulation = self.simulation
         task = self.running()
+        if timeout != -1 and not (blocking and isinstance(timeout, int | float) and 0 <= timeout <= _LONGEST_S):
+            return kind.take(lock, blocking, timeout)
         if blocking:
             self.offer(task)
         if self._stand_ins:
@@ -136,14 +139,11 @@ class Locks:
         if self._promised.get(lock, task) is task and kind.take(lock, False):
             self._held[lock] = task
             return True
-        if not blocking or timeout != -1:
-            if not (blocking and 0 <= timeout <= threading.TIMEOUT_MAX):
-                return kind.take(lock, blocking, timeout) if blocking or timeout != -1 else False
-            if timeout == 0:
-                return False
         holder = self.holder_of(lock)
         if holder is not None and holder.context is not task.context:
             return self._stand_in(kind, lock, task)
+        if not blocking or timeout == 0:
+            return False
         deadline_ns = None if timeout == -1 else simulation.now_ns + nanoseconds(timeout)
         if holder is None:
             return self._wait_for_host(kind, lock, task, deadline_ns)
