@@ -37,6 +37,9 @@ __all__ = ["Expiring", "Simulation", "Timer"]
 _READY, _RUNNING, _PARKED = TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
 
+_READS = 4096  # of the clock, after which a task that did nothing else is taken to wait for time to pass
+_FIRST_SPIN_NS, _LONGEST_SPIN_NS = 1_000, 10_000_000
+
 _GRACE_S = 1.0  # of real time, in which a thread should unwind by itself
 # Then it is insisted on that so often, this long after each other; a thread that computes nothing is given up earlier.
 _ATTEMPTS, _FEW_ATTEMPTS, _BETWEEN_S = 500, 20, 0.03
@@ -171,6 +174,9 @@ class Simulation:
         self._turns_to_look_at = idle_turns // 8  # when to see whether anything but polling has happened
         self.polls = 0  # events of the log that only say that someone slept, or asked in vain
         self.clock_reads = 0  # by tasks
+        self._next_look_at_reads = _READS  # whether they do nothing else
+        self._turns_at_reads = -1  # at the last look
+        self._spin_ns = _FIRST_SPIN_NS
         self._closing = False
         self._stop: _Stop | None = None  # where the host wants to look, while it runs the world to there
         self._broken: BaseException | None = None  # what failed inside the kernel itself
@@ -186,8 +192,14 @@ class Simulation:
     # -- time ----------------------------------------------------------------------------------------------------
 
     def read_clock(self) -> int:
-        """`now_ns` for a task: whoever asks may have something to do at a certain time."""
+        """`now_ns` for a task: whoever asks may have something to do at a certain time.
+
+        Time stands still while a task runs, and a loop that only looks at the clock would never end. So when one task
+        has read it thousands of times without a pause, it passes after all: a microsecond, then two, then four.
+        """
         self.clock_reads += 1
+        if self.clock_reads >= self._next_look_at_reads:
+            self._look_at_reads()
         return self.now_ns
 
     def call_at(self, time_ns: int, action: Callable[[], None]) -> Timer:
@@ -482,6 +494,17 @@ class Simulation:
             self._host_release()
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _look_at_reads(self) -> None:
+        spinning = self.turns == self._turns_at_reads
+        task = self.current
+        if spinning and task is not None and task.state is _RUNNING and not task.doomed and self.owns_this_thread():
+            self.sleep(self._spin_ns)
+            self._spin_ns = min(2 * self._spin_ns, _LONGEST_SPIN_NS)
+        elif not spinning:
+            self._spin_ns = _FIRST_SPIN_NS
+        self._turns_at_reads = self.turns
+        self._next_look_at_reads = self.clock_reads + _READS
 
     def timers(self) -> Iterator[tuple[int, Timer]]:
         """What is certain, with its time: the timers that were not withdrawn."""

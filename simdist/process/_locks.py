@@ -1,7 +1,8 @@
 """Locks and queues of C on which tasks wait in virtual time.
 
-`threading` and `queue` are Python code over three types of C: `Lock`, `RLock` and `SimpleQueue`. While a world lives,
-the methods of these types do something else for tasks, whoever made the lock and when; for every other thread of the
+`threading` and `queue` are Python code over three types of C: `Lock`, `RLock` and `SimpleQueue`; the locks of
+`multiprocessing`, which tqdm uses too, are over a fourth. While a world lives, the methods of these types do something
+else for tasks, whoever made the lock and when; for every other thread of the
 host program they are the originals. What Python builds on them (conditions, events, semaphores, barriers, queues,
 pools, joins) needs nothing more, and time-outs are waits with a deadline.
 
@@ -10,7 +11,8 @@ pools, joins) needs nothing more, and time-outs are waits with a deadline.
   waited longest, and nobody else gets it meanwhile: no thread starves, in whatever order the tasks take turns.
 - Ranks are processes, and a lock made before the world began, or by a module that they share, is one in each of them.
   A task that finds it held by another rank gets a *stand-in*, a real lock of its own process, which serves the process
-  until nobody in it holds it.
+  until nobody in it holds it. What else such an object has, the flag of an event or the items of a queue, ranks share
+  as they share any other object.
 
 Invariant: `_held` has every lock that a task took and did not give back, and the holder is the task that took it last.
 
@@ -22,8 +24,12 @@ that held by nobody it knows looks again every virtual millisecond.
 
 from __future__ import annotations
 
+import _multiprocessing  # type: ignore[import-not-found]  # of C
 import _queue
 import _thread
+import contextlib
+import itertools
+import os
 import sys
 import threading
 import types
@@ -35,7 +41,6 @@ from typing import Any
 from simdist.errors import InternalError
 from simdist.frames import is_ours
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
-from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement
 
 __all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_in", "taken_early"]
@@ -43,6 +48,8 @@ __all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_i
 _Lock: Any = _thread.LockType
 _RLock: Any = _thread.RLock
 _Queue: Any = _queue.SimpleQueue
+_SemLock: Any = _multiprocessing.SemLock
+_numbers = itertools.count()
 
 _HOST_S = 0.2  # of real time, that a thread of the host may keep a lock before the world goes on without it
 _LOOK_NS = 1_000_000
@@ -56,18 +63,43 @@ class _Kind:
     """A type of lock, as it is outside worlds."""
 
     name: str
-    make: Callable[[], Any]
+    type: Any
+    make: Callable[[Any], Any]  # another one like a given one
     take: Callable[..., bool]
     give: Callable[[Any], None]
     owned: Callable[[Any], bool] | None  # whether the calling thread has it, if the lock knows
+    reset: Callable[[Any], None]  # free it, whoever has it
 
     def is_free_again(self, lock: Any) -> bool:
         """After it was given back: an RLock may have been taken several times."""
         return self.owned is None or not self.owned(lock)
 
 
-_PLAIN = _Kind("Lock", original(_thread.allocate_lock), _Lock.acquire, _Lock.release, None)
-_RECURSIVE = _Kind("RLock", _RLock, _RLock.acquire, _RLock.release, _RLock._is_owned)
+def _make_plain(like: Any) -> Any:
+    return _thread.allocate_lock()
+
+
+def _make_recursive(like: Any) -> Any:
+    return _RLock()
+
+
+def _make_shared(like: Any) -> Any:
+    name = f"/simdist-{os.getpid()}-{next(_numbers)}"
+    return _SemLock(like.kind, like.maxvalue, like.maxvalue, name, True)  # True: nobody else finds it by its name
+
+
+def _free_shared(lock: Any) -> None:
+    with contextlib.suppress(AssertionError):  # of a thread that is gone
+        _SHARED.give(lock)
+
+
+_PLAIN = _Kind("Lock", _Lock, _make_plain, _Lock.acquire, _Lock.release, None, _Lock._at_fork_reinit)
+_RECURSIVE = _Kind(
+    "RLock", _RLock, _make_recursive, _RLock.acquire, _RLock.release, _RLock._is_owned, _RLock._at_fork_reinit
+)
+_SHARED = _Kind(
+    "multiprocessing lock", _SemLock, _make_shared, _SemLock.acquire, _SemLock.release, _SemLock._is_mine, _free_shared
+)
 
 
 class LockWait:
@@ -165,8 +197,8 @@ class Locks:
         """True if somebody of the process has it, or a thread of the host."""
         if self._stand_ins:
             lock = self._stand_ins.get((self._process(), lock), lock)
-        holder = self._held.get(lock)
-        return (holder is None or holder.context is self._process()) and ask(lock)
+        holder = self.holder_of(lock)
+        return (holder is None or holder.context is self._process()) and (lock in self._promised or ask(lock))
 
     def meant(self, lock: Any) -> Any:
         """The lock that serves the process."""
@@ -228,7 +260,7 @@ class Locks:
     def close(self) -> None:
         """No task is left: what they still held is free."""
         for lock in self._held:
-            lock._at_fork_reinit()
+            next(kind for kind in (_PLAIN, _RECURSIVE, _SHARED) if isinstance(lock, kind.type)).reset(lock)
         self._held.clear()
         self._waiting.clear()
         self._promised.clear()
@@ -295,7 +327,7 @@ class Locks:
                 del self._stands_for[lock], self._stand_ins[key]
 
     def _stand_in(self, kind: _Kind, lock: Any, task: Task) -> bool:
-        stand_in = kind.make()
+        stand_in = kind.make(lock)
         self._stand_ins[task.context, lock] = stand_in
         self._stands_for[stand_in] = task.context, lock
         self._held[stand_in] = task
@@ -366,6 +398,17 @@ def _acquire_of(kind: _Kind) -> Callable[[Any], Any]:
         return acquire
 
     return make
+
+
+def _acquire_shared(original: Any) -> Any:
+    def acquire(lock: Any, block: Any = True, timeout: Any = None) -> bool:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return bool(original(lock, block, timeout))
+        limit_s = -1 if timeout is None or not block else max(0, timeout)
+        return locks.acquire(_SHARED, lock, bool(block), limit_s)
+
+    return acquire
 
 
 def _enter_of(kind: _Kind) -> Callable[[Any], Any]:
@@ -496,6 +539,15 @@ _METHODS: tuple[tuple[Any, dict[str, Callable[[Any], Any]]], ...] = (
             "_acquire_restore": _acquire_restore,
         },
     ),
+    (
+        _SemLock,
+        {
+            "acquire": _acquire_shared,
+            "__enter__": _enter_of(_SHARED),
+            **dict.fromkeys(("release", "__exit__"), _release_of(_SHARED)),
+            **dict.fromkeys(("_is_mine", "_count"), _asked),
+        },
+    ),
     (_Queue, {"get": _get, "put": _put, "put_nowait": _put_nowait}),
 )
 
@@ -540,9 +592,20 @@ def install(patches: Patches, locks: Locks) -> None:
     global _present
     _present = locks
     patches.on_undo(_uninstall)
+    patches.on_undo(_bind_again)
     for owner, methods in _METHODS:
         patches.wrap_all_in_type(owner, methods)
     patches.redirect(_REPLACEMENTS)
+    _bind_again()
+
+
+def _bind_again() -> None:
+    """Locks of `multiprocessing` keep bound methods, and it keeps a list of them."""
+    if "multiprocessing.synchronize" in sys.modules:
+        registry: Any = vars(sys.modules["multiprocessing.util"])["_afterfork_registry"]
+        for each in list(registry.values()):
+            if isinstance(getattr(each, "_semlock", None), _SemLock):
+                each._make_methods()
 
 
 def _uninstall() -> None:

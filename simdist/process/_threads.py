@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -157,6 +158,7 @@ def _begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
     task.daemon = daemon
     if is_thread:
         threads.objects[task] = thread
+        _begun.add(thread)
         if _JOINABLE:
             thread._handle = threads.ends[task] = _Handle(threads, task)
     try:
@@ -224,6 +226,8 @@ def shut_down(process: SimProcess) -> None:
     runtime = current_runtime()
     assert runtime is not None
     threads.shutting_down = True
+    if len(process.tasks) > 1:
+        process.simulation.sleep(0)  # a real interpreter takes its time to end, and daemons get theirs
     while threads.calls:
         _call(threads.calls.pop())
     _end_pools(runtime, threads)
@@ -467,6 +471,15 @@ def _replacements() -> Iterable[Replacement]:
 _REPLACEMENTS = tuple(_replacements())
 
 
+def _forget() -> None:
+    for thread in list(_begun):
+        _module._limbo.pop(thread, None)  # of a thread that was killed before its first turn
+    _begun.clear()
+
+
+_begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
+
+
 def _pool_number() -> int:
     process = current_process()
     return _host_pool_number() if process is None else _threads_of(process).pool_number()
@@ -478,6 +491,7 @@ _POOL_NUMBER = staticmethod(_pool_number)
 
 def install(patches: Patches, runtime: Runtime) -> None:
     """Let ranks start threads."""
+    patches.on_undo(_forget)
     patches.redirect(_REPLACEMENTS)
     patches.replace(pools.ThreadPoolExecutor, "_counter", _POOL_NUMBER)
     patches.replace(threading, "excepthook", threading.excepthook)
