@@ -18,6 +18,7 @@ one group of replacements. Nothing here knows about torch or process groups.
 
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded
+from simdist.process._locks import real_methods
 from simdist.process._process import ProcessEnded, SimProcess
 from simdist.process._randomness import GlobalGenerator, global_generators, words_at
 from simdist.process._redirect import original
@@ -41,6 +42,7 @@ __all__ = [
     "encoded",
     "global_generators",
     "original",
+    "real_methods",
     "shut_down",
     "waits_of_threads",
     "words_at",

@@ -43,7 +43,7 @@ from simdist.frames import is_ours
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
 from simdist.process._runtime import Patches, Replacement
 
-__all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_in", "taken_early"]
+__all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_in", "real_methods", "taken_early"]
 
 _Lock: Any = _thread.LockType
 _RLock: Any = _thread.RLock
@@ -345,6 +345,11 @@ class Locks:
             simulation.sleep(_LOOK_NS if deadline_ns is None else min(_LOOK_NS, deadline_ns - simulation.now_ns))
         self._held[lock] = task
         return True
+
+
+def real_methods(lock: Any) -> tuple[Callable[..., bool], Callable[[], None]]:
+    """`acquire` and `release` of an RLock as they are outside worlds: of one that guards what all ranks share."""
+    return _RECURSIVE.take.__get__(lock), _RECURSIVE.give.__get__(lock)
 
 
 def nanoseconds(seconds: float) -> int:

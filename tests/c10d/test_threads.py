@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -15,12 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint
 
 import simdist
 from simdist.faults import Crash
 
 RANK = "RANK"
+dcp: Any = torch.distributed.checkpoint  # the stubs export little of it
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
@@ -77,10 +79,13 @@ def state(rank: int) -> dict[str, Any]:
 
 
 def loaded(folder: Path, rank: int) -> list[Any]:
-    found = {"weight": torch.zeros(2, 3), "nested": {"bias": torch.zeros(3)}, f"own{rank}": torch.zeros(1)}
+    found: dict[str, Any] = {
+        "weight": torch.zeros(2, 3),
+        "nested": {"bias": torch.zeros(3)},
+        f"own{rank}": torch.zeros(1),
+    }
     dcp.load(found, checkpoint_id=folder)
-    nested: Any = found["nested"]
-    return [found["weight"].tolist(), nested["bias"].tolist(), found[f"own{rank}"].tolist()]
+    return [found["weight"].tolist(), found["nested"]["bias"].tolist(), found[f"own{rank}"].tolist()]
 
 
 EXPECTED = [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], [1.0] * 3, [1.0]]
@@ -148,22 +153,22 @@ def test_the_monitor_of_tqdm_runs_in_virtual_time_and_ends_with_its_rank() -> No
 
 def test_the_writer_of_tensorboard_writes_in_virtual_time(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from torch.utils.tensorboard import SummaryWriter
+    reading = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    writing = importlib.import_module("torch.utils.tensorboard")
 
     def body() -> None:
         dist.init_process_group("gloo")
-        with SummaryWriter(tmp_path / os.environ[RANK]) as writer:  # type: ignore[no-untyped-call]
+        with writing.SummaryWriter(tmp_path / os.environ[RANK]) as writer:
             for step in range(5):
                 total = torch.ones(1) * step
                 dist.all_reduce(total)
-                writer.add_scalar("total", total.item(), step)  # type: ignore[no-untyped-call]
+                writer.add_scalar("total", total.item(), step)
                 time.sleep(60)
 
     simdist.run(body, world_size=2).raise_for_failure()
 
     for rank in range(2):
-        events = EventAccumulator(str(tmp_path / str(rank)))
+        events = reading.EventAccumulator(str(tmp_path / str(rank)))
         events.Reload()
         assert [(event.step, event.value) for event in events.Scalars("total")] == [(n, 2.0 * n) for n in range(5)]
         assert [round(event.wall_time) for event in events.Scalars("total")] == [60 * n for n in range(5)]

@@ -72,7 +72,7 @@ def training_with_threads(rank: int) -> list[Any]:
             loss = model(batch + rank).square().mean()
             loss.backward()
             optimizer.step()
-            losses.append(pool.submit(lambda loss=loss: round(loss.item(), 6)))
+            losses.append(pool.submit(round, loss.item(), 6))
         done = [each.result() for each in losses]
 
     def step() -> None:
@@ -96,7 +96,7 @@ def test_both_arms_have_the_same_values(program: Callable[[int], Any]) -> None:
 
     real = run_real(body, 2)
 
-    assert [(rank.status, rank.error, rank.value) for rank in simulated(body, 2)] == [
-        (rank.status, rank.error, rank.value) for rank in real
+    assert [(rank.status, rank.message, rank.value) for rank in simulated(body, 2)] == [
+        (rank.status, rank.message, rank.value) for rank in real
     ]
     assert real[0].status == "returned"
