@@ -65,7 +65,8 @@ def run(
             only with backend "sim".
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
             comparing runs.
-        policy: who goes first among ranks that are runnable at the same instant: "fifo" or "random".
+        policy: who goes first among ranks, and threads of a rank, that are runnable at the same instant: "fifo" or
+            "random", which also lets others go first wherever a thread takes a lock.
         stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
             that the simulation does not know. One that computes may for ten times as long. One that keeps even
             Python's lock (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,

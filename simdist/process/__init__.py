@@ -10,7 +10,8 @@ Three techniques:
   layers above add what is theirs.
 - What is a method of a class is replaced in the class, and found where user code took it before (`_early`).
 
-A process has tasks: threads of control that share all this and end with it. It lives on a host of the cluster.
+A process has tasks: threads of control that share all this and end with it. `_threads` makes them of the threads that a
+rank starts, `_locks` and `_descriptors` let them wait in virtual time. It lives on a host of the cluster.
 
 Open `_process.py` for the process itself, `_runtime.py` for who is running and what is patched; each other file holds
 one group of replacements. Nothing here knows about torch or process groups.

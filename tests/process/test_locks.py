@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
 import os
 import queue
 import sys
@@ -325,6 +326,30 @@ def test_methods_that_were_taken_before_the_world_wait_in_virtual_time_too() -> 
         return found
 
     assert simdist.run(body, world_size=2).values == [[1.0], [1.0]]
+
+
+SHARED = [multiprocessing.get_context("fork").Lock(), multiprocessing.get_context("fork").RLock()]
+
+
+@pytest.mark.parametrize("lock", SHARED)
+def test_locks_of_multiprocessing_are_each_ranks_own_too(lock: Any) -> None:
+    def body() -> list[float]:
+        found: list[float] = []
+
+        def other() -> None:
+            with lock:
+                found.append(time.time())
+
+        lock.acquire()
+        threading.Thread(target=other).start()
+        time.sleep(1 + int(os.environ[RANK]))
+        lock.release()
+        time.sleep(1)
+        return [*found, lock.acquire(timeout=1), lock.release()]
+
+    assert simdist.run(body, world_size=2).values == [[1.0, True, None], [2.0, True, None]]
+    assert lock.acquire(False)
+    lock.release()
 
 
 class Model:

@@ -18,6 +18,8 @@ from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import simdist
 from simdist.errors import UnsupportedError
@@ -614,6 +616,30 @@ def test_a_daemon_that_looks_now_and_then_hides_no_deadlock() -> None:
     assert result.ranks[0].exit_code == 4  # the timeout ends it, so there is no deadlock
     assert result.deadlock is None
     assert result.virtual_time_ns == 3_601_000_000_000
+
+
+def test_a_wait_that_ends_by_itself_is_part_of_no_deadlock() -> None:
+    def body() -> float:
+        dist.init_process_group("gloo")
+        first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+        value = torch.ones(1)
+
+        def beside() -> None:
+            dist.all_reduce(value.clone(), group=second)
+
+        if dist.get_rank() == 1:
+            thread = threading.Thread(target=beside)
+            thread.start()
+            threading.Event().wait(5)  # then it does what rank 0 waits for
+        dist.all_reduce(value, group=first)
+        if dist.get_rank() == 0:
+            dist.all_reduce(value.clone(), group=second)
+        return value.item()
+
+    result = simdist.run(body, world_size=2)
+
+    assert result.values == [2.0, 2.0]
+    assert result.deadlock is None
 
 
 def test_a_world_with_threads_leaves_no_trace() -> None:
