@@ -24,7 +24,17 @@ from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults._injector import Injector
 from simdist.frames import is_ours, raising_line, user_line
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
-from simdist.process import Isolation, RankBegan, Runtime, Sharing, SimProcess, Slots, encoded
+from simdist.process import (
+    Isolation,
+    RankBegan,
+    Runtime,
+    Sharing,
+    SimProcess,
+    Slots,
+    encoded,
+    shut_down,
+    waits_of_threads,
+)
 from simdist.records import started
 from simdist.result import RankResult, RunResult
 from simdist.trace import EventStream
@@ -75,6 +85,12 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 def _one_host(world_size: int) -> Cluster:
     # Kept: a world never changes its cluster, and worlds start by the thousand.
     return build(world_size)
+
+
+def _prepare_thread(process: SimProcess) -> None:
+    """What torch keeps for each thread, and has to be as in a process of one core."""
+    torch.autograd.set_multithreading_enabled(False)
+    torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
 
 
 class World:
@@ -150,6 +166,7 @@ class World:
             stack.enter_context(one_core())
             self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.call)
+            self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
             stack.callback(self._runtime.deactivate)
             chosen = self._spec.isolate
             if chosen is not False:
@@ -354,8 +371,7 @@ class World:
 
     def _main(self, process: SimProcess) -> None:
         """A rank's life: the user's function, and how a process ends after it."""
-        torch.autograd.set_multithreading_enabled(False)
-        torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
+        _prepare_thread(process)
         if self._simulation.bus.hears(RankBegan):
             self._simulation.bus.tell(RankBegan(process))
         status: Literal["returned", "raised", "exited"] = "returned"
@@ -378,6 +394,7 @@ class World:
             self._print_exception(process, raised)
             if self._runtime.isolation is not None:
                 self._runtime.isolation.handed_back(raised)
+        shut_down(process)
         while process.at_exit:
             function, args, kwargs = process.at_exit.pop()
             try:
@@ -448,6 +465,8 @@ class World:
             waiting = task.waiting.describe() if task.waiting is not None else ""
             if task.paused:
                 waiting = f"stopped by a fault{', in ' + waiting if waiting else ''}"
+            beside = waits_of_threads(process)
+            waiting = "; ".join(each for each in (waiting, beside) if each)
         last = process.last_operation
         return RankResult(
             rank=process.rank,

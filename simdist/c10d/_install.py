@@ -305,6 +305,15 @@ class TorchState:
             raise SimdistError(f"TORCH_DISTRIBUTED_DEBUG is {debug!r}; expected OFF, INFO or DETAIL")
         return RankState(level)
 
+    def begin_thread(self, process: SimProcess) -> None:
+        """Called on a thread that a rank started: C++ keeps what functional collectives find by name for each thread.
+
+        It finds the groups that the rank has now, and not those that the rank makes later.
+        """
+        if process.torch_state.world.seen_by:
+            for group, name in list(c10d._world.pg_names.items()):
+                _registry._register_process_group(name, group)
+
     # -- switching -----------------------------------------------------------------------------------------------
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:

@@ -33,17 +33,33 @@ class Wait(Protocol):
 def describe_deadlock(simulation: Simulation) -> DeadlockError | None:
     """The report of the tasks that wait for each other in a cycle, or None if there is no cycle."""
     parked = [task for task in simulation.tasks if task.state is TaskState.PARKED and task.waiting is not None]
+    may_go_on = _that_may_go_on(parked)
+    stuck = [task for task in parked if task not in may_go_on]
     graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(task.name for task in parked)
-    for task in parked:
+    graph.add_nodes_from(task.name for task in stuck)
+    for task in stuck:
         assert task.waiting is not None
         for other in task.waiting.waits_for():
-            if other.state is TaskState.PARKED and not other.paused:
+            if other.name in graph and not other.paused:
                 graph.add_edge(task.name, other.name)
     cycle = _shortest_cycle(graph)
     if not cycle:
         return None
     return DeadlockError(_report(simulation, parked, cycle), cycle, simulation.now_ns)
+
+
+def _that_may_go_on(parked: Sequence[Task]) -> list[Task]:
+    """The tasks whose wait ends by itself, as one for an event with a time-out does, and all that wait for them.
+
+    Not the daemons among them: one that looks every second whether there is anything to do would hide every deadlock.
+    """
+    found = [task for task in parked if not task.daemon and getattr(task.waiting, "timed", False)]
+    if not found:
+        return []
+    waits = {task: list(task.waiting.waits_for()) for task in parked if task.waiting is not None}
+    for other in found:  # it grows meanwhile
+        found += [task for task, awaited in waits.items() if other in awaited and task not in found]
+    return found
 
 
 def describe_livelock(simulation: Simulation) -> LivelockError:

@@ -9,7 +9,8 @@ time, so that two runs give up at the same moment:
 - If one of them counts or looks at the clock, the loop may have an end of its own, and gets several times as long.
 - While something is *due*, the world is not idle for good: a fault, a message, the end of a sleep that began before the
   idle stretch, at the present pace of turns a deadline. A task that polls every millisecond may do so until another
-  comes back from a sleep of ten minutes. A sleep that began within the stretch is a poller's and nothing to wait for;
+  comes back from a sleep of ten minutes. A sleep that began within the stretch is a poller's and nothing to wait for,
+  and so is a wait with a timeout;
   nor is what lies so far ahead, at the present pace, that the world would not get there.
 """
 
@@ -83,7 +84,8 @@ class Idleness:
         timers = [time_ns for time_ns, timer in simulation.timers() if time_ns > now_ns and timer not in polling]
         if timers and min(timers) - now_ns <= pace * (most - idle):
             return True
-        deadlines = [time_ns for time_ns in simulation.deadlines() if time_ns > now_ns]
+        asking = [task for task in simulation.tasks if task.parked_at_ns > self._began_ns]
+        deadlines = [time_ns for time_ns, thing in simulation.deadlines() if time_ns > now_ns and thing not in asking]
         return bool(deadlines) and min(deadlines) - now_ns <= pace * (limit if self._repeating else most - idle)
 
 

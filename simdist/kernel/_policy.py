@@ -14,6 +14,9 @@ __all__ = ["FifoPolicy", "Policy", "RandomPolicy", "make_policy"]
 class Policy(Protocol):
     """A bag of runnable tasks. `push` and `pop` are hot."""
 
+    preempts: bool
+    """True if a thread is to be interrupted where it takes a lock although it need not wait."""
+
     def push(self, task: Task) -> None:
         """Add a task that became runnable."""
 
@@ -31,6 +34,7 @@ class Policy(Protocol):
 class FifoPolicy(deque[Task]):
     """First come, first served: the order in which tasks became runnable."""
 
+    preempts = False
     push = deque.append
     pop = deque.popleft  # the other end of the deque, on purpose
 
@@ -38,6 +42,7 @@ class FifoPolicy(deque[Task]):
 class RandomPolicy:
     """Every runnable task is equally likely; the draws come from the stream "schedule" of the seed."""
 
+    preempts = True
     _BLOCK = 1024
 
     def __init__(self, seed: int) -> None:

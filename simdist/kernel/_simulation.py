@@ -28,7 +28,7 @@ from simdist.kernel._events import EventLog
 from simdist.kernel._idle import IDLE_TURNS, Idleness
 from simdist.kernel._lock_watch import named
 from simdist.kernel._policy import FifoPolicy, Policy
-from simdist.kernel._task import Task, TaskKilled, TaskState
+from simdist.kernel._task import Task, TaskKilled, TaskState, methods_of_lock
 from simdist.kernel._unwinding import calm, insist, settle, without_collector
 from simdist.kernel._watchdog import Watchdog, processor_seconds
 from simdist.records import deadlocked
@@ -37,6 +37,9 @@ __all__ = ["Expiring", "Simulation", "Timer"]
 
 _READY, _RUNNING, _PARKED = TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
+
+_READS = 4096  # of the clock, after which a task that did nothing else is taken to wait for time to pass
+_FIRST_SPIN_NS, _LONGEST_SPIN_NS = 1_000, 10_000_000
 
 _GRACE_S = 1.0  # of real time, in which a thread should unwind by itself
 # Then it is insisted on that so often, this long after each other; a thread that computes nothing is given up earlier.
@@ -95,6 +98,11 @@ def _run(simulation: Simulation, task: Task) -> None:
     simulation._thread_main(task)
 
 
+def _wait_and_run(simulation: Simulation, task: Task) -> None:
+    task.acquire()
+    _first_function(task.name)(simulation, task)
+
+
 @functools.lru_cache(maxsize=8192)
 def _first_function(name: str) -> Callable[[Simulation, Task], None]:
     """The function of a task's thread, called as the task is, so that stacks of all threads tell whose is whose."""
@@ -150,9 +158,12 @@ class Simulation:
             0  # virtual nanoseconds since the start of the world; only to be read. Hot: simpy's own clock, copied
         )
         self._ready: Policy = FifoPolicy() if policy is None else policy
+        self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
         self._on_switch = on_switch
-        self._host = _thread.allocate_lock()  # held while the world runs; whoever ends the world releases it
-        self._host.acquire()
+        # Of a lock that is held while the world runs; whoever ends the world releases it.
+        self._host_acquire, self._host_release, self._host_locked = methods_of_lock(_thread.allocate_lock())
+        self._host_acquire()
+        self.start_thread: Callable[..., int] = _thread.start_new_thread  # the layer above knows if ranks have another
         self._deadlines: dict[Expiring, None] = {}
         self._earliest_deadline: float = math.inf  # never later than the true one
         self._live_timers = 0
@@ -164,6 +175,9 @@ class Simulation:
         self._turns_to_look_at = idle_turns // 8  # when to see whether anything but polling has happened
         self.polls = 0  # events of the log that only say that someone slept, or asked in vain
         self.clock_reads = 0  # by tasks
+        self._next_look_at_reads = _READS  # whether they do nothing else
+        self._turns_at_reads = -1  # at the last look
+        self._spin_ns = _FIRST_SPIN_NS
         self._closing = False
         self._stop: _Stop | None = None  # where the host wants to look, while it runs the world to there
         self._broken: BaseException | None = None  # what failed inside the kernel itself
@@ -179,8 +193,14 @@ class Simulation:
     # -- time ----------------------------------------------------------------------------------------------------
 
     def read_clock(self) -> int:
-        """`now_ns` for a task: whoever asks may have something to do at a certain time."""
+        """`now_ns` for a task: whoever asks may have something to do at a certain time.
+
+        Time stands still while a task runs, and a loop that only looks at the clock would never end. So when one task
+        has read it thousands of times without a pause, it passes after all: a microsecond, then two, then four.
+        """
         self.clock_reads += 1
+        if self.clock_reads >= self._next_look_at_reads:
+            self._look_at_reads()
         return self.now_ns
 
     def call_at(self, time_ns: int, action: Callable[[], None]) -> Timer:
@@ -218,6 +238,38 @@ class Simulation:
         self._ready.push(task)
         return task
 
+    def begin(self, task: Task) -> int:
+        """Make the thread of a task now and not at its first turn; its identifier."""
+        task.started = True
+        task.ident = self.start_thread(_wait_and_run, (self, task))
+        return task.ident
+
+    def offer(self) -> None:
+        """Let the policy choose anew among those who can run, the running task included.
+
+        Raises:
+            TaskKilled: as `park`.
+        """
+        task = self.current
+        if task is None or task.doomed:
+            raise TaskKilled
+        if not len(self._ready):
+            return
+        task.state = _READY
+        self._ready.push(task)
+        following = self._choose()
+        if following is not task:
+            self._hand_over(following)
+            task.acquire()
+            self.current_ident = task.ident
+            if task.doomed:
+                raise TaskKilled
+        task.state = _RUNNING
+
+    def forget_task(self, task: Task) -> None:
+        """Called on a task's own thread as its last step: nobody asks for it any more, at the world's end either."""
+        self.tasks.remove(task)
+
     def park(self, wait: Wait, deadline_ns: int | None = None) -> bool:
         """Give the baton away until someone wakes the running task.
 
@@ -238,7 +290,7 @@ class Simulation:
         following = self._choose()
         if following is not task:
             self._hand_over(following)
-            task.lock.acquire()
+            task.acquire()
             self.current_ident = task.ident
             if task.doomed:
                 raise TaskKilled
@@ -286,7 +338,7 @@ class Simulation:
             task.sleep_timer.cancel()
         if running and _thread.get_ident() == task.ident:
             self._hand_over(self._choose())
-            task.lock.acquire()
+            task.acquire()
             self.current_ident = task.ident
             raise TaskKilled
 
@@ -427,10 +479,21 @@ class Simulation:
         self.current = None
         self.current_ident = 0
         self._watchdog.stop()
-        if self._host.locked():
-            self._host.release()
+        if self._host_locked():
+            self._host_release()
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _look_at_reads(self) -> None:
+        spinning = self.turns == self._turns_at_reads
+        task = self.current
+        if spinning and task is not None and task.state is _RUNNING and not task.doomed and self.owns_this_thread():
+            self.sleep(self._spin_ns)
+            self._spin_ns = min(2 * self._spin_ns, _LONGEST_SPIN_NS)
+        elif not spinning:
+            self._spin_ns = _FIRST_SPIN_NS
+        self._turns_at_reads = self.turns
+        self._next_look_at_reads = self.clock_reads + _READS
 
     def timers(self) -> Iterator[tuple[int, Timer]]:
         """What is certain, with its time: the timers that were not withdrawn."""
@@ -438,15 +501,16 @@ class Simulation:
             if isinstance(timer, Timer) and timer.action is not None:
                 yield time_ns, timer  # type: ignore[misc]  # an int: every delay is
 
-    def deadlines(self) -> list[int]:
-        """When deadlines come that were not withdrawn."""
-        return [thing.deadline_ns for thing in self._deadlines if thing.deadline_ns is not None]
+    def deadlines(self) -> list[tuple[int, Expiring]]:
+        """What happens if nothing else does, with its time, unless it was withdrawn."""
+        return [(thing.deadline_ns, thing) for thing in self._deadlines if thing.deadline_ns is not None]
 
     def _running(self) -> Task:
         task = self.current
         if task is None or _thread.get_ident() != self.current_ident:
             raise SimdistError(
-                "this thread is not a simulated rank; threads that a rank starts itself cannot use simulated operations"
+                "this thread belongs to no simulated rank: it was started outside the world, and simulated operations "
+                "are for the ranks and the threads that they start"
             )
         return task
 
@@ -518,18 +582,18 @@ class Simulation:
     def _hand_over(self, task: Task | None) -> None:
         self.turns += 1
         if task is None:
-            if self._host.locked():  # a task that ends long after it was given up finds it open
-                self._host.release()
+            if self._host_locked():  # a task that ends long after it was given up finds it open
+                self._host_release()
             return
         self.current = task
         if self._on_switch is not None and task.context is not self._previous:
             self._on_switch(self._previous, task.context)
             self._previous = task.context
         if task.started:
-            task.lock.release()
+            task.release()
         else:
             task.started = True
-            _thread.start_new_thread(_first_function(task.name), (self, task))
+            self.start_thread(_first_function(task.name), (self, task))
 
     def _thread_main(self, task: Task) -> None:
         task.ident = self.current_ident = _thread.get_ident()
@@ -588,7 +652,7 @@ class Simulation:
         return False
 
     def _comes_back(self, task: Task, within_s: float, *, ended: bool) -> bool:
-        acquired = self._host.acquire(timeout=within_s)
+        acquired = self._host_acquire(timeout=within_s)
         if (
             task.ident and task.ident not in sys._current_frames()
         ):  # perhaps the exception struck when it was on its very last steps

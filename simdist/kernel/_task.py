@@ -11,7 +11,17 @@ if TYPE_CHECKING:
     from simdist.kernel._deadlock import Wait
     from simdist.kernel._simulation import Simulation, Timer
 
-__all__ = ["Task", "TaskKilled", "TaskState"]
+__all__ = ["Task", "TaskKilled", "TaskState", "methods_of_lock"]
+
+# As the type has them when this is imported: the layer above may make the locks of a program simulated ones, and what
+# tasks are parked on never is.
+_lock_type: Any = _thread.LockType
+_acquire, _release, _locked = _lock_type.acquire, _lock_type.release, _lock_type.locked
+
+
+def methods_of_lock(lock: Any) -> tuple[Callable[..., bool], Callable[[], None], Callable[[], bool]]:
+    """`acquire`, `release` and `locked` of a real lock, whatever stands in its type."""
+    return _acquire.__get__(lock), _release.__get__(lock), _locked.__get__(lock)
 
 
 class TaskKilled(BaseException):
@@ -35,19 +45,21 @@ class Task:
     """
 
     __slots__ = (
+        "acquire",
         "calm",
         "context",
+        "daemon",
         "deadline_ns",
         "doomed",
         "error",
         "function",
         "ident",
         "insisted",
-        "lock",
         "name",
         "parent",
         "parked_at_ns",
         "paused",
+        "release",
         "simulation",
         "sleep_timer",
         "started",
@@ -62,11 +74,13 @@ class Task:
         self.function = function
         self.context = context
         self.parent: Task | None = None  # the task of the same context that spawned it
-        self.lock = _thread.allocate_lock()  # held while the task is parked
-        self.lock.acquire()
+        # Of a lock that is held while it is parked.
+        self.acquire, self.release, _ = methods_of_lock(_thread.allocate_lock())
+        self.acquire()
         self.state = TaskState.READY
         self.started = False  # its thread exists only from its first turn on
         self.ident = 0  # of its thread, once started
+        self.daemon = False  # whatever it could do on its own account one day, nobody counts on it
         self.waiting: Wait | None = None  # what it is parked on
         self.parked_at_ns = 0
         self.deadline_ns: int | None = None  # set while it is parked with a deadline

@@ -58,7 +58,7 @@ class Watchdog:
             self._restart(0.0)
             tick = 0.1 if self._progress is not None else min(1.0, max(0.05, stall_s / 10))
             acquire = _waiting(self._lock_watch.limit_s, self._lock_watch.repeat_s)
-            while not acquire(simulation._host.acquire, tick):
+            while not acquire(simulation._host_acquire, tick):
                 if self._progress is not None:
                     self._lock_watch.pause()
                     self._progress(simulation.now_ns, len(simulation.events))

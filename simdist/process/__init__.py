@@ -10,7 +10,8 @@ Three techniques:
   layers above add what is theirs.
 - What is a method of a class is replaced in the class, and found where user code took it before (`_early`).
 
-A process has tasks: threads of control that share all this and end with it. It lives on a host of the cluster.
+A process has tasks: threads of control that share all this and end with it. `_threads` makes them of the threads that a
+rank starts, `_locks` and `_descriptors` let them wait in virtual time. It lives on a host of the cluster.
 
 Open `_process.py` for the process itself, `_runtime.py` for who is running and what is patched; each other file holds
 one group of replacements. Nothing here knows about torch or process groups.
@@ -20,6 +21,7 @@ from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._isolation import Isolation, own
+from simdist.process._locks import real_methods
 from simdist.process._process import SimProcess
 from simdist.process._randomness import GlobalGenerator, global_generators, words_at
 from simdist.process._redirect import original
@@ -27,6 +29,7 @@ from simdist.process._runtime import Patches, Replacement, Runtime, current_proc
 from simdist.process._sharing import PER_RANK, Sharing
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
+from simdist.process._threads import shut_down, waits_of_threads
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 
 __all__ = [
@@ -53,6 +56,9 @@ __all__ = [
     "global_generators",
     "original",
     "own",
+    "real_methods",
     "refusal_of",
+    "shut_down",
+    "waits_of_threads",
     "words_at",
 ]

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import datetime
 import functools
-import queue
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from simdist.process._early import EarlyMethods
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process
 from simdist.records import slept
 
-__all__ = ["follow", "install"]
+__all__ = ["install", "taken_early"]
 
 _COUNTING = ("monotonic", "perf_counter", "process_time", "thread_time")
 _OF_THE_CALENDAR = {
@@ -37,14 +34,14 @@ def install(patches: Patches) -> None:
     # other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
     patches.wrap_in_type(datetime.datetime, "now", _now)
     patches.wrap_in_type(datetime.datetime, "utcnow", _utcnow)
-    # These measure how long a thread really waits.
-    for owner, name in _REAL_WAITS:
-        patches.replace(owner, name, original(getattr(owner, name)))
+    if hasattr(subprocess, "_time"):  # it measures how long a thread really waits
+        patches.replace(subprocess, "_time", original(subprocess._time))
 
 
-def follow(patches: Patches, called: Iterable[Any]) -> None:
-    """Replace also the methods of the class that somebody took before; `called` is what runs on the ranks."""
-    patches.switch_on(_EARLY.among(called))
+def taken_early(method: Any) -> Callable[[Any], Any] | None:
+    """What makes the replacement of a method of `datetime` that somebody took before the world began."""
+    owner = method.__self__
+    return _EARLY.get(method.__name__) if isinstance(owner, type) and issubclass(owner, datetime.datetime) else None
 
 
 def _seconds(original: Callable[[], float]) -> Callable[[], float]:
@@ -229,9 +226,4 @@ def _replacements() -> Iterator[Replacement]:
 
 
 _REPLACEMENTS = tuple(_replacements())
-_REAL_WAITS = [
-    (module, name)
-    for module, name in ((threading, "_time"), (queue, "time"), (subprocess, "_time"))
-    if hasattr(module, name)
-]
-_EARLY = EarlyMethods(datetime.datetime, {"now": _early_now, "utcnow": _early_utcnow})
+_EARLY = {"now": _early_now, "utcnow": _early_utcnow}

@@ -1,4 +1,4 @@
-"""Clocks that are methods of a class, taken before the world began: `clock = datetime.now`.
+"""Methods that were taken before the world began: `clock = datetime.now`, `take = lock.acquire`.
 
 A function exists once, and is made to do something else itself (`_redirect`). But each look at `datetime.now` makes a
 new object, bound to the class, and one made before the world knows nothing of what is in the class now. These objects
@@ -15,7 +15,7 @@ from __future__ import annotations
 import builtins
 import gc
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.process._redirect import Redirection
@@ -31,14 +31,13 @@ _NOT_LOOKED_INTO = (types.ModuleType, types.CodeType, types.FrameType)
 
 
 class EarlyMethods:
-    """Bound methods of a class and of those derived from it, found where user code keeps them.
+    """Bound methods of C, found where user code keeps them.
 
-    `make` gives, by the method's name, what makes the replacement of its original.
+    Each of `makers` is asked about a method and says what makes the replacement of its original, or None.
     """
 
-    def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
-        self._owner = owner
-        self._make = make
+    def __init__(self, *makers: Callable[[Any], Callable[[Any], Any] | None]) -> None:
+        self._makers = makers
         self._modules = UserModules()
         self._found: dict[str, tuple[types.ModuleType, int, str, list[Redirection]]] = {}  # by module name
 
@@ -64,7 +63,12 @@ class EarlyMethods:
         return known[3]
 
     def _redirection(self, method: Any) -> Redirection:
-        return Redirection(method, self._make[method.__name__])  # not kept: a program may make any number of these
+        make = self._maker_of(method)
+        assert make is not None
+        return Redirection(method, make)  # not kept: a program may make any number of these
+
+    def _maker_of(self, method: Any) -> Callable[[Any], Any] | None:
+        return next(filter(None, (maker(method) for maker in self._makers)), None)
 
     def _reached(self, things: list[Any], budget: int) -> list[Any]:
         """The methods among `things` and what they refer to, what is nearest first."""
@@ -77,8 +81,7 @@ class EarlyMethods:
             if len(seen) > budget:
                 break
             if type(thing) is types.BuiltinFunctionType:
-                owner = thing.__self__
-                if isinstance(owner, type) and issubclass(owner, self._owner) and thing.__name__ in self._make:
+                if self._maker_of(thing) is not None:
                     methods.append(thing)
             else:
                 things += self._held_by(thing)

@@ -1,4 +1,4 @@
-"""Ways to leave, and what a process may do to another: `os._exit`, `os.kill`, signals, `atexit`, forks, threads."""
+"""Ways to leave, and what a process may do to another: `os._exit`, `os.kill`, signals, `atexit`, forks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import functools
 import os
 import signal
-import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -110,11 +109,16 @@ def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
 def _signal(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def set_handler(number: int, handler: Any) -> Any:
-        if current_process() is not None and callable(handler) and handler is not signal.default_int_handler:
-            raise UnsupportedError("simdist does not deliver signals to Python handlers yet; signals act by default")
         process = current_process()
         if process is None:
             return original(number, handler)
+        if process.simulation.current is not process.main:
+            raise ValueError("signal only works in main thread of the main interpreter")
+        if callable(handler) and handler is not signal.default_int_handler:
+            if getattr(getattr(handler, "func", None), "__module__", "") == "asyncio.runners":
+                # Of `asyncio.run`, which goes without one where that can't be.
+                raise ValueError("simdist does not deliver signals to Python handlers yet")
+            raise UnsupportedError("simdist does not deliver signals to Python handlers yet; signals act by default")
         before = signal.SIG_IGN if number in process.ignored else signal.SIG_DFL
         if handler == signal.SIG_IGN:
             process.ignored.add(int(number))
@@ -150,16 +154,15 @@ def _atexit_unregister(original: Callable[..., Any]) -> Callable[..., Any]:
     return unregister
 
 
-def _refused(what: str, *, of_method: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _refused(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def refuse(*args: Any, **kwargs: Any) -> Any:
             process = current_process()
             if process is None:
                 return original(*args, **kwargs)
-            subject = f" ({args[0].name})" if of_method else ""
             raise UnsupportedError(
-                f"rank {process.rank}: {what}{subject} is not supported inside a simulated rank yet; "
+                f"rank {process.rank}: {what} is not supported inside a simulated rank yet; "
                 "it would run outside the simulation, in real time"
             )
 
@@ -184,8 +187,7 @@ _REPLACEMENTS = tuple(
         (os, "forkpty", _refused("os.forkpty")),
         (os, "execv", _refused("os.execv, which would replace the whole world,")),
         (os, "execve", _refused("os.execve, which would replace the whole world,")),
-        (BaseProcess, "start", _refused("starting a process with multiprocessing", of_method=True)),
-        (threading.Thread, "start", _refused("starting a thread", of_method=True)),
+        (BaseProcess, "start", _refused("starting a process with multiprocessing")),
     )
     if hasattr(owner, name)
 )

@@ -54,6 +54,8 @@ class SimProcess:
         self.streams: tuple[Any, Any] | None = None  # what it has in sys.stdout and sys.stderr; None: never looked
         self.excepthook: Any = None  # likewise
         self.tasks: list[Task] = []  # its threads of control, the main one first
+        self.polling: dict[Task, None] = {}  # those that wait for file descriptors
+        self.threads: Any = None  # what `threading` knows of them; None: nobody asked
         self.status: Status = "running"
         self.exit_code: int | None = None
         self.value: Any = None

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,14 +30,20 @@ _get_ident = _thread.get_ident
 
 @dataclass(frozen=True, slots=True)
 class _InType:
-    """What stood in the dictionary of a type that refuses `setattr`."""
+    """What stood in the dictionary of a type that refuses `setattr`, by name."""
 
-    attribute: Any
+    attributes: dict[str, Any]
 
 
-def _set_in_type(owner: type, name: str, attribute: Any) -> None:
+@functools.cache
+def _namespace_of(owner: type) -> dict[str, Any]:
+    """The dictionary behind the type's read-only view."""
     (namespace,) = gc.get_referents(vars(owner))
-    namespace[name] = attribute
+    return namespace  # type: ignore[no-any-return]
+
+
+def _set_in_type(owner: type, attributes: dict[str, Any]) -> None:
+    _namespace_of(owner).update(attributes)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
@@ -70,6 +76,8 @@ class Patches:
 
     # (owner, name) -> (original, replacement) of what `wrap` has made before: worlds start by the thousand.
     _made: ClassVar[dict[tuple[int, str], tuple[Any, Any, Any]]] = {}
+    # Methods of a type that nobody else can change: those that it had, and those that were made of them.
+    _made_in_type: ClassVar[dict[Any, tuple[dict[str, Any], dict[str, Any]]]] = {}
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any]] = []
@@ -94,12 +102,18 @@ class Patches:
         Through the dictionary behind the type's read-only view; the interpreter is told, as C code that changes a type
         has to.
         """
-        original = vars(owner)[name]
-        made = self._made.get((id(owner), name))
-        if made is None or made[0] is not owner or made[1] is not original:
-            made = self._made[id(owner), name] = (owner, original, make(original))
-        self._done.append((owner, name, _InType(original)))
-        _set_in_type(owner, name, made[2])
+        self.wrap_all_in_type(owner, {name: make})
+
+    def wrap_all_in_type(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
+        """Likewise with every method of these names that the type has."""
+        key = owner, tuple(make.items())
+        known = self._made_in_type.get(key)
+        if known is None:
+            originals = {name: vars(owner)[name] for name in make if name in vars(owner)}
+            known = originals, {name: make[name](each) for name, each in originals.items()}
+            self._made_in_type[key] = known
+        self._done.append((owner, "methods", _InType(known[0])))
+        _set_in_type(owner, known[1])
 
     def redirect(self, replacements: tuple[Replacement, ...]) -> None:
         """Let functions themselves do what their replacements do, whoever took them and when."""
@@ -128,7 +142,7 @@ class Patches:
                 for redirection in owner:
                     redirection.switch(on=False)
             elif isinstance(original, _InType):
-                _set_in_type(owner, name, original.attribute)
+                _set_in_type(owner, original.attributes)
             elif original is _MISSING:
                 delattr(owner, name)
             else:
@@ -158,6 +172,8 @@ class Runtime:
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
         self.isolation: Isolation | None = None  # while each process imports modules for itself
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
+        self.thread_begins: list[Callable[[SimProcess], None]] = []  # called by each thread that a rank starts
+        self._noticing = False  # writes to file descriptors
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
     def activate(self, *called: Any) -> None:
@@ -166,7 +182,21 @@ class Runtime:
         Raises:
             SimdistError: another world is active.
         """
-        from simdist.process import _children, _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings
+        from simdist.process import (
+            _children,
+            _clock,
+            _descriptors,
+            _entropy,
+            _environ,
+            _exits,
+            _following,
+            _locks,
+            _stdio,
+            _tempfiles,
+            _threads,
+            _uuids,
+            _warnings,
+        )
 
         global _active
         if _active is not None:
@@ -174,16 +204,27 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         _active = self
-        for module in (_children, _clock, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings):
+        patched = (_children, _clock, _descriptors, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings)
+        for module in patched:
             module.install(self.patches)
+        _locks.install(self.patches, _locks.Locks(self.simulation))
+        _threads.install(self.patches, self)
         self.slots.remember_host()
-        _clock.follow(self.patches, called)
+        _following.follow(self.patches, called)
 
     def separate(self, slot: Slot[Any]) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
         task = self.simulation.current
         assert task is not None
         self.slots.separate(slot, task.context)
+
+    def notice_writes(self) -> None:
+        """From now on a rank that writes to a file descriptor wakes its tasks that poll; called by one that does."""
+        if not self._noticing:
+            from simdist.process import _descriptors
+
+            self._noticing = True
+            _descriptors.notice_writes(self.patches)
 
     def deactivate(self) -> None:
         """Put everything back."""
@@ -196,6 +237,7 @@ class Runtime:
                 descriptor.close()
         self.processes.clear()
         self.extras.clear()
+        self.thread_begins.clear()
 
 
 def _leave_to_parent() -> None:

@@ -45,11 +45,12 @@ class RankStream(io.TextIOBase):
         return _Bytes(self) if current_process() is not None else self._original.buffer
 
     def write(self, text: str) -> int:
-        """Write `text`; a killed rank writes nothing."""
+        """Write `text`; a killed rank writes nothing, and neither does one whose world is over."""
         process = current_process()
         if process is None:
             return int(self._original.write(text))
-        if process.running and text:
+        task = process.simulation.current
+        if process.running and text and task is not None and not task.doomed:
             if process.descriptors:
                 process.take_over()
             process.add_output(self._name, text)

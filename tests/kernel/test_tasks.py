@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import threading
 from typing import Any
 
 import pytest
 
 from simdist.errors import InternalError, SimdistError
-from simdist.kernel import Simulation, TaskKilled
+from simdist.kernel import Simulation, TaskKilled, make_policy
 from tests.kernel.fakes import Script, Waiting, finish
 
 
@@ -188,9 +189,9 @@ def test_the_switch_hook_sees_every_change_of_context_and_nothing_else() -> None
 def test_only_a_task_can_sleep() -> None:
     simulation = Simulation()
 
-    with pytest.raises(SimdistError, match="this thread is not a simulated rank"):
+    with pytest.raises(SimdistError, match="this thread belongs to no simulated rank"):
         simulation.sleep(1)
-    with pytest.raises(SimdistError, match="this thread is not a simulated rank"):
+    with pytest.raises(SimdistError, match="this thread belongs to no simulated rank"):
         simulation.check()
 
 
@@ -325,3 +326,55 @@ def test_tasks_that_block_are_named_and_may_end_later() -> None:
     enough.set()
 
     assert leaked == ["endless 1", "endless 2"]
+
+
+def test_a_thread_may_be_there_before_the_first_turn() -> None:
+    simulation = Simulation()
+    idents: list[int] = []
+
+    def first() -> None:
+        other = simulation.spawn(lambda: idents.append(_thread.get_ident()), "other")
+        idents.append(simulation.begin(other))
+        assert len(idents) == 1  # it has not run yet
+        simulation.sleep(1)
+
+    simulation.spawn(first, "first")
+    finish(simulation)
+
+    assert idents[0] == idents[1] != 0
+
+
+def test_a_task_that_began_and_never_ran_is_unwound() -> None:
+    simulation = Simulation()
+    ran: list[str] = []
+
+    def first() -> None:
+        other = simulation.spawn(lambda: ran.append("other"), "other")
+        simulation.begin(other)
+        simulation.kill(other)
+
+    simulation.spawn(first, "first")
+    finish(simulation)
+
+    assert ran == []
+
+
+def test_an_offer_lets_the_policy_choose_anew() -> None:
+    def run(seed: int) -> str:
+        simulation = Simulation(policy=make_policy("random", seed))
+        order: list[str] = []
+
+        def work(name: str) -> None:
+            for _ in range(4):
+                simulation.offer()
+                order.append(name)
+
+        for name in "ab":
+            simulation.spawn(functools.partial(work, name), name)
+        finish(simulation)
+        return "".join(order)
+
+    found = {run(seed) for seed in range(10)}
+
+    assert all(sorted(order) == sorted("aaaabbbb") for order in found)
+    assert len(found) > 3

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import simdist
 from simdist.errors import ArgumentError
+from tests.beside import wait_for_host
 from tests.strategies import delays_ns
 
 SECONDS = ("monotonic", "perf_counter", "process_time", "thread_time")
@@ -230,7 +231,7 @@ def test_another_thread_of_the_host_sees_real_clocks_while_a_world_runs() -> Non
     def body() -> None:
         time.sleep(1)
         go.set()
-        assert done.wait(10)
+        wait_for_host(done)
 
     thread = threading.Thread(target=host)
     thread.start()
@@ -238,3 +239,19 @@ def test_another_thread_of_the_host_sees_real_clocks_while_a_world_runs() -> Non
     thread.join()
 
     assert seen == {"slept": True, "year": True, "time": True, "pid": os.getpid(), "rank": os.environ.get("RANK")}
+
+
+def test_a_loop_that_only_looks_at_the_clock_ends() -> None:
+    def body() -> list[bool]:
+        began = time.monotonic()
+        while time.monotonic() == began:
+            pass
+        first = time.monotonic() - began
+        while time.monotonic() - began < 30:
+            pass
+        return [0 < first < 1e-3, 30 <= time.monotonic() - began < 30.1]
+
+    results = [simdist.run(body, world_size=2) for _ in range(2)]
+
+    assert results[0].values == [[True, True]] * 2
+    assert results[0].virtual_time_ns == results[1].virtual_time_ns

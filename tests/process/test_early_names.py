@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import simdist
 from simdist.faults import Crash
 from simdist.process import original
+from tests.beside import wait_for_host
 from tests.host_state import host_state
 
 IMPORTS = """
@@ -288,7 +289,7 @@ def test_other_threads_keep_the_real_functions_under_their_early_names() -> None
     def body() -> tuple[float, int, int]:
         time.sleep(1)
         go.set()
-        assert done.wait(10)
+        wait_for_host(done)
         return clock(), pid(), now().year
 
     thread = threading.Thread(target=host)

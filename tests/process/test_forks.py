@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.errors import SimdistError, UnsupportedError
+from tests.beside import wait_for_host
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 
@@ -65,7 +66,7 @@ def world() -> Callable[[Callable[[], Any]], tuple[Any, list[Any]]]:
             random.seed(os.environ["RANK"])
             if os.environ["RANK"] == "0":
                 begun.set()
-                assert ended.wait(60)
+                wait_for_host(ended)
             return small()
 
         thread = threading.Thread(target=beside)

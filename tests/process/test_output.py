@@ -13,6 +13,7 @@ import pytest
 
 import simdist
 from simdist.faults import Crash
+from tests.beside import wait_for_host
 from tests.host_state import host_state
 
 RANK = "RANK"
@@ -202,7 +203,7 @@ def test_another_thread_of_the_host_writes_to_the_hosts_streams(capsys: pytest.C
     def body() -> None:
         print("from the rank")
         go.set()
-        assert done.wait(10)
+        wait_for_host(done)
 
     thread = threading.Thread(target=host)
     thread.start()

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 import simdist
-from simdist.process import Patches, SimProcess, current_process, current_runtime, original
+from simdist.process import Patches, SimProcess, current_process, current_runtime, original, real_methods
 
 __all__ = ["CompiledCode"]
 
@@ -146,18 +146,21 @@ def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _CompileLock:
-    """Dynamo's lock, which a rank may hold while it parks: the others let virtual time pass instead of the baton."""
+    """Dynamo's lock, which a rank may hold while it parks: the others let virtual time pass instead of the baton.
+
+    It guards what all ranks share, so that it is one lock for all of them, unlike those of a rank's own code.
+    """
 
     def __init__(self, real: Any) -> None:
-        self._real = real
+        self._acquire, self._release = real_methods(real)
 
     def __enter__(self) -> None:
         process = current_process()
         if process is None:
-            self._real.acquire()
+            self._acquire()
             return
-        while not self._real.acquire(blocking=False):
+        while not self._acquire(blocking=False):
             process.simulation.sleep(_LOCK_NS)
 
     def __exit__(self, *_: object) -> None:
-        self._real.release()
+        self._release()

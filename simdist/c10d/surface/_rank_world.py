@@ -2,7 +2,8 @@
 
 Torch keeps them in one object of the process. While a world runs, an object stands there that has other attributes on
 each thread: on a rank's those of the rank, on any other those of torch's own object. So a thread of the host program
-never sees a rank's groups, and a rank never those of the host.
+never sees a rank's groups, and a rank never those of the host. All threads of a rank see the same: what one of them
+sets is set on each.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class RankWorld:
         self.pg_to_tag: dict[Any, Any] = {}
         self.pg_coalesce_state: dict[Any, Any] = {}
         self.comms: list[Any] = []
+        self.seen_by: list[dict[str, Any]] = []  # the attributes on each of the rank's threads
 
 
 class _OfHost:
@@ -76,14 +78,20 @@ class WorldPerThread(threading.local):
 
     def __init__(self, host: Any) -> None:  # called again on each thread that looks, with the same argument
         process = current_process()
-        vars(self).update({_HOST: host} if process is None else vars(process.torch_state.world))
+        if process is None:
+            vars(self)[_HOST] = host
+            return
+        world: RankWorld = process.torch_state.world
+        vars(self).update(world.seen_by[0] if world.seen_by else vars(world))
+        world.seen_by.append(vars(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
         if _HOST in own:
             setattr(own[_HOST], name, value)
         else:
-            own[name] = value
+            for attributes in own["seen_by"]:
+                attributes[name] = value
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:

@@ -1,0 +1,145 @@
+"""Waiting for file descriptors in virtual time: what `selectors`, and asyncio's event loop above it, blocks in.
+
+A task that polls looks at the real descriptors without waiting. If none is ready it parks, until its time-out or until
+a task of its own process has written somewhere; then it looks again. A byte that `call_soon_threadsafe` puts into the
+loop's own socket pair is such a write. What a descriptor gets from outside the process in the meantime is not noticed:
+nothing in the simulated world could send it.
+"""
+
+from __future__ import annotations
+
+import _socket
+import math
+import os
+import select
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from simdist.kernel import Task, TaskKilled
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+
+__all__ = ["install", "notice_writes"]
+
+
+class _Polling:
+    """What a task is parked on that polls."""
+
+    __slots__ = ("timed",)
+
+    def __init__(self, *, timed: bool) -> None:
+        self.timed = timed
+
+    def describe(self) -> str:
+        """In words."""
+        return "wait for file descriptors (an event loop, or a selector)"
+
+    def waits_for(self) -> Iterable[Task]:
+        """It may be anyone who writes."""
+        return ()
+
+
+def _wait(process: SimProcess, look: Callable[[], Any], timeout_ns: int | None) -> Any:
+    runtime = current_runtime()
+    assert runtime is not None
+    runtime.notice_writes()
+    simulation = process.simulation
+    task = simulation.check()
+    deadline_ns = None if timeout_ns is None else simulation.now_ns + timeout_ns
+    wait = _Polling(timed=timeout_ns is not None)
+    process.polling[task] = None
+    try:
+        while True:
+            if task.doomed:
+                raise TaskKilled
+            in_time = simulation.park(wait, deadline_ns)
+            process.drain()
+            found = look()
+            if found or not in_time:
+                return found
+    finally:
+        del process.polling[task]
+
+
+def _epoll(original: Any) -> Any:
+    def poll(self: Any, timeout: float | None = None, maxevents: int = -1) -> Any:
+        process = current_process()
+        if process is None:
+            return original(self, timeout, maxevents)
+        found = original(self, 0, maxevents)
+        if found or timeout == 0:
+            return found
+        # In whole milliseconds, as the system counts.
+        limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout * 1e3) * 1_000_000
+        return _wait(process, lambda: original(self, 0, maxevents), limit_ns)
+
+    return poll
+
+
+def _poll(original: Any) -> Any:
+    def poll(self: Any, timeout: float | None = None, /) -> Any:
+        process = current_process()
+        if process is None:
+            return original(self, timeout)
+        found = original(self, 0)
+        if found:
+            return found
+        if timeout == 0:
+            # `multiprocessing.connection.wait` asks again and again until the clock shows that time has passed.
+            process.simulation.sleep(1)
+            return found
+        limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout) * 1_000_000
+        return _wait(process, lambda: original(self, 0), limit_ns)
+
+    return poll
+
+
+def _select(original: Any) -> Any:
+    def select(rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None, /) -> Any:
+        process = current_process()
+        if process is None or (timeout is not None and timeout <= 0):
+            return original(rlist, wlist, xlist, timeout)
+
+        def look() -> Any:
+            found = original(rlist, wlist, xlist, 0)
+            return found if any(found) else None
+
+        limit_ns = None if timeout is None else math.ceil(timeout * 1e9)
+        return look() or _wait(process, look, limit_ns) or ([], [], [])
+
+    return select
+
+
+def _telling(original: Any) -> Any:
+    def write(*args: Any, **kwargs: Any) -> Any:
+        done = original(*args, **kwargs)
+        process = current_process()
+        if process is not None:
+            for task in list(process.polling):
+                process.simulation.wake(task)
+        return done
+
+    return write
+
+
+_POLLING: list[tuple[Any, Callable[[Any], Any]]] = []
+if hasattr(select, "epoll"):
+    _POLLING.append((select.epoll, _epoll))
+if hasattr(select, "poll"):
+    _POLLING.append((type(select.poll()), _poll))
+_REPLACEMENTS = (Replacement(select, "select", _select),)
+_SENDING = ("send", "sendall", "sendto", "sendmsg", "shutdown", "close")
+_WRITES = tuple(Replacement(os, name, _telling) for name in ("write", "writev", "close") if hasattr(os, name))
+
+
+def install(patches: Patches) -> None:
+    """Let ranks poll in virtual time."""
+    for owner, make in _POLLING:
+        patches.wrap_all_in_type(owner, {"poll": make})
+    patches.redirect(_REPLACEMENTS)
+
+
+def notice_writes(patches: Patches) -> None:
+    """From now on a write may wake who polls; not before somebody does."""
+    patches.wrap_all_in_type(_socket.socket, dict.fromkeys(_SENDING, _telling))
+    patches.redirect(_WRITES)

@@ -1,0 +1,19 @@
+"""What methods that somebody took before the world began do while it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from simdist.process import _clock, _locks
+from simdist.process._early import EarlyMethods
+from simdist.process._runtime import Patches
+
+__all__ = ["follow"]
+
+_EARLY = EarlyMethods(_clock.taken_early, _locks.taken_early)
+
+
+def follow(patches: Patches, called: Iterable[Any]) -> None:
+    """Redirect those in the user's modules, and those that hang on `called`, which is what runs on the ranks."""
+    patches.switch_on(_EARLY.among(called))

@@ -1,0 +1,620 @@
+"""Locks and queues of C on which tasks wait in virtual time.
+
+`threading` and `queue` are Python code over three types of C: `Lock`, `RLock` and `SimpleQueue`; the locks of
+`multiprocessing`, which tqdm uses too, are over a fourth. While a world lives, the methods of these types do something
+else for tasks, whoever made the lock and when; for every other thread of the
+host program they are the originals. What Python builds on them (conditions, events, semaphores, barriers, queues,
+pools, joins) needs nothing more, and time-outs are waits with a deadline.
+
+- A task that takes a lock takes the real one, so that threads of the host keep out. It never waits for it in earnest:
+  when the lock is taken, it parks until whoever has it gives it back. The lock then is *promised* to the task that has
+  waited longest, and nobody else gets it meanwhile: no thread starves, in whatever order the tasks take turns.
+- Ranks are processes, and a lock made before the world began, or by a module that they share, is one in each of them.
+  A task that finds it held by another rank gets a *stand-in*, a real lock of its own process, which serves the process
+  until nobody in it holds it. What else such an object has, the flag of an event or the items of a queue, ranks share
+  as they share any other object.
+
+Invariant: `_held` has every lock that a task took and did not give back, and the holder is the task that took it last.
+
+In doubt: a bound method that was taken before the world began (`take = lock.acquire` at the top of a module) is the
+original, unless it is found in the user's modules (`_early`). The condition variables of `threading` have such ones,
+and get new ones when a task waits with them. What an installed package keeps takes the real lock, and a task that finds
+that held by nobody it knows looks again every virtual millisecond.
+"""
+
+from __future__ import annotations
+
+import _multiprocessing  # type: ignore[import-not-found]  # of C
+import _queue
+import _thread
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from simdist.errors import InternalError
+from simdist.frames import is_ours
+from simdist.kernel import Simulation, Task, TaskKilled, TaskState
+from simdist.process._runtime import Patches, Replacement
+
+__all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_in", "real_methods", "taken_early"]
+
+_Lock: Any = _thread.LockType
+_RLock: Any = _thread.RLock
+_Queue: Any = _queue.SimpleQueue
+_SemLock: Any = _multiprocessing.SemLock
+_numbers = itertools.count()
+
+_HOST_S = 0.2  # of real time, that a thread of the host may keep a lock before the world goes on without it
+_LOOK_NS = 1_000_000
+_LONGEST_S = threading.TIMEOUT_MAX
+_present: Locks | None = None
+_get_ident = _thread.get_ident
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """A type of lock, as it is outside worlds."""
+
+    name: str
+    type: Any
+    make: Callable[[Any], Any]  # another one like a given one
+    take: Callable[..., bool]
+    give: Callable[[Any], None]
+    owned: Callable[[Any], bool] | None  # whether the calling thread has it, if the lock knows
+    reset: Callable[[Any], None]  # free it, whoever has it
+
+    def is_free_again(self, lock: Any) -> bool:
+        """After it was given back: an RLock may have been taken several times."""
+        return self.owned is None or not self.owned(lock)
+
+
+def _make_plain(like: Any) -> Any:
+    return _thread.allocate_lock()
+
+
+def _make_recursive(like: Any) -> Any:
+    return _RLock()
+
+
+def _make_shared(like: Any) -> Any:
+    name = f"/simdist-{os.getpid()}-{next(_numbers)}"
+    return _SemLock(like.kind, like.maxvalue, like.maxvalue, name, True)  # True: nobody else finds it by its name
+
+
+def _free_shared(lock: Any) -> None:
+    with contextlib.suppress(AssertionError):  # of a thread that is gone
+        _SHARED.give(lock)
+
+
+_PLAIN = _Kind("Lock", _Lock, _make_plain, _Lock.acquire, _Lock.release, None, _Lock._at_fork_reinit)
+_RECURSIVE = _Kind(
+    "RLock", _RLock, _make_recursive, _RLock.acquire, _RLock.release, _RLock._is_owned, _RLock._at_fork_reinit
+)
+_SHARED = _Kind(
+    "multiprocessing lock", _SemLock, _make_shared, _SemLock.acquire, _SemLock.release, _SemLock._is_mine, _free_shared
+)
+
+
+class LockWait:
+    """What a task is parked on that waits for a lock or for a queue."""
+
+    __slots__ = ("_locks", "_name", "_thing", "task", "timed")
+
+    def __init__(self, locks: Locks, thing: Any, task: Task, name: str, *, timed: bool) -> None:
+        self._locks = locks
+        self._thing = thing
+        self._name = name
+        self.task = task
+        self.timed = timed  # it ends by itself
+
+    def describe(self) -> str:
+        """What the program calls it: the method of `threading` or `queue` that waits."""
+        return parked_in(self.task) or self._name
+
+    def waits_for(self) -> Iterable[Task]:
+        """The task that has the lock, unless that is the one that waits, as in a condition: then it may be anyone."""
+        holder = None if self.timed else self._locks.holder_of(self._thing)
+        return () if holder is None or holder is self.task else (holder,)
+
+
+class Locks:
+    """The locks that the tasks of one world hold."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self._held: dict[Any, Task] = {}
+        self._waiting: dict[Any, deque[LockWait]] = {}
+        self._promised: dict[Any, Task] = {}
+        self._stand_ins: dict[tuple[Any, Any], Any] = {}  # by process and lock
+        self._stands_for: dict[Any, tuple[Any, Any]] = {}
+
+    def holder_of(self, lock: Any) -> Task | None:
+        """The task that has it, or will have it next."""
+        return self._promised.get(lock) or self._held.get(lock)
+
+    def running(self) -> Task:
+        """The task with the baton."""
+        task = self.simulation.current
+        assert task is not None
+        return task
+
+    def offer(self, task: Task) -> None:
+        """Let other threads go first if the policy wants it so."""
+        beside = self.simulation.preempts and len(task.context.tasks) > 1
+        if beside and not task.doomed and task.state is TaskState.RUNNING:
+            self.simulation.offer()
+
+    # -- locks ---------------------------------------------------------------------------------------------------
+
+    def acquire(self, kind: _Kind, lock: Any, blocking: Any, timeout: Any) -> bool:
+        """Take a lock for the running task.
+
+        Raises:
+            ValueError, OverflowError: as the original.
+            TaskKilled: as `Simulation.park`; only if it would have to wait.
+        """
+        simulation = self.simulation
+        task = self.running()
+        if timeout != -1 and not (blocking and isinstance(timeout, int | float) and 0 <= timeout <= _LONGEST_S):
+            return kind.take(lock, blocking, timeout)
+        if blocking:
+            self.offer(task)
+        if self._stand_ins:
+            lock = self._stand_ins.get((task.context, lock), lock)
+        if self._promised.get(lock, task) is task and kind.take(lock, False):
+            self._held[lock] = task
+            return True
+        holder = self.holder_of(lock)
+        if holder is not None and holder.context is not task.context:
+            return self._stand_in(kind, lock, task)
+        if not blocking or timeout == 0:
+            return False
+        deadline_ns = None if timeout == -1 else simulation.now_ns + nanoseconds(timeout)
+        if holder is None:
+            return self._wait_for_host(kind, lock, task, deadline_ns)
+        return self._wait(kind, lock, task, deadline_ns)
+
+    def release(self, kind: _Kind, lock: Any) -> None:
+        """Give it back.
+
+        Raises:
+            RuntimeError: as the original.
+        """
+        if self._stand_ins:
+            lock = self._stand_ins.get((self._process(), lock), lock)
+        kind.give(lock)
+        if kind.is_free_again(lock):
+            self._freed(lock)
+
+    def locked(self, lock: Any, ask: Callable[[Any], bool]) -> bool:
+        """True if somebody of the process has it, or a thread of the host."""
+        if self._stand_ins:
+            lock = self._stand_ins.get((self._process(), lock), lock)
+        holder = self.holder_of(lock)
+        return (holder is None or holder.context is self._process()) and (lock in self._promised or ask(lock))
+
+    def meant(self, lock: Any) -> Any:
+        """The lock that serves the process."""
+        return self._stand_ins.get((self._process(), lock), lock) if self._stand_ins else lock
+
+    def give_back_all(self, lock: Any, save: Callable[[Any], Any]) -> Any:
+        """For a condition: what `_release_save` of an RLock does."""
+        lock = self.meant(lock)
+        state = save(lock)
+        self._freed(lock)
+        return state
+
+    def take_all(self, lock: Any, state: Any, restore: Callable[[Any, Any], None]) -> None:
+        """For a condition: what `_acquire_restore` of an RLock does."""
+        self.acquire(_RECURSIVE, lock, True, -1)
+        lock = self.meant(lock)
+        _RECURSIVE.give(lock)
+        restore(lock, state)
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def get(self, queue: Any, timeout: Any, take: Callable[[Any, bool], Any]) -> Any:
+        """Wait for an item of a queue that is empty.
+
+        Raises:
+            Empty: `timeout` passed first.
+        """
+        simulation = self.simulation
+        task = self.running()
+        deadline_ns = None if timeout is None else simulation.now_ns + nanoseconds(timeout)
+        wait = LockWait(self, queue, task, "SimpleQueue.get", timed=timeout is not None)
+        line = self._waiting.setdefault(queue, deque())
+        line.append(wait)
+        try:
+            while True:
+                in_time = self._park(wait, deadline_ns)
+                try:
+                    return take(queue, False)
+                except _queue.Empty:
+                    if not in_time:
+                        raise
+                if wait not in line:
+                    line.appendleft(wait)  # somebody else was faster
+        finally:
+            self._leave(queue, wait)
+
+    def put(self, queue: Any) -> None:
+        """An item is there."""
+        line = self._waiting.get(queue)
+        if line:
+            for wait in list(line):
+                line.remove(wait)
+                if wait.task.state is not TaskState.FROZEN:
+                    self.simulation.wake(wait.task)
+                    return
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """No task is left: what they still held is free."""
+        for lock in self._held:
+            next(kind for kind in (_PLAIN, _RECURSIVE, _SHARED) if isinstance(lock, kind.type)).reset(lock)
+        self._held.clear()
+        self._waiting.clear()
+        self._promised.clear()
+        self._stand_ins.clear()
+        self._stands_for.clear()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _process(self) -> Any:
+        task = self.simulation.current
+        return None if task is None else task.context
+
+    def _park(self, wait: LockWait, deadline_ns: int | None) -> bool:
+        task = wait.task
+        if task.doomed:
+            raise TaskKilled
+        if task.state is not TaskState.RUNNING:  # a timer's action, or a finalizer that the kernel's steps set off
+            raise InternalError("a lock that is taken is asked for where nobody can wait")
+        in_time = self.simulation.park(wait, deadline_ns)
+        if task.context.inbox and self._held.get(wait._thing, task) is task:
+            # Not while a lock of others is waited for: what was delivered may want the same.
+            task.context.drain()
+        return in_time
+
+    def _wait(self, kind: _Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
+        wait = LockWait(self, lock, task, f"{kind.name}.acquire", timed=deadline_ns is not None)
+        self._waiting.setdefault(lock, deque()).append(wait)
+        try:
+            while True:
+                in_time = self._park(wait, deadline_ns)
+                if self._promised.get(lock, task) is task:
+                    if kind.take(lock, False):
+                        self._held[lock] = task
+                        return True
+                    if self._promised.get(lock) is task:  # a thread of the host was faster
+                        return self._wait_for_host(kind, lock, task, deadline_ns)
+                if not in_time:
+                    return False
+        finally:
+            self._leave(lock, wait)
+            if self._promised.get(lock) is task:
+                del self._promised[lock]
+                if self._held.get(lock) is not task:
+                    self._freed(lock)
+
+    def _leave(self, thing: Any, wait: LockWait) -> None:
+        line = self._waiting.get(thing)
+        if line is not None:
+            if wait in line:
+                line.remove(wait)
+            if not line:
+                del self._waiting[thing]
+
+    def _freed(self, lock: Any) -> None:
+        self._held.pop(lock, None)
+        for wait in self._waiting.get(lock, ()):
+            if wait.task.state is not TaskState.FROZEN and not wait.task.doomed:
+                self._promised[lock] = wait.task
+                self.simulation.wake(wait.task)
+                return
+        if self._stands_for:
+            key = self._stands_for.get(lock)
+            if key is not None:
+                del self._stands_for[lock], self._stand_ins[key]
+
+    def _stand_in(self, kind: _Kind, lock: Any, task: Task) -> bool:
+        stand_in = kind.make(lock)
+        self._stand_ins[task.context, lock] = stand_in
+        self._stands_for[stand_in] = task.context, lock
+        self._held[stand_in] = task
+        return kind.take(stand_in, False)
+
+    def _wait_for_host(self, kind: _Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
+        simulation = self.simulation
+        real_s = _HOST_S
+        while not kind.take(lock, True, real_s):
+            real_s = 0.001
+            if task.doomed or task.state is not TaskState.RUNNING:
+                raise TaskKilled
+            if deadline_ns is not None and simulation.now_ns >= deadline_ns:
+                return False
+            simulation.sleep(_LOOK_NS if deadline_ns is None else min(_LOOK_NS, deadline_ns - simulation.now_ns))
+        self._held[lock] = task
+        return True
+
+
+def real_methods(lock: Any) -> tuple[Callable[..., bool], Callable[[], None]]:
+    """`acquire` and `release` of an RLock as they are outside worlds: of one that guards what all ranks share."""
+    return _RECURSIVE.take.__get__(lock), _RECURSIVE.give.__get__(lock)
+
+
+def nanoseconds(seconds: float) -> int:
+    """A time-out. Not less than the clock's step: whoever asks again after it must find that time has passed."""
+    return max(1, round(seconds * 1e9)) if seconds > 0 else 0
+
+
+def give_back(lock: Any) -> None:
+    """Release a plain lock if it is taken, for a task that ends."""
+    if lock.locked():
+        lock.release()
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+_WAITING = ("threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "selectors")
+_ROOTS = ("run", "_bootstrap_inner", "_bootstrap", "_worker")
+
+
+def parked_in(task: Task) -> str:
+    """The outermost method of the standard library in which a task waits; "" if the user's code waits itself."""
+    frame = sys._current_frames().get(task.ident)
+    found = ""
+    while frame is not None:
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
+        if not is_ours(frame):
+            if module == "importlib._bootstrap":
+                return f"the import of {getattr(frame.f_locals.get('self'), 'name', 'a module')!r}"
+            if module not in _WAITING or name in _ROOTS:
+                break
+            waiting = frame.f_locals.get("self")
+            if isinstance(waiting, threading.Thread) and name == "join":
+                return f"join of thread {waiting.name!r}"
+            if waiting is not None:
+                found = f"{type(waiting).__name__}.{name}"
+        frame = frame.f_back
+    return found
+
+
+# -- replacements ----------------------------------------------------------------------------------------------------
+
+
+def _acquire_of(kind: _Kind) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def acquire(lock: Any, blocking: Any = True, timeout: Any = -1) -> bool:
+            locks = _present
+            if locks is None or _get_ident() != locks.simulation.current_ident:
+                return bool(original(lock, blocking, timeout))
+            return locks.acquire(kind, lock, blocking, timeout)
+
+        return acquire
+
+    return make
+
+
+def _acquire_shared(original: Any) -> Any:
+    def acquire(lock: Any, block: Any = True, timeout: Any = None) -> bool:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return bool(original(lock, block, timeout))
+        limit_s = -1 if timeout is None or not block else max(0, timeout)
+        return locks.acquire(_SHARED, lock, bool(block), limit_s)
+
+    return acquire
+
+
+def _enter_of(kind: _Kind) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def __enter__(lock: Any) -> bool:
+            locks = _present
+            if locks is None or _get_ident() != locks.simulation.current_ident:
+                return bool(original(lock))
+            return locks.acquire(kind, lock, True, -1)
+
+        return __enter__
+
+    return make
+
+
+def _release_of(kind: _Kind) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def release(lock: Any, *exception: Any) -> None:
+            locks = _present
+            if locks is None or _get_ident() != locks.simulation.current_ident:
+                original(lock, *exception)
+            else:
+                locks.release(kind, lock)
+
+        return release
+
+    return make
+
+
+def _locked(original: Any) -> Any:
+    def locked(lock: Any) -> bool:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return bool(original(lock))
+        return locks.locked(lock, original)
+
+    return locked
+
+
+def _asked(original: Any) -> Any:
+    """Of an RLock: what the calling thread has."""
+
+    def ask(lock: Any) -> Any:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return original(lock)
+        return original(locks.meant(lock))
+
+    return ask
+
+
+def _release_save(original: Any) -> Any:
+    def _release_save(lock: Any) -> Any:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return original(lock)
+        return locks.give_back_all(lock, original)
+
+    return _release_save
+
+
+def _acquire_restore(original: Any) -> Any:
+    def _acquire_restore(lock: Any, state: Any) -> None:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            original(lock, state)
+        else:
+            locks.take_all(lock, state, original)
+
+    return _acquire_restore
+
+
+def _get(original: Any) -> Any:
+    def get(queue: Any, block: Any = True, timeout: Any = None) -> Any:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return original(queue, block, timeout)
+        if block:
+            locks.offer(locks.running())
+        try:
+            return original(queue, False)
+        except _queue.Empty:
+            if not block:
+                raise
+        if timeout is not None and timeout < 0:
+            return original(queue, block, timeout)
+        return locks.get(queue, timeout, original)
+
+    return get
+
+
+def _put(original: Any) -> Any:
+    def put(queue: Any, item: Any, block: Any = True, timeout: Any = None) -> None:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            original(queue, item)
+        else:
+            locks.offer(locks.running())
+            original(queue, item)
+            locks.put(queue)
+
+    return put
+
+
+def _put_nowait(original: Any) -> Any:
+    return _put(original)
+
+
+_METHODS: tuple[tuple[Any, dict[str, Callable[[Any], Any]]], ...] = (
+    (
+        _Lock,
+        {
+            **dict.fromkeys(("acquire", "acquire_lock"), _acquire_of(_PLAIN)),
+            "__enter__": _enter_of(_PLAIN),
+            **dict.fromkeys(("release", "release_lock", "__exit__"), _release_of(_PLAIN)),
+            **dict.fromkeys(("locked", "locked_lock"), _locked),
+        },
+    ),
+    (
+        _RLock,
+        {
+            "acquire": _acquire_of(_RECURSIVE),
+            "__enter__": _enter_of(_RECURSIVE),
+            **dict.fromkeys(("release", "__exit__"), _release_of(_RECURSIVE)),
+            "locked": _locked,
+            **dict.fromkeys(("_is_owned", "_recursion_count"), _asked),
+            "_release_save": _release_save,
+            "_acquire_restore": _acquire_restore,
+        },
+    ),
+    (
+        _SemLock,
+        {
+            "acquire": _acquire_shared,
+            "__enter__": _enter_of(_SHARED),
+            **dict.fromkeys(("release", "__exit__"), _release_of(_SHARED)),
+            **dict.fromkeys(("_is_mine", "_count"), _asked),
+        },
+    ),
+    (_Queue, {"get": _get, "put": _put, "put_nowait": _put_nowait}),
+)
+
+_BOUND = ("acquire", "release", "_release_save", "_acquire_restore", "_is_owned")
+
+
+def _with_new_methods(original: Any) -> Any:
+    """Of a condition variable, which keeps bound methods of its lock: of today, if it was made before the world."""
+
+    def method(condition: Any, *args: Any, **kwargs: Any) -> Any:
+        own = vars(condition)
+        if _present is not None and isinstance(own.get("acquire"), types.BuiltinMethodType):
+            for name in _BOUND:
+                if name in own:
+                    setattr(condition, name, getattr(condition._lock, name))
+        return original(condition, *args, **kwargs)
+
+    return method
+
+
+def _taken(original: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return getattr(original.__self__, original.__name__)(*args, **kwargs)
+
+    return method
+
+
+def taken_early(method: Any) -> Callable[[Any], Any] | None:
+    """What makes the replacement of a lock's or a queue's method that somebody took before the world began."""
+    return _taken if method.__name__ in _TAKEN.get(type(method.__self__), ()) else None
+
+
+_TAKEN: dict[type, dict[str, Any]] = dict(_METHODS)
+_REPLACEMENTS = (
+    Replacement(threading.Condition, "wait", _with_new_methods),
+    Replacement(threading.Condition, "notify", _with_new_methods),
+)
+
+
+def install(patches: Patches, locks: Locks) -> None:
+    """Let tasks wait in virtual time."""
+    global _present
+    _present = locks
+    patches.on_undo(_uninstall)
+    patches.on_undo(_bind_again)
+    for owner, methods in _METHODS:
+        patches.wrap_all_in_type(owner, methods)
+    patches.redirect(_REPLACEMENTS)
+    _bind_again()
+
+
+def _bind_again() -> None:
+    """Locks of `multiprocessing` keep bound methods, and it keeps a list of them."""
+    if "multiprocessing.synchronize" in sys.modules:
+        registry: Any = vars(sys.modules["multiprocessing.util"])["_afterfork_registry"]
+        for each in list(registry.values()):
+            if isinstance(getattr(each, "_semlock", None), _SemLock):
+                each._make_methods()
+
+
+def _uninstall() -> None:
+    global _present
+    locks, _present = _present, None
+    if locks is not None:
+        locks.close()

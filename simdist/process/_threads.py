@@ -1,0 +1,498 @@
+"""Threads of a rank: tasks of its process.
+
+`_thread.start_new_thread` (from Python 3.13 on `start_joinable_thread`) begins a task when a task calls it, and
+`threading.Thread` does all the rest by itself. What `threading` keeps once per interpreter and a process has for itself
+is asked for per process: the main thread, who is there, the numbers in names, what is called before the interpreter
+ends. At its end a process does what the interpreter does: idle workers of pools are told to end, threads that are not
+daemons are waited for, the functions of `atexit` are called, and then whatever still runs is stopped.
+"""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures.thread as pools
+import functools
+import itertools
+import signal
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from simdist.errors import UnsupportedError
+from simdist.kernel import Task, TaskKilled, TaskState
+from simdist.process._locks import give_back, nanoseconds
+from simdist.process._process import SimProcess
+from simdist.process._redirect import original
+from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process._slots import Slot
+
+__all__ = ["Joining", "Threads", "install", "shut_down", "waits_of_threads"]
+
+_module: Any = threading  # has what the stubs leave out
+_JOINABLE = hasattr(_thread, "start_joinable_thread")
+
+
+class Threads:
+    """What `threading` knows of one process."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+        self.objects: dict[Task, Any] = {}  # the `Thread` of each task that has one
+        self.ends: dict[Task, Any] = {}  # a lock that is held as long as the task runs, or its handle
+        self.number = itertools.count(1).__next__  # in names of threads
+        self.pool_number = itertools.count().__next__  # and of those of pools
+        self.calls: list[Callable[[], Any]] = []  # before threads are waited for at the end
+        self.shutting_down = False
+        self._main: Any = None
+
+    @property
+    def main(self) -> Any:
+        """The `Thread` of the task that the process began with."""
+        if self._main is None:
+            task = self._process.tasks[0]
+            # Not `_MainThread()`: that would be the interpreter's.
+            self._main = thread = object.__new__(_module._MainThread)
+            self.objects[task] = thread
+            _module._active[task.ident] = thread
+            threading.Thread.__init__(thread, name="MainThread", daemon=False)
+            thread._ident = task.ident
+            if hasattr(thread, "_native_id"):
+                thread._native_id = threading.get_native_id()
+            if _JOINABLE:
+                self.ends[task] = thread._handle = _Handle(self, task)
+            else:
+                self.ends[task] = thread._tstate_lock = threading.Lock()
+                thread._tstate_lock.acquire()
+            thread._started.set()
+        return self._main
+
+    def alive(self) -> list[Any]:
+        """The `Thread` of every task that has one, in the order in which they began."""
+        found = [self.main]
+        for task in self._process.tasks[1:]:
+            thread = self.objects.get(task) or _module._active.get(task.ident)
+            if thread is not None and task.ident in _module._active:
+                found.append(thread)
+        return found
+
+
+def _threads_of(process: SimProcess) -> Threads:
+    if process.threads is None:
+        process.threads = Threads(process)
+    threads: Threads = process.threads
+    return threads
+
+
+class Joining:
+    """What is waited for: the end of a task."""
+
+    __slots__ = ("_name", "_task", "timed")
+
+    def __init__(self, task: Task, name: str, *, timed: bool = False) -> None:
+        self._task = task
+        self._name = name
+        self.timed = timed
+
+    def describe(self) -> str:
+        """The thread by its name."""
+        return f"join of thread {self._name!r}"
+
+    def waits_for(self) -> Iterable[Task]:
+        """It."""
+        return () if self.timed else (self._task,)
+
+
+class _Handle:
+    """Stands in for Python's own handle of a thread (3.13 and later)."""
+
+    def __init__(self, threads: Threads, task: Task) -> None:
+        self._threads = threads
+        self._task = task
+        self._done = False
+
+    @property
+    def ident(self) -> int:
+        """Of the thread."""
+        return self._task.ident
+
+    def is_done(self) -> bool:
+        """True when it has ended."""
+        return self._done
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, or `timeout` passed."""
+        simulation = self._task.simulation
+        deadline_ns = None if timeout is None or timeout < 0 else simulation.now_ns + nanoseconds(timeout)
+        thread = self._threads.objects.get(self._task)
+        wait = Joining(self._task, getattr(thread, "name", ""), timed=deadline_ns is not None)
+        process = current_process()
+        if process is not None and process is self._task.context:
+            while not self._done and simulation.park(wait, deadline_ns):
+                process.drain()
+
+    def _set_done(self) -> None:
+        self._done = True
+        if not self._task.doomed:
+            self._task.context.wake()
+
+
+# -- begin and end ---------------------------------------------------------------------------------------------------
+
+
+def _begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
+    runtime = current_runtime()
+    assert runtime is not None
+    parent = runtime.simulation.check()
+    process: SimProcess = parent.context
+    thread: Any = getattr(function, "__self__", None)
+    is_thread = isinstance(thread, threading.Thread)
+    if is_thread:
+        daemon = thread.daemon
+    threads = _threads_of(process)
+    runtime.separate(_SLOT)
+    name = thread.name if is_thread else getattr(function, "__name__", "thread")
+    task = process.spawn(functools.partial(_run, runtime, function, args, kwargs), _free_name(process, name))
+    task.daemon = daemon
+    if is_thread:
+        threads.objects[task] = thread
+        _begun.add(thread)
+        if _JOINABLE:
+            thread._handle = threads.ends[task] = _Handle(threads, task)
+    try:
+        runtime.simulation.begin(task)
+    except RuntimeError:
+        process.tasks.remove(task)
+        runtime.simulation.kill(task)
+        task.started = False
+        raise
+    return task
+
+
+def _free_name(process: SimProcess, name: str) -> str:
+    """Threads may share a name; in reports each has its own."""
+    main = process.tasks[0].name
+    taken = {task.name for task in process.tasks}
+    names = itertools.chain(
+        (f"{main}, thread {name!r}",), (f"{main}, thread {name!r} #{n}" for n in itertools.count(2))
+    )
+    return next(each for each in names if each not in taken)
+
+
+def _run(runtime: Runtime, function: Any, args: Any, kwargs: Any) -> None:
+    task = runtime.simulation.current
+    assert task is not None
+    process: SimProcess = task.context
+    for begins in runtime.thread_begins:
+        begins(process)
+    try:
+        function(*args, **kwargs)
+    except (SystemExit, TaskKilled):
+        pass
+    except BaseException as error:
+        # As the interpreter says it, but without an address: what a rank prints is the same in every run.
+        sys.stderr.write(f"Exception ignored in thread started by: {getattr(function, '__qualname__', '?')}\n")
+        trace = error.__traceback__
+        traceback.print_exception(type(error), error, None if trace is None else trace.tb_next)
+    finally:
+        if not task.doomed and process.running:
+            _ended(process, task)
+
+
+def _ended(process: SimProcess, task: Task) -> None:
+    threads: Threads = process.threads
+    end = threads.ends.pop(task, None)
+    threads.objects.pop(task, None)
+    process.tasks.remove(task)
+    process.simulation.forget_task(task)
+    _tell_end(end)
+    process.wake()  # who waits for all of them
+
+
+def _tell_end(end: Any) -> None:
+    if isinstance(end, _Handle):
+        end._set_done()
+    elif end is not None:
+        give_back(end)
+
+
+def shut_down(process: SimProcess) -> None:
+    """What the interpreter does when the main thread has ended, before `atexit`. Called by the process's main task."""
+    threads: Threads | None = process.threads
+    if threads is None:
+        return
+    runtime = current_runtime()
+    assert runtime is not None
+    threads.shutting_down = True
+    if len(process.tasks) > 1:
+        process.simulation.sleep(0)  # a real interpreter takes its time to end, and daemons get theirs
+    while threads.calls:
+        _call(threads.calls.pop())
+    _end_pools(runtime, threads)
+    _tell_end(threads.ends.pop(process.tasks[0], None))
+    while remaining := [task for task in process.tasks[1:] if not task.daemon]:
+        thread = threads.objects.get(remaining[0])
+        process.simulation.park(Joining(remaining[0], getattr(thread, "name", remaining[0].name)))
+        process.drain()
+
+
+def _call(function: Callable[[], Any]) -> None:
+    try:
+        function()
+    except TaskKilled:
+        raise
+    except BaseException as error:
+        sys.stderr.write(f"Exception ignored in: {threading!r}\n")
+        traceback.print_exception(error)
+
+
+def _end_pools(runtime: Runtime, threads: Threads) -> None:
+    """`concurrent.futures.thread._python_exit`, for the threads of this process only."""
+    state: Any = pools
+    workers = [
+        (thread, queue) for thread, queue in list(state._threads_queues.items()) if thread in threads.objects.values()
+    ]
+    if workers:
+        runtime.separate(_POOLS_SLOT)
+        with state._global_shutdown_lock:
+            state._shutdown = True
+        for _, queue in workers:
+            queue.put(None)
+        for thread, _ in workers:
+            thread.join()
+
+
+def waits_of_threads(process: SimProcess) -> str:
+    """What the threads beside the main one wait for, in words; "" if there are none."""
+    said = [
+        f"{task.name.partition(', ')[2]} in {task.waiting.describe()}"
+        for task in process.tasks[1:]
+        if task.state is TaskState.PARKED and task.waiting is not None
+    ]
+    return "; ".join(said)
+
+
+# -- state that is swapped -------------------------------------------------------------------------------------------
+
+
+def _save_hook() -> Any:
+    return threading.excepthook
+
+
+def _load_hook(hook: Any) -> None:
+    threading.excepthook = hook
+
+
+def _fresh_hook(process: SimProcess, host: Any) -> Any:
+    return threading.__excepthook__
+
+
+_SLOT: Slot[Any] = Slot("threading.excepthook", _save_hook, _load_hook, _fresh_hook)
+
+
+def _save_pools() -> bool:
+    shut: bool = vars(pools)["_shutdown"]
+    return shut
+
+
+def _load_pools(shut: bool) -> None:
+    vars(pools)["_shutdown"] = shut
+
+
+def _fresh_pools(process: SimProcess, host: bool) -> bool:
+    return host
+
+
+_POOLS_SLOT: Slot[bool] = Slot("concurrent.futures", _save_pools, _load_pools, _fresh_pools)
+
+
+# -- replacements ----------------------------------------------------------------------------------------------------
+
+
+def _start_new_thread(original: Any) -> Any:
+    @functools.wraps(original)
+    def start_new_thread(function: Any, args: Any, kwargs: Any = None, /) -> int:
+        if current_process() is None:
+            ident: int = original(function, args) if kwargs is None else original(function, args, kwargs)
+            return ident
+        if not callable(function):
+            raise TypeError("first arg must be callable")
+        if not isinstance(args, tuple):
+            raise TypeError("2nd arg must be a tuple")
+        if kwargs is not None and not isinstance(kwargs, dict):
+            raise TypeError("optional 3rd arg must be a dictionary")
+        return _begin(function, args, kwargs or {}, daemon=True).ident
+
+    return start_new_thread
+
+
+def _start_joinable_thread(original: Any) -> Any:
+    @functools.wraps(original)
+    def start_joinable_thread(function: Any, handle: Any = None, daemon: bool = True) -> Any:
+        process = current_process()
+        if process is None:
+            return original(function, handle=handle, daemon=daemon)
+        if not callable(function):
+            raise TypeError("thread function must be callable")
+        task = _begin(function, (), {}, daemon=daemon)
+        threads = _threads_of(process)
+        if task not in threads.ends:
+            threads.ends[task] = _Handle(threads, task)
+        return threads.ends[task]
+
+    return start_joinable_thread
+
+
+def _set_tstate_lock(original: Any) -> Any:
+    @functools.wraps(original)
+    def set_tstate_lock(thread: Any) -> None:
+        process = current_process()
+        if process is None:
+            original(thread)
+            return
+        # Python's own would be released by the interpreter, which wakes nobody here.
+        thread._tstate_lock = lock = threading.Lock()
+        lock.acquire()
+        task = process.simulation.current
+        assert task is not None
+        _threads_of(process).ends[task] = lock
+
+    return set_tstate_lock
+
+
+def _of_process(answer: Callable[[Threads], Any]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def ask() -> Any:
+            process = current_process()
+            return original() if process is None else answer(_threads_of(process))
+
+        return ask
+
+    return make
+
+
+def _current_thread(original: Any) -> Any:
+    @functools.wraps(original)
+    def current_thread() -> Any:
+        process = current_process()
+        if process is not None and process.simulation.current is process.tasks[0]:
+            return _threads_of(process).main
+        return original()
+
+    return current_thread
+
+
+def _main_of(threads: Threads) -> Any:
+    return threads.main
+
+
+def _count_of(threads: Threads) -> int:
+    return len(threads.alive())
+
+
+def _newname(original: Any) -> Any:
+    @functools.wraps(original)
+    def newname(name_template: str) -> str:
+        process = current_process()
+        if process is None:
+            name: str = original(name_template)
+            return name
+        return name_template % _threads_of(process).number()
+
+    return newname
+
+
+def _make_invoke_excepthook(original: Any) -> Any:
+    @functools.wraps(original)
+    def make_invoke_excepthook() -> Any:
+        invoke = original()
+
+        def invoke_excepthook(thread: Any) -> None:
+            if not isinstance(sys.exc_info()[1], TaskKilled):
+                invoke(thread)
+
+        return invoke if current_process() is None else invoke_excepthook
+
+    return make_invoke_excepthook
+
+
+def _register_atexit(original: Any) -> Any:
+    @functools.wraps(original)
+    def register_atexit(function: Any, *args: Any, **kwargs: Any) -> None:
+        process = current_process()
+        if process is None:
+            original(function, *args, **kwargs)
+            return
+        threads = _threads_of(process)
+        if threads.shutting_down:
+            raise RuntimeError("can't register atexit after shutdown")
+        threads.calls.append(functools.partial(function, *args, **kwargs))
+
+    return register_atexit
+
+
+def _interrupt_main(original: Any) -> Any:
+    @functools.wraps(original)
+    def interrupt_main(number: int = signal.SIGINT, /) -> None:
+        process = current_process()
+        if process is None:
+            original(number)
+        elif number == signal.SIGINT and process.simulation.current is process.tasks[0]:
+            raise KeyboardInterrupt
+        else:
+            raise UnsupportedError(
+                f"rank {process.rank}: _thread.interrupt_main from another thread is not simulated; set a "
+                "threading.Event that the main thread looks at, or end the process with os.kill(os.getpid(), ...)"
+            )
+
+    return interrupt_main
+
+
+def _replacements() -> Iterable[Replacement]:
+    for name in ("start_new_thread", "start_new"):
+        yield Replacement(_thread, name, _start_new_thread)
+    yield Replacement(_thread, "interrupt_main", _interrupt_main)
+    if _JOINABLE:
+        yield Replacement(_thread, "start_joinable_thread", _start_joinable_thread)
+    else:
+        yield Replacement(threading.Thread, "_set_tstate_lock", _set_tstate_lock)
+    yield Replacement(threading, "current_thread", _current_thread)
+    yield Replacement(threading, "main_thread", _of_process(_main_of))
+    yield Replacement(threading, "enumerate", _of_process(Threads.alive))
+    yield Replacement(threading, "active_count", _of_process(_count_of))
+    yield Replacement(threading, "_newname", _newname)
+    yield Replacement(threading, "_make_invoke_excepthook", _make_invoke_excepthook)
+    yield Replacement(threading, "_register_atexit", _register_atexit)
+
+
+_REPLACEMENTS = tuple(_replacements())
+
+
+def _forget() -> None:
+    for thread in list(_begun):
+        _module._limbo.pop(thread, None)  # of a thread that was killed before its first turn
+    _begun.clear()
+
+
+_begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
+
+
+def _pool_number() -> int:
+    process = current_process()
+    return _host_pool_number() if process is None else _threads_of(process).pool_number()
+
+
+_host_pool_number: Callable[[], int] = vars(pools.ThreadPoolExecutor)["_counter"]
+_POOL_NUMBER = staticmethod(_pool_number)
+
+
+def install(patches: Patches, runtime: Runtime) -> None:
+    """Let ranks start threads."""
+    patches.on_undo(_forget)
+    patches.redirect(_REPLACEMENTS)
+    patches.replace(pools.ThreadPoolExecutor, "_counter", _POOL_NUMBER)
+    patches.replace(threading, "excepthook", threading.excepthook)
+    runtime.simulation.start_thread = original(_thread.start_new_thread)

@@ -1,0 +1,117 @@
+"""asyncio and selectors on a rank, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import simdist
+
+
+def test_an_event_loop_sleeps_in_virtual_time() -> None:
+    async def main() -> list[Any]:
+        found: list[Any] = [await asyncio.gather(*(asyncio.sleep(n, n) for n in (3, 1, 2))), time.time()]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.5 + int(os.environ["RANK"]))
+        return [*found, time.time()]
+
+    values = simdist.run(lambda: asyncio.run(main()), world_size=2).values
+
+    assert values == [[[3, 1, 2], 3.0, 3.5], [[3, 1, 2], 3.0, 4.5]]
+
+
+def test_threads_wake_an_event_loop() -> None:
+    async def main() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+
+        def work() -> float:
+            time.sleep(2)
+            return time.time()
+
+        def tell() -> None:
+            time.sleep(0.25)
+            loop.call_soon_threadsafe(answer.set_result, time.time())
+
+        threading.Thread(target=tell).start()
+        return [await answer, time.time(), await asyncio.to_thread(work), time.time()]
+
+    assert simdist.run(lambda: asyncio.run(main()), world_size=2).values == [[0.25, 0.25, 2.25, 2.25]] * 2
+
+
+def test_a_loop_in_a_thread_serves_the_main_thread() -> None:
+    def body() -> list[Any]:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        time.sleep(1)
+
+        async def work() -> str:
+            await asyncio.sleep(1.5)
+            return threading.current_thread().name
+
+        found = [asyncio.run_coroutine_threadsafe(work(), loop).result(), time.time()]
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        return [*found, time.time()]
+
+    assert simdist.run(body, world_size=1).values == [["Thread-1 (run_forever)", 2.5, 2.5]]
+
+
+def test_what_a_coroutine_raises_comes_out() -> None:
+    async def main() -> None:
+        await asyncio.sleep(1)
+        raise KeyError("coroutine")
+
+    result = simdist.run(lambda: asyncio.run(main()), world_size=1)
+
+    assert (type(result.ranks[0].exception), result.ranks[0].ended_ns) == (KeyError, 10**9)
+
+
+SELECTORS = [getattr(selectors, name) for name in ("EpollSelector", "PollSelector", "SelectSelector")]
+
+
+@pytest.mark.parametrize("kind", SELECTORS)
+def test_selectors_wait_for_a_write_of_another_thread(kind: Callable[[], Any]) -> None:
+    def body() -> list[Any]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, kind() as selector:
+            selector.register(ours, selectors.EVENT_READ)
+            found: list[Any] = [len(selector.select(0.5)), time.time()]
+            threading.Timer(1, theirs.send, [b"x"]).start()
+            return [*found, len(selector.select()), time.time(), len(selector.select(7))]
+
+    assert simdist.run(body, world_size=1).values == [[0, 0.5, 1, 1.5, 1]]
+
+
+def test_a_pipe_is_waited_for_too() -> None:
+    def body() -> tuple[int, float]:
+        read, write = os.pipe()
+        threading.Timer(1, os.write, [write, b"x"]).start()
+        ready, _, _ = select.select([read], [], [])
+        moment = time.time()
+        os.close(read)
+        os.close(write)
+        return len(ready), moment
+
+    assert simdist.run(body, world_size=1).values == [(1, 1.0)]
+
+
+def test_a_loop_that_waits_for_ever_hangs_and_says_so() -> None:
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    result = simdist.run(lambda: asyncio.run(main()), world_size=1)
+
+    assert result.ranks[0].status == "hung"
+    assert result.ranks[0].waiting == "wait for file descriptors (an event loop, or a selector)"
