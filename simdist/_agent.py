@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from simdist.cluster import Host
-from simdist.kernel import Simulation
+from simdist.kernel import Simulation, Timer
 from simdist.process import SimProcess
 from simdist.records import restarted
 
@@ -14,13 +15,15 @@ __all__ = ["Agent"]
 
 MONITOR_NS = 100_000_000  # torchrun's monitor interval (torch.distributed.run, --monitor-interval)
 RESTART_NS = 1_000_000_000  # a new rendezvous round and fresh processes
+_GRACE_NS = 30_000_000_000  # from SIGTERM to SIGKILL, for a worker that handles it (torchelastic's MultiprocessContext)
 
 
 class Agent:
     """Watches the processes of one world.
 
     `start` begins a life. With `stop_on_failure`, workers that still run when another has failed get SIGTERM once no
-    restart is left, as torchrun and `torch.multiprocessing.spawn` do. A restart waits for every host to be up.
+    restart is left, as torchrun and `torch.multiprocessing.spawn` do. One that handles it has 30 s to end, then gets
+    SIGKILL. A restart waits for every host to be up.
     """
 
     def __init__(
@@ -60,7 +63,26 @@ class Agent:
     def _react(self) -> None:
         for worker in self._workers:
             # In this life's own terms they are stopped by the agent: no listener of ours may take it for a failure.
-            worker.kill(signal.SIGTERM)
+            if signal.SIGTERM in worker.handlers:
+                worker.signal(signal.SIGTERM)
+            else:
+                worker.kill(signal.SIGTERM)
+        left = [worker for worker in self._workers if worker.running]
+        if left:
+            deadline = self._simulation.call_at(self._simulation.now_ns + _GRACE_NS, lambda: _kill(left))
+            for worker in left:
+                worker.end_listeners[functools.partial(self._on_stopped, deadline)] = None
+        else:
+            self._go_on()
+
+    def _on_stopped(self, deadline: Timer, worker: SimProcess) -> None:
+        """A worker that was asked to end has done so."""
+        if not any(each.running for each in self._workers):
+            deadline.cancel()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """All workers have stopped."""
         if self.restarts < self._max_restarts:
             self._simulation.call_at(self._simulation.now_ns + RESTART_NS, self._rejoin)
         else:
@@ -83,3 +105,8 @@ class Agent:
         self._simulation.bus.record(restarted(self._simulation.now_ns, -1, life))
         self._start(life)
         self._simulation.let_end()
+
+
+def _kill(workers: Iterable[SimProcess]) -> None:
+    for worker in workers:
+        worker.kill(signal.SIGKILL)

@@ -15,6 +15,8 @@ from simdist.kernel import Bus
 from simdist.process import RankBegan, current_process
 from simdist.records import Ended, Record, Started
 
+HOST = threading.get_ident()
+
 
 class Watching:
     """Notes what it hears."""
@@ -34,7 +36,7 @@ class Watching:
         bus.listen(RankBegan, self._on_rank)
 
     def _on_rank(self, event: RankBegan) -> None:
-        here = current_process() is event.process and threading.current_thread() is not threading.main_thread()
+        here = current_process() is event.process and threading.get_ident() != HOST
         self.ranks.append((event.process.rank, here))
 
 

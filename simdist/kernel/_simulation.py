@@ -120,10 +120,11 @@ class Expiring(Protocol):
 
 
 class _Sleep:
-    __slots__ = ("until_ns",)
+    __slots__ = ("interruptible", "until_ns")
 
-    def __init__(self, until_ns: int) -> None:
+    def __init__(self, until_ns: int, *, interruptible: bool) -> None:
         self.until_ns = until_ns
+        self.interruptible = interruptible
 
     def describe(self) -> str:
         return f"sleep until {self.until_ns / 1e9:.9f} s"
@@ -312,15 +313,20 @@ class Simulation:
                 task.state = _READY
                 self._ready.push(task)
 
-    def sleep(self, duration_ns: int) -> None:
-        """Park the running task for a span of virtual time; zero lets every other runnable task go first."""
+    def sleep(self, duration_ns: int, *, interruptible: bool = False) -> None:
+        """Park the running task for a span of virtual time; zero lets every other runnable task go first.
+
+        An `interruptible` sleep ends early when somebody wakes the task.
+        """
         task = self._running()
         until_ns = self.now_ns + max(0, duration_ns)
-        wait = _Sleep(until_ns)
+        wait = _Sleep(until_ns, interruptible=interruptible)
         task.sleep_timer = self.call_at(until_ns, lambda: self.wake(task))
         timer = task.sleep_timer
         while timer.action is not None:
             self.park(wait)
+            if interruptible:
+                timer.cancel()
         task.sleep_timer = None
 
     def kill(self, task: Task) -> None:

@@ -53,10 +53,14 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **named: Any) -> Any:
         process = current_process()
+        if process is None:
+            return original(self, *args, **named)
+        before, process.polls_really = process.polls_really, True
         try:
             return original(self, *args, **named)
         finally:
-            if process is not None and process.running:
+            process.polls_really = before
+            if process.running:
                 process.take_over()
 
     return wait

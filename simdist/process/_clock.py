@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from simdist.records import slept
 
 __all__ = ["install", "taken_early"]
 
+_USUAL = {signal.SIGINT}  # the handlers of a process that has set none
 _COUNTING = ("monotonic", "perf_counter", "process_time", "thread_time")
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
@@ -117,10 +119,23 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         duration_ns = round(seconds * 1e9)
         simulation.bus.record(slept(simulation.now_ns, process.rank, duration_ns))
         simulation.polls += 1
-        simulation.sleep(duration_ns)
+        if process.handlers.keys() == _USUAL and not process.pending:
+            simulation.sleep(duration_ns)
+        else:
+            _sleep_with_handlers(process, simulation.now_ns + duration_ns)
         process.drain()
 
     return sleep
+
+
+def _sleep_with_handlers(process: SimProcess, until_ns: int) -> None:
+    """Sleep, and run the handlers of signals that come meanwhile; what they raise ends the sleep."""
+    simulation = process.simulation
+    process.handle_signals()
+    simulation.sleep(max(0, until_ns - simulation.now_ns), interruptible=True)
+    while simulation.now_ns < until_ns:
+        process.handle_signals()
+        simulation.sleep(max(0, until_ns - simulation.now_ns), interruptible=True)
 
 
 def _asctime(original: Callable[..., str]) -> Callable[..., str]:

@@ -26,6 +26,7 @@ class _Polling:
     """What a task is parked on that polls."""
 
     __slots__ = ("timed",)
+    interruptible = True  # by signals
 
     def __init__(self, *, timed: bool) -> None:
         self.timed = timed
@@ -64,7 +65,7 @@ def _wait(process: SimProcess, look: Callable[[], Any], timeout_ns: int | None) 
 def _epoll(original: Any) -> Any:
     def poll(self: Any, timeout: float | None = None, maxevents: int = -1) -> Any:
         process = current_process()
-        if process is None:
+        if process is None or process.polls_really:
             return original(self, timeout, maxevents)
         found = original(self, 0, maxevents)
         if found or timeout == 0:
@@ -79,7 +80,7 @@ def _epoll(original: Any) -> Any:
 def _poll(original: Any) -> Any:
     def poll(self: Any, timeout: float | None = None, /) -> Any:
         process = current_process()
-        if process is None:
+        if process is None or process.polls_really:
             return original(self, timeout)
         found = original(self, 0)
         if found:
@@ -97,7 +98,7 @@ def _poll(original: Any) -> Any:
 def _select(original: Any) -> Any:
     def select(rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None, /) -> Any:
         process = current_process()
-        if process is None or (timeout is not None and timeout <= 0):
+        if process is None or process.polls_really or (timeout is not None and timeout <= 0):
             return original(rlist, wlist, xlist, timeout)
 
         def look() -> Any:

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from simdist.errors import UnsupportedError
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Patches, Replacement, current_process
 
 __all__ = ["install"]
 
@@ -67,68 +67,6 @@ def _abort(original: Callable[[], Any]) -> Callable[[], Any]:
     return abort
 
 
-def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    @functools.wraps(original)
-    def kill(pid: int, number: int) -> None:
-        runtime = current_runtime()
-        if runtime is None:
-            original(pid, number)
-            return
-        runtime.simulation.check()
-        process = current_process()
-        if process is not None and pid == process.parent_pid:
-            if number != 0:
-                raise UnsupportedError(f"rank {process.rank}: signals to the launcher are not simulated")
-            return
-        target = runtime.processes.get(pid)
-        if target is None or not target.running:
-            raise ProcessLookupError(3, "No such process")
-        if number not in signal.valid_signals() and number != 0:
-            raise OSError(22, "Invalid argument")
-        if number == signal.SIGINT and target is current_process():
-            raise KeyboardInterrupt
-        target.signal(number)
-        if number == signal.SIGSTOP and target is current_process():
-            runtime.simulation.sleep(0)  # the running task stops where it parks
-
-    return kill
-
-
-def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
-    @functools.wraps(original)
-    def raise_signal(number: int) -> None:
-        process = current_process()
-        if process is None:
-            original(number)
-        else:
-            os.kill(process.pid, number)
-
-    return raise_signal
-
-
-def _signal(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def set_handler(number: int, handler: Any) -> Any:
-        process = current_process()
-        if process is None:
-            return original(number, handler)
-        if process.simulation.current is not process.main:
-            raise ValueError("signal only works in main thread of the main interpreter")
-        if callable(handler) and handler is not signal.default_int_handler:
-            if getattr(getattr(handler, "func", None), "__module__", "") == "asyncio.runners":
-                # Of `asyncio.run`, which goes without one where that can't be.
-                raise ValueError("simdist does not deliver signals to Python handlers yet")
-            raise UnsupportedError("simdist does not deliver signals to Python handlers yet; signals act by default")
-        before = signal.SIG_IGN if number in process.ignored else signal.SIG_DFL
-        if handler == signal.SIG_IGN:
-            process.ignored.add(int(number))
-        else:
-            process.ignored.discard(int(number))
-        return before
-
-    return set_handler
-
-
 def _atexit_register(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def register(function: _F, *args: Any, **kwargs: Any) -> _F:
@@ -177,10 +115,7 @@ _REPLACEMENTS = tuple(
         (os, "getpid", _getpid),
         (os, "getppid", _getppid),
         (os, "_exit", _exit),
-        (os, "kill", _kill),
         (os, "abort", _abort),
-        (signal, "raise_signal", _raise_signal),
-        (signal, "signal", _signal),
         (atexit, "register", _atexit_register),
         (atexit, "unregister", _atexit_unregister),
         (os, "fork", _refused("os.fork (and with it DataLoader workers and multiprocessing)")),

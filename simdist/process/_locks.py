@@ -106,6 +106,7 @@ class LockWait:
     """What a task is parked on that waits for a lock or for a queue."""
 
     __slots__ = ("_locks", "_name", "_thing", "task", "timed")
+    interruptible = True  # by signals
 
     def __init__(self, locks: Locks, thing: Any, task: Task, name: str, *, timed: bool) -> None:
         self._locks = locks
@@ -280,6 +281,8 @@ class Locks:
         if task.state is not TaskState.RUNNING:  # a timer's action, or a finalizer that the kernel's steps set off
             raise InternalError("a lock that is taken is asked for where nobody can wait")
         in_time = self.simulation.park(wait, deadline_ns)
+        if task.context.pending:
+            task.context.handle_signals()
         if task.context.inbox and self._held.get(wait._thing, task) is task:
             # Not while a lock of others is waited for: what was delivered may want the same.
             task.context.drain()

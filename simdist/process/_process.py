@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal as _signal
+import sys
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
-from simdist.kernel import Simulation, Task, TaskState
+from simdist.kernel import Simulation, Task, TaskState, Timer
 from simdist.records import ended, printed
 
 if TYPE_CHECKING:
@@ -68,7 +70,13 @@ class SimProcess:
         self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no end
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
-        self.ignored: set[int] = set()  # signals
+        self.handlers: dict[int, Any] = {int(_signal.SIGINT): _signal.default_int_handler}  # what it has set, by signal
+        self.pending: list[int] = []  # signals whose handlers have not run
+        self.handled = 0  # how many have
+        self.alarm: Timer | None = None  # of `signal.alarm`, which rings at `alarm_ns`, and then at intervals
+        self.alarm_ns = self.alarm_interval_ns = 0
+        self.polls_really = False  # what it waits for comes from outside the simulation: a child's output
+        self.wakeup_descriptor = -1  # of `signal.set_wakeup_fd`
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.entropy: dict[str, int] = {}  # how often it has drawn, by stream
         self.random_states: States = ((), (), ())  # set before its first turn
@@ -155,13 +163,17 @@ class SimProcess:
             listener()
 
     def signal(self, number: int) -> None:
-        """Receive a signal, with what the operating system does by default."""
+        """Receive a signal: its handler runs on the main task, or what the operating system does by default happens."""
         if number == _signal.SIGSTOP:
             self.stop()
         elif number == _signal.SIGCONT:
             self.resume()
-        elif number in self.ignored and number != _signal.SIGKILL:
-            pass
+        elif number != _signal.SIGKILL and (handler := self.handlers.get(number, _signal.SIG_DFL)) != _signal.SIG_DFL:
+            if handler != _signal.SIG_IGN:
+                self.pending.append(int(number))
+                main = self.main
+                if main is not None and getattr(main.waiting, "interruptible", False):
+                    self.simulation.wake(main)
         elif number not in (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH):
             self.kill(number)
 
@@ -171,11 +183,26 @@ class SimProcess:
         self.wake()
 
     def drain(self) -> None:
-        """Run what was delivered. Called on the process's own thread."""
+        """Run what was delivered, and handlers of signals. Called on the process's own thread."""
+        if self.pending:
+            self.handle_signals()
         while self.inbox:
             pending, self.inbox = self.inbox, []
             for callback in pending:
                 callback()
+
+    def handle_signals(self) -> None:
+        """Run the handlers of the signals that came, if the caller is on the main task."""
+        if self.simulation.current is not self.main:
+            return
+        while self.pending and self.running:
+            number = self.pending.pop(0)
+            handler = self.handlers.get(number)
+            if callable(handler):  # nobody has unset it since
+                if self.wakeup_descriptor >= 0:
+                    os.write(self.wakeup_descriptor, bytes((number,)))
+                self.handled += 1
+                handler(number, sys._getframe(1))
 
     def _stop_running(self) -> None:
         """The last step of a process that ends itself; does not return then."""

@@ -191,6 +191,7 @@ class Runtime:
             _exits,
             _following,
             _locks,
+            _signals,
             _stdio,
             _tempfiles,
             _threads,
@@ -204,7 +205,19 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         _active = self
-        patched = (_children, _clock, _descriptors, _entropy, _environ, _exits, _stdio, _tempfiles, _uuids, _warnings)
+        patched = (
+            _children,
+            _clock,
+            _descriptors,
+            _entropy,
+            _environ,
+            _exits,
+            _signals,
+            _stdio,
+            _tempfiles,
+            _uuids,
+            _warnings,
+        )
         for module in patched:
             module.install(self.patches)
         _locks.install(self.patches, _locks.Locks(self.simulation))

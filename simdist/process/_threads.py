@@ -90,6 +90,7 @@ class Joining:
     """What is waited for: the end of a task."""
 
     __slots__ = ("_name", "_task", "timed")
+    interruptible = True  # by signals
 
     def __init__(self, task: Task, name: str, *, timed: bool = False) -> None:
         self._task = task

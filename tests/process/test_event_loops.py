@@ -19,10 +19,10 @@ import simdist
 
 def test_an_event_loop_sleeps_in_virtual_time() -> None:
     async def main() -> list[Any]:
-        found: list[Any] = [await asyncio.gather(*(asyncio.sleep(n, n) for n in (3, 1, 2))), time.time()]
+        found: list[Any] = [await asyncio.gather(*(asyncio.sleep(n, n) for n in (3, 1, 2))), time.monotonic()]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), 0.5 + int(os.environ["RANK"]))
-        return [*found, time.time()]
+        return [*found, time.monotonic()]
 
     values = simdist.run(lambda: asyncio.run(main()), world_size=2).values
 
@@ -36,14 +36,14 @@ def test_threads_wake_an_event_loop() -> None:
 
         def work() -> float:
             time.sleep(2)
-            return time.time()
+            return time.monotonic()
 
         def tell() -> None:
             time.sleep(0.25)
-            loop.call_soon_threadsafe(answer.set_result, time.time())
+            loop.call_soon_threadsafe(answer.set_result, time.monotonic())
 
         threading.Thread(target=tell).start()
-        return [await answer, time.time(), await asyncio.to_thread(work), time.time()]
+        return [await answer, time.monotonic(), await asyncio.to_thread(work), time.monotonic()]
 
     assert simdist.run(lambda: asyncio.run(main()), world_size=2).values == [[0.25, 0.25, 2.25, 2.25]] * 2
 
@@ -59,11 +59,11 @@ def test_a_loop_in_a_thread_serves_the_main_thread() -> None:
             await asyncio.sleep(1.5)
             return threading.current_thread().name
 
-        found = [asyncio.run_coroutine_threadsafe(work(), loop).result(), time.time()]
+        found = [asyncio.run_coroutine_threadsafe(work(), loop).result(), time.monotonic()]
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-        return [*found, time.time()]
+        return [*found, time.monotonic()]
 
     assert simdist.run(body, world_size=1).values == [["Thread-1 (run_forever)", 2.5, 2.5]]
 
@@ -87,9 +87,9 @@ def test_selectors_wait_for_a_write_of_another_thread(kind: Callable[[], Any]) -
         ours, theirs = socket.socketpair()
         with ours, theirs, kind() as selector:
             selector.register(ours, selectors.EVENT_READ)
-            found: list[Any] = [len(selector.select(0.5)), time.time()]
+            found: list[Any] = [len(selector.select(0.5)), time.monotonic()]
             threading.Timer(1, theirs.send, [b"x"]).start()
-            return [*found, len(selector.select()), time.time(), len(selector.select(7))]
+            return [*found, len(selector.select()), time.monotonic(), len(selector.select(7))]
 
     assert simdist.run(body, world_size=1).values == [[0, 0.5, 1, 1.5, 1]]
 
@@ -99,7 +99,7 @@ def test_a_pipe_is_waited_for_too() -> None:
         read, write = os.pipe()
         threading.Timer(1, os.write, [write, b"x"]).start()
         ready, _, _ = select.select([read], [], [])
-        moment = time.time()
+        moment = time.monotonic()
         os.close(read)
         os.close(write)
         return len(ready), moment

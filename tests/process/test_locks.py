@@ -45,9 +45,9 @@ def later(seconds: float, function: Callable[[], Any]) -> None:
 
 def times_out(wait: Callable[[], Any]) -> tuple[Any, float]:
     try:
-        return wait(), time.time()
+        return wait(), time.monotonic()
     except (queue.Empty, queue.Full, threading.BrokenBarrierError, TimeoutError) as error:
-        return type(error).__name__, time.time()
+        return type(error).__name__, time.monotonic()
 
 
 def held(lock: Any) -> Any:
@@ -98,7 +98,7 @@ def test_a_wait_ends_when_another_thread_ends_it() -> None:
         ]
         for end, wait in waits:
             later(1.5, end)
-            found.append((wait(), time.time()))
+            found.append((wait(), time.monotonic()))
         return found
 
     values = alone(body).value
@@ -119,7 +119,7 @@ def test_a_lock_goes_to_those_who_wait_in_their_order() -> None:
             time.sleep(0.1 * number)
             for _ in range(2):
                 with lock:
-                    log.append((number, time.time()))
+                    log.append((number, time.monotonic()))
                     time.sleep(1)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
@@ -137,7 +137,7 @@ def test_a_lock_that_is_waited_for_is_nobody_elses_meanwhile() -> None:
     def body() -> list[Any]:
         lock, found = threading.Lock(), list[Any]()
         lock.acquire()
-        threading.Thread(target=lambda: found.append((lock.acquire(), time.time()))).start()
+        threading.Thread(target=lambda: found.append((lock.acquire(), time.monotonic()))).start()
         time.sleep(1)
         lock.release()
         now = [lock.acquire(False), lock.locked(), list(found)]
@@ -172,11 +172,11 @@ def test_locks_exclude_and_serve_first_come_first(
         def work(plan: list[tuple[int, int, int]]) -> None:
             for before, which, during in plan:
                 time.sleep(before / 1e3)
-                asked = time.time_ns()
+                asked = time.monotonic_ns()
                 with locks[which]:
-                    got = time.time_ns()
+                    got = time.monotonic_ns()
                     time.sleep(during / 1e3)
-                    log[which].append((asked, got, time.time_ns()))
+                    log[which].append((asked, got, time.monotonic_ns()))
 
         threads = [threading.Thread(target=work, args=(plan,)) for plan in plans]
         for thread in threads:
@@ -265,10 +265,10 @@ def test_a_lock_made_before_the_world_is_one_in_each_rank(lock: Any) -> None:
 
             def other() -> None:
                 with lock:
-                    found.append(time.time())
+                    found.append(time.monotonic())
 
             threading.Thread(target=other).start()
-            time.sleep(1 + int(os.environ[RANK]) - time.time())
+            time.sleep(1 + int(os.environ[RANK]) - time.monotonic())
         time.sleep(1)
         return found
 
@@ -291,7 +291,7 @@ def test_a_recursive_lock_is_recursive_in_each_rank() -> None:
             RLOCK.release()
         except RuntimeError as error:
             found.append(str(error))
-        return [*found, time.time()]
+        return [*found, time.monotonic()]
 
     assert simdist.run(body, world_size=2).values == [[True, False, "cannot release un-acquired lock", 2.0]] * 2
 
@@ -305,7 +305,7 @@ def test_a_condition_made_before_the_world_works_in_a_rank() -> None:
 
         later(1, notify)
         with CONDITION:
-            return [CONDITION.wait(10), time.time(), CONDITION.wait(0.5), time.time()]
+            return [CONDITION.wait(10), time.monotonic(), CONDITION.wait(0.5), time.monotonic()]
 
     assert alone(body).value == [True, 1.0, False, 1.5]
 
@@ -314,7 +314,7 @@ def test_methods_that_were_taken_before_the_world_wait_in_virtual_time_too() -> 
     def body() -> list[float]:
         def other() -> None:
             TAKE()
-            found.append(time.time())
+            found.append(time.monotonic())
             GIVE()
 
         found: list[float] = []
@@ -338,7 +338,7 @@ def test_locks_of_multiprocessing_are_each_ranks_own_too(lock: Any) -> None:
 
         def other() -> None:
             with lock:
-                found.append(time.time())
+                found.append(time.monotonic())
 
         lock.acquire()
         threading.Thread(target=other).start()
@@ -358,7 +358,7 @@ class Model:
         dist.init_process_group("gloo")
         time.sleep(int(os.environ[RANK]))
         dist.barrier()
-        return time.time()
+        return time.monotonic()
 
 
 def test_a_rank_may_park_inside_a_cached_property() -> None:
@@ -368,14 +368,14 @@ def test_a_rank_may_park_inside_a_cached_property() -> None:
 
 
 def test_a_rank_may_park_inside_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(2)\nmoment = time.time()\n")
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(2)\nmoment = time.monotonic()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def body() -> tuple[float, float]:
         time.sleep(int(os.environ[RANK]))
         import slow_to_import  # type: ignore[import-not-found]
 
-        return slow_to_import.moment, time.time()
+        return slow_to_import.moment, time.monotonic()
 
     try:
         assert simdist.run(body, world_size=2).values == [(2.0, 2.0), (2.0, 2.0)]
@@ -390,7 +390,7 @@ def test_a_handler_of_logging_that_parks_stops_nobody_else() -> None:
     class Slow(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             time.sleep(1)
-            said.append((f"{record.threadName} {record.getMessage()}", time.time()))
+            said.append((f"{record.threadName} {record.getMessage()}", time.monotonic()))
 
     handler = Slow()
     logger.addHandler(handler)
@@ -412,7 +412,7 @@ def test_a_lock_that_a_killed_rank_held_is_free_for_others_and_afterwards() -> N
         time.sleep(int(os.environ[RANK]))
         with LOCK:
             time.sleep(1)
-        return time.time()
+        return time.monotonic()
 
     result = simdist.run(body, world_size=2, faults=[Crash(rank=0, at_ns=500_000_000)])
 
@@ -477,7 +477,7 @@ def test_a_lock_that_a_thread_of_the_host_keeps_does_not_stop_the_world() -> Non
     def body() -> tuple[bool, float]:
         got = LOCK.acquire(timeout=0.25)
         done.set()
-        return got, time.time()
+        return got, time.monotonic()
 
     thread = threading.Thread(target=host)
     thread.start()

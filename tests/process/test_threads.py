@@ -43,14 +43,14 @@ def test_threads_sleep_side_by_side_in_virtual_time() -> None:
 
         def work(seconds: float) -> None:
             time.sleep(seconds)
-            log.append((seconds, time.time(), os.environ[RANK], os.getpid()))
+            log.append((seconds, time.monotonic(), os.environ[RANK], os.getpid()))
 
         threads = [threading.Thread(target=work, args=(seconds,)) for seconds in (3.0, 1.0, 2.0)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return [*log, time.time()]
+        return [*log, time.monotonic()]
 
     values = simdist.run(body, world_size=2).values
 
@@ -72,7 +72,7 @@ def test_a_subclass_runs_its_own_run() -> None:
         adder = Adder()
         adder.start()
         adder.join()
-        return adder.total, time.time(), adder.name, adder.is_alive()
+        return adder.total, time.monotonic(), adder.name, adder.is_alive()
 
     assert alone(body).value == (45, 5.0, "adder", False)
 
@@ -84,7 +84,7 @@ def test_a_join_with_a_timeout_takes_that_long() -> None:
         found: list[Any] = []
         for timeout in (1, 0, -1, 5):
             thread.join(timeout)
-            found.append((time.time(), thread.is_alive()))
+            found.append((time.monotonic(), thread.is_alive()))
         return found
 
     assert alone(body).value == [(1.0, True), (1.0, True), (1.0, True), (3.0, False)]
@@ -93,7 +93,7 @@ def test_a_join_with_a_timeout_takes_that_long() -> None:
 def test_a_timer_fires_unless_it_is_cancelled() -> None:
     def body() -> list[float]:
         fired: list[float] = []
-        first = threading.Timer(1.5, lambda: fired.append(time.time()))
+        first = threading.Timer(1.5, lambda: fired.append(time.monotonic()))
         second = threading.Timer(2, lambda: fired.append(-1.0))
         first.start()
         second.start()
@@ -145,7 +145,7 @@ def test_a_pool_works_in_order_and_in_virtual_time() -> None:
 
         with ThreadPoolExecutor(2) as pool:
             done = list(pool.map(work, [1, 2, 3]))
-        return [done, time.time()]
+        return [done, time.monotonic()]
 
     values = simdist.run(body, world_size=2).values
 
@@ -160,7 +160,7 @@ def test_a_pool_of_multiprocessing_that_has_threads_works_too() -> None:
             return 2 * seconds
 
         with ThreadPool(2) as pool:
-            return [pool.map(work, [1, 2, 3], chunksize=1), time.time()]
+            return [pool.map(work, [1, 2, 3], chunksize=1), time.monotonic()]
 
     assert alone(body).value == [[2, 4, 6], 4.0]
 
@@ -235,12 +235,12 @@ def test_a_rank_ends_when_its_last_thread_that_is_no_daemon_does() -> None:
     log: list[str] = []
 
     def body() -> None:
-        atexit.register(lambda: log.append(f"atexit {time.time()}"))
+        atexit.register(lambda: log.append(f"atexit {time.monotonic()}"))
 
         def tick(name: str, seconds: float) -> None:
             while True:
                 time.sleep(seconds)
-                log.append(f"{name} {time.time()}")
+                log.append(f"{name} {time.monotonic()}")
                 if name == "last":
                     return
 
@@ -262,7 +262,7 @@ def test_the_workers_of_a_pool_that_nobody_shut_end_with_their_rank() -> None:
         pools.append(pool)  # so that it lives on
         if os.environ[RANK] == "1":
             time.sleep(10)
-        return pool.submit(lambda: time.time()).result()
+        return pool.submit(lambda: time.monotonic()).result()
 
     result = simdist.run(body, world_size=2)
 
@@ -300,7 +300,7 @@ def test_a_thread_that_raises_is_told_on_stderr_and_the_rank_goes_on() -> None:
         thread.start()
         thread.join()
         time.sleep(1)
-        return time.time()
+        return time.monotonic()
 
     result = alone(body)
 
@@ -344,7 +344,7 @@ def test_sys_exit_ends_the_thread_only() -> None:
         thread.start()
         thread.join()
         time.sleep(1)
-        return time.time()
+        return time.monotonic()
 
     result = alone(body)
 
@@ -379,8 +379,8 @@ def test_a_killed_rank_takes_its_threads_along(how: str) -> None:
         def ticks() -> None:
             while True:
                 time.sleep(1)
-                log.append(f"{os.environ[RANK]} {time.time()}")
-                if how == "thread" and os.environ[RANK] == "0" and time.time() == 2:
+                log.append(f"{os.environ[RANK]} {time.monotonic()}")
+                if how == "thread" and os.environ[RANK] == "0" and time.monotonic() == 2:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=ticks, daemon=True).start()
@@ -403,7 +403,7 @@ def test_a_pause_stops_every_thread_of_the_rank() -> None:
         def tick() -> None:
             for _ in range(3):
                 time.sleep(1)
-                ticks.append(time.time())
+                ticks.append(time.monotonic())
 
         thread = threading.Thread(target=tick)
         thread.start()

@@ -142,7 +142,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
             simulation.park(self)
             if process.inbox:
                 process.drain()
-        if process.inbox:
+        if process.inbox or process.pending:
             process.drain()
         if simulation.bus.hears(WorkWaited):
             simulation.bus.tell(WorkWaited(self))

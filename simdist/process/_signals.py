@@ -1,0 +1,258 @@
+"""Signals: what a rank does when one comes, from itself, from another rank, from its alarm clock or from the launcher.
+
+Each process has its own handlers, alarm and wake-up descriptor. A handler in Python runs on the process's main thread,
+as it does in an interpreter: at once if that thread sleeps, or waits for a lock, a thread or a file descriptor, which
+it then goes on waiting for; after the wait if it is inside an operation or a request to a store, which real processes
+wait for in C++; and when it next waits if it computes.
+
+In doubt: "when it next waits" is later than in an interpreter, which looks between any two instructions.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from simdist.errors import UnsupportedError
+from simdist.kernel import Timer
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+
+__all__ = ["install"]
+
+_UNCHANGEABLE = (signal.SIGKILL, signal.SIGSTOP)
+
+
+def install(patches: Patches) -> None:
+    """Let ranks have handlers, and send signals to each other."""
+    patches.redirect(_REPLACEMENTS)
+
+
+class _Pause:
+    """`signal.pause`."""
+
+    interruptible = True
+
+    def describe(self) -> str:
+        """As the deadlock report names it."""
+        return "signal.pause()"
+
+    def waits_for(self) -> tuple[()]:
+        """Nobody in particular."""
+        return ()
+
+
+def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    @functools.wraps(original)
+    def kill(pid: int, number: int) -> None:
+        runtime = current_runtime()
+        if runtime is None:
+            original(pid, number)
+            return
+        runtime.simulation.check()
+        process = current_process()
+        if process is not None and pid == process.parent_pid:
+            if number != 0:
+                raise UnsupportedError(f"rank {process.rank}: signals to the launcher are not simulated")
+            return
+        target = runtime.processes.get(pid)
+        if target is None or not target.running:
+            raise ProcessLookupError(3, "No such process")
+        if number not in signal.valid_signals() and number != 0:
+            raise OSError(22, "Invalid argument")
+        target.signal(number)
+        if process is not None and target is process:
+            if number == signal.SIGSTOP:
+                runtime.simulation.sleep(0)  # the running task stops where it parks
+            process.handle_signals()
+
+    return kill
+
+
+def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
+    @functools.wraps(original)
+    def raise_signal(number: int) -> None:
+        process = current_process()
+        if process is None:
+            original(number)
+        else:
+            os.kill(process.pid, number)
+
+    return raise_signal
+
+
+def _signal(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_handler(number: int, handler: Any) -> Any:
+        process = current_process()
+        if process is None:
+            return original(number, handler)
+        if process.simulation.current is not process.main:
+            raise ValueError("signal only works in main thread of the main interpreter")
+        before = _handler_of(process, number)
+        if not callable(handler) and handler not in (signal.SIG_IGN, signal.SIG_DFL):
+            raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
+        if number in _UNCHANGEABLE:
+            raise OSError(22, "Invalid argument")
+        process.handlers[int(number)] = handler if callable(handler) else signal.Handlers(handler)
+        return before
+
+    return set_handler
+
+
+def _getsignal(original: Callable[[int], Any]) -> Callable[[int], Any]:
+    @functools.wraps(original)
+    def getsignal(number: int) -> Any:
+        process = current_process()
+        return original(number) if process is None else _handler_of(process, number)
+
+    return getsignal
+
+
+def _handler_of(process: SimProcess, number: int) -> Any:
+    if number not in signal.valid_signals():
+        raise ValueError("signal number out of range")
+    return process.handlers.get(int(number), signal.SIG_DFL)
+
+
+def _setitimer(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def setitimer(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
+        process = current_process()
+        if process is None:
+            before: tuple[float, float] = original(which, seconds, interval)
+            return before
+        if which != signal.ITIMER_REAL:
+            raise UnsupportedError(
+                f"rank {process.rank}: only signal.ITIMER_REAL is simulated; computing takes no virtual time"
+            )
+        if seconds < 0 or interval < 0:
+            raise signal.ItimerError(22, "Invalid argument")
+        return _set_alarm(process, round(seconds * 1e9), round(interval * 1e9))
+
+    return setitimer
+
+
+def _getitimer(original: Callable[[int], Any]) -> Callable[[int], Any]:
+    @functools.wraps(original)
+    def getitimer(which: int) -> Any:
+        process = current_process()
+        return original(which) if process is None else _left(process)
+
+    return getitimer
+
+
+def _alarm(original: Callable[[int], int]) -> Callable[[int], int]:
+    @functools.wraps(original)
+    def alarm(seconds: int) -> int:
+        process = current_process()
+        if process is None:
+            return original(seconds)
+        left_s, _ = _set_alarm(process, int(seconds) * 10**9, 0)
+        return -int(-left_s // 1)  # what is left is rounded up
+
+    return alarm
+
+
+def _left(process: SimProcess) -> tuple[float, float]:
+    timer: Timer | None = process.alarm
+    if timer is None or timer.action is None:
+        return 0.0, 0.0
+    return (process.alarm_ns - process.simulation.now_ns) / 1e9, process.alarm_interval_ns / 1e9
+
+
+def _set_alarm(process: SimProcess, duration_ns: int, interval_ns: int) -> tuple[float, float]:
+    """Ring after so long, and again and again if there is an interval; what was left of the alarm before."""
+    before = _left(process)
+    if process.alarm is not None:
+        process.alarm.cancel()
+        process.alarm = None
+    if duration_ns:
+        process.alarm_interval_ns = interval_ns
+        process.alarm_ns = process.simulation.now_ns + duration_ns
+        process.alarm = process.simulation.call_at(process.alarm_ns, functools.partial(_ring, process))
+    return before
+
+
+def _ring(process: SimProcess) -> None:
+    if not process.running:
+        return
+    if process.alarm_interval_ns:
+        process.alarm_ns += process.alarm_interval_ns
+        process.alarm = process.simulation.call_at(process.alarm_ns, functools.partial(_ring, process))
+    process.signal(signal.SIGALRM)
+
+
+def _pause(original: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(original)
+    def pause() -> None:
+        process = current_process()
+        if process is None:
+            original()
+            return
+        handled = process.handled
+        process.handle_signals()
+        while process.handled == handled:
+            process.simulation.park(_Pause())
+            process.drain()
+
+    return pause
+
+
+def _set_wakeup_fd(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def set_wakeup_fd(fd: int, *, warn_on_full_buffer: bool = True) -> int:
+        process = current_process()
+        if process is None:
+            return original(fd, warn_on_full_buffer=warn_on_full_buffer)
+        if process.simulation.current is not process.main:
+            raise ValueError("set_wakeup_fd only works in main thread of the main interpreter")
+        before, process.wakeup_descriptor = process.wakeup_descriptor, fd
+        return before
+
+    return set_wakeup_fd
+
+
+def _siginterrupt(original: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
+    @functools.wraps(original)
+    def siginterrupt(number: int, flag: bool) -> None:
+        if current_process() is None:
+            original(number, flag)
+
+    return siginterrupt
+
+
+def _refused(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            process = current_process()
+            if process is None:
+                return original(*args, **kwargs)
+            raise UnsupportedError(
+                f"rank {process.rank}: signal.{name} is not simulated; handlers set with signal.signal are"
+            )
+
+        return refuse
+
+    return wrap
+
+
+_BLOCKING = ("pthread_kill", "pthread_sigmask", "sigpending", "sigtimedwait", "sigwait", "sigwaitinfo")
+_MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
+    (os, "kill", _kill),
+    (signal, "raise_signal", _raise_signal),
+    (signal, "signal", _signal),
+    (signal, "getsignal", _getsignal),
+    (signal, "alarm", _alarm),
+    (signal, "setitimer", _setitimer),
+    (signal, "getitimer", _getitimer),
+    (signal, "pause", _pause),
+    (signal, "set_wakeup_fd", _set_wakeup_fd),
+    (signal, "siginterrupt", _siginterrupt),
+    *((signal, name, _refused(name)) for name in _BLOCKING),
+]
+_REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))
