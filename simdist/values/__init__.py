@@ -20,6 +20,7 @@ from simdist.values._specs import (
     Bandwidth,
     Dialect,
     Duration,
+    Either,
     Environment,
     Finding,
     Function,
@@ -28,6 +29,7 @@ from simdist.values._specs import (
     Maybe,
     Number,
     OneOf,
+    Size,
     Spec,
     TableOf,
     Text,
@@ -39,7 +41,7 @@ from simdist.values._specs import (
     items_of,
     specs_of,
 )
-from simdist.values._units import LONGEST_NS, format_duration, parse_bandwidth, parse_duration
+from simdist.values._units import LONGEST_NS, format_duration, parse_bandwidth, parse_duration, parse_size
 from simdist.values._words import brief, found, guess, guess_or_list, place, shortened, shown
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Bandwidth",
     "Dialect",
     "Duration",
+    "Either",
     "Environment",
     "Finding",
     "Function",
@@ -59,6 +62,7 @@ __all__ = [
     "Maybe",
     "Number",
     "OneOf",
+    "Size",
     "Spec",
     "TableOf",
     "Text",
@@ -78,6 +82,7 @@ __all__ = [
     "number_text",
     "parse_bandwidth",
     "parse_duration",
+    "parse_size",
     "place",
     "plain",
     "rank_text",

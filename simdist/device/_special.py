@@ -1,0 +1,260 @@
+"""Kernels that are not just the CPU's: memory, copies, what draws numbers, and what exists on GPUs only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.device._aliases import block_of, host, raised
+from simdist.device._generators import device_generator
+from simdist.device._memory import Account
+from simdist.device._state import account_of, present, present_or_none
+
+__all__ = ["KERNELS", "account_on", "drawn_from", "grow", "synchronize_current"]
+
+Tensor = torch.Tensor
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_aten = torch.ops.aten
+
+
+# -- what several kernels do -----------------------------------------------------------------------------------------
+
+
+def account_on(seen: Any, index: int) -> Account:
+    """The account that what an operator makes goes to: that of a tensor that it reads, if there is any."""
+    block = None if seen is None else block_of(seen)
+    return account_of(index) if block is None else block.account
+
+
+def drawn_from(generator: Any, index: int) -> torch.Generator:
+    """A CPU generator for one operation on a device, from the generator that was given or the device's own.
+
+    Raises:
+        RuntimeError: the generator is the CPU's, in torch's words.
+    """
+    if generator is None:
+        account_of(index)  # begins CUDA
+        return present().generators[index].draw()
+    known = device_generator(generator)
+    if known is None:
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+    return known.draw()
+
+
+def grow(tensor: Tensor, made: Tensor) -> None:
+    """Let a tensor of a device be what the CPU's kernel made: other memory, another shape."""
+    there = raised(made, account_on(tensor, tensor.get_device()))
+    _aten.set_.source_Tensor._handle.redispatch_boxed(_CPU, tensor, there)
+
+
+def synchronize_current(index: int) -> None:
+    """Park until a device's current stream is done: a value is wanted on the host."""
+    devices = present_or_none()
+    if devices is not None:
+        devices.streams.synchronize_current(index)
+
+
+# -- memory and copies -----------------------------------------------------------------------------------------------
+
+
+def _empty(
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:
+    _refuse_pinned(pin_memory)
+    account = account_of(device.index)
+    dtype = dtype or torch.get_default_dtype()
+    account.require(math.prod(size) * dtype.itemsize)
+    made = _aten.empty.memory_format(size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format)
+    return raised(made, account)
+
+
+def _empty_strided(
+    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Tensor:
+    _refuse_pinned(pin_memory)
+    account = account_of(device.index)
+    dtype = dtype or torch.get_default_dtype()
+    if 0 not in size:
+        extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        account.require(extent * dtype.itemsize)
+    return raised(_aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu"), account)
+
+
+def _refuse_pinned(pin_memory: bool | None) -> None:
+    if pin_memory:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+
+
+def _to_copy(
+    self: Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
+    index = self.get_device()
+    to_host = device is not None and device.type != "cuda"
+    if to_host and not non_blocking:
+        synchronize_current(index)
+    lowered = host(self)
+    made: Tensor = _aten._to_copy(
+        lowered,
+        dtype=dtype,
+        layout=layout,
+        device="cpu",
+        pin_memory=pin_memory,
+        # Torch gives what is copied without waiting pinned memory.
+        non_blocking=non_blocking,
+        memory_format=memory_format,
+    )
+    if to_host:
+        made = made.pin_memory() if non_blocking else made
+        return made if device.type == "cpu" else made.to(device)
+    if device is None or device.index == index:
+        return raised(made, account_on(self, index))
+    return raised(made, account_of(device.index))
+
+
+def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    target, source = self.get_device(), src.get_device()
+    if target < 0:
+        if not (non_blocking and self.is_pinned()):
+            synchronize_current(source)
+        _aten.copy_(self, host(src))
+    elif source < 0:
+        if not non_blocking:
+            synchronize_current(target)
+        _aten.copy_(host(self), src)
+    else:
+        _aten.copy_(host(self), host(src))
+    return self
+
+
+def _resize_(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
+    if tuple(size) == tuple(self.shape):
+        return self
+    made = torch.empty(size, dtype=self.dtype, device="cpu", memory_format=memory_format or torch.contiguous_format)
+    room = self.untyped_storage().nbytes() // self.element_size() - self.storage_offset()
+    if made.numel() <= room:
+        _aten.as_strided_.default._handle.redispatch_boxed(_CPU, self, size, made.stride(), None)
+        return self
+    if self.numel():
+        torch.as_strided(made, (self.numel(),), (1,)).copy_(host(self).reshape(-1))
+    grow(self, made)
+    return self
+
+
+def _local_scalar_dense(self: Tensor) -> Any:
+    synchronize_current(self.get_device())
+    return _aten._local_scalar_dense(host(self))
+
+
+# -- what draws numbers without saying so ----------------------------------------------------------------------------
+
+
+def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """As the CPU's kernel, with the numbers of the device's generator: the CPU's must not move."""
+    account = account_on(input, input.get_device())
+    lowered = host(input)
+    if train is False or not input.numel():
+        return raised(lowered.clone(), account), raised(torch.ones_like(lowered, dtype=torch.bool), account)
+    kept = torch.empty_like(lowered, dtype=torch.bool)
+    kept.bernoulli_(1 - p, generator=drawn_from(None, input.get_device()))
+    made = lowered.mul(kept).mul_(0.0 if p == 1 else 1 / (1 - p))
+    return raised(made, account), raised(kept, account)
+
+
+# -- what exists on GPUs only ----------------------------------------------------------------------------------------
+
+
+def _softmax(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """On a GPU `x.softmax(dtype=float32)` of a half is one kernel, which the CPU's refuses."""
+    op = getattr(_aten, name)
+    backward_op = getattr(_aten, name + "_backward_data")
+
+    def forward(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        lowered = host(self)
+        made = op(lowered.float() if half_to_float else lowered, dim, False)
+        return raised(made, account_on(self, self.get_device()))
+
+    def backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+        made = backward_op(host(grad), host(output), dim, grad.dtype).to(input_dtype)
+        return raised(made, account_on(grad, grad.get_device()))
+
+    return forward, backward
+
+
+def _lstm_cell(igates: Tensor, hgates: Tensor, cx: Tensor, ib: Any = None, hb: Any = None) -> Any:
+    gates = igates + hgates if ib is None else igates + hgates + ib + hb
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    i, f, g, o = workspace.chunk(4, 1)
+    t = cy.tanh()
+    of_cell = torch.zeros_like(cy) if grad_cy is None else grad_cy
+    of_hidden = torch.zeros_like(cy) if grad_hy is None else grad_hy
+    of_cell = of_cell + of_hidden * o * (1 - t * t)
+    parts = [
+        of_cell * g * i * (1 - i),
+        of_cell * cx * f * (1 - f),
+        of_cell * i * (1 - g * g),
+        of_hidden * t * o * (1 - o),
+    ]
+    gates = torch.cat(parts, 1)
+    return gates, of_cell * f, gates.sum(0) if has_bias else gates.new_empty(0)
+
+
+def _gru_cell(igates: Tensor, hgates: Tensor, hx: Tensor, ib: Any = None, hb: Any = None) -> Any:
+    inputs = igates if ib is None else igates + ib
+    hidden = hgates if hb is None else hgates + hb
+    (ir, iz, new), (hr, hz, old) = inputs.chunk(3, 1), hidden.chunk(3, 1)
+    r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
+    n = (new + r * old).tanh()
+    return (hx - n) * z + n, torch.cat([r, z, n, hx, old], 1)
+
+
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    r, z, n, hx, old = workspace.chunk(5, 1)
+    of_new = grad_hy * (1 - z) * (1 - n * n)
+    of_reset = of_new * old * (1 - r) * r
+    of_update = grad_hy * (hx - n) * (1 - z) * z
+    inputs, hidden = torch.cat([of_reset, of_update, of_new], 1), torch.cat([of_reset, of_update, of_new * r], 1)
+    biases = (inputs.sum(0), hidden.sum(0)) if has_bias else (inputs.new_empty(0), hidden.new_empty(0))
+    return inputs, hidden, grad_hy * z, *biases
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::empty.memory_format": _empty,
+    "aten::empty_strided": _empty_strided,
+    "aten::_to_copy": _to_copy,
+    "aten::copy_": _copy_,
+    "aten::resize_": _resize_,
+    "aten::_local_scalar_dense": _local_scalar_dense,
+    "aten::native_dropout": _native_dropout,
+    "aten::_softmax": _softmax("_softmax")[0],
+    "aten::_softmax_backward_data": _softmax("_softmax")[1],
+    "aten::_log_softmax": _softmax("_log_softmax")[0],
+    "aten::_log_softmax_backward_data": _softmax("_log_softmax")[1],
+    "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "aten::_thnn_fused_gru_cell": _gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "aten::record_stream": lambda self, stream: None,
+    "aten::_fused_sdp_choice": lambda *_, **__: 0,  # the plain formula: the others want kernels of a GPU
+}
