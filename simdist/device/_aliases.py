@@ -53,7 +53,7 @@ def host(tensor: Tensor) -> Tensor:
         ):
             return known  # type: ignore[no-any-return]
     if tensor.is_conj():
-        return host(torch._C._conj(tensor)).conj()  # type: ignore[attr-defined]
+        return host(tensor.conj()).conj()
     if tensor.is_neg():
         return torch._neg_view(host(torch._neg_view(tensor)))
     capsule = _to_capsule(tensor)

@@ -12,9 +12,9 @@ from simdist.cluster import Cluster
 from simdist.device import _kernels, _storages
 from simdist.device._bindings import CUDA_VERSION, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
-from simdist.device._state import VARIABLES, Hardware, account_of, enter
+from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
-from simdist.device._torch_core import core
+from simdist.device._torch_core import core, require_cpu_build
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["DeviceState", "explain_absence"]
@@ -37,6 +37,8 @@ class DeviceState:
     """
 
     def __init__(self, cluster: Cluster) -> None:
+        if not there_are_devices():
+            require_cpu_build()
         core()
         self._hardware = Hardware(cluster)
         self._patches = Patches()
@@ -61,7 +63,11 @@ class DeviceState:
         patches.wrap(torch.cuda, "_device_count_nvml", _on_ranks(lambda: -1))
         patches.wrap(torch.cuda, "is_current_stream_capturing", _on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
-        patches.replace(torch, "Generator", _generator_class(torch.Generator))
+        generator = _generator_class(torch.Generator)
+        for module in (torch, torch._C):
+            patches.replace(module, "Generator", generator)
+        cudnn: Any = torch.backends.cudnn.m  # type: ignore[attr-defined]  # the module behind the object
+        patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))  # there is none, and no reason to warn of it
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
         enter(self._hardware)

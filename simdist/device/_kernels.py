@@ -11,6 +11,7 @@ where other kernels (compiled ones, or ones that also tell what they read and wr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ __all__ = ["install", "kernel_of", "replace_maker"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_CPU_KEY = torch._C.DispatchKey.CPU
+_CPU = torch._C.DispatchKeySet(_CPU_KEY)
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 # Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
 _WHOLE = ("aten::convolution", "aten::convolution_backward")
@@ -90,6 +92,15 @@ def kernel_of(op: Any) -> Kernel:
 _maker: Callable[[Any], Kernel] = kernel_of
 
 
+def _call_of(op: Any) -> Kernel:
+    """The operator on CPU tensors; without what an autocast for the CPU would do to them."""
+    full = str(op).replace("aten.", "aten::", 1).removesuffix(".default")
+    known: Any = torch._C
+    if known._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
+        return functools.partial(op._op_dk, _CPU_KEY)
+    return op._op  # type: ignore[no-any-return]
+
+
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
@@ -127,7 +138,7 @@ class _Inputs:
 
 def _pure(op: Any, *, waits: bool) -> Kernel:
     """The kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
-    call = op._op
+    call = _call_of(op)
     may_mix = str(op) in MAY_MIX
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +184,7 @@ def _pure(op: Any, *, waits: bool) -> Kernel:
 
 def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> Kernel:
     """The kernel of an operator of any kind."""
-    call = op._op
+    call = _call_of(op)
     returns = op._schema.returns
     in_place = [each.alias_info is not None for each in returns]
     draws = "generator" in names

@@ -16,7 +16,7 @@ from simdist.device._torch_core import core
 from simdist.process import SimProcess, current_process
 
 __all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "present"]
-__all__ += ["VARIABLES", "present_or_none"]
+__all__ += ["VARIABLES", "present_or_none", "there_are_devices"]
 
 # What `torch.cuda` keeps per process in variables of the module: swapped at each hand-over to another process.
 VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
@@ -99,6 +99,11 @@ def enter(hardware: Hardware | None) -> None:
     global _present
     _present = hardware
     core().count = count if hardware is not None else lambda: 0
+
+
+def there_are_devices() -> bool:
+    """True while a world with devices lives."""
+    return _present is not None
 
 
 def present() -> ProcessDevices:

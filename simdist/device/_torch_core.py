@@ -30,7 +30,7 @@ import torch
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["MOST_DEVICES", "Core", "core"]
+__all__ = ["MOST_DEVICES", "Core", "core", "require_cpu_build"]
 
 MOST_DEVICES = 8  # kFakeGuardImplMaxDevices
 _CUDA = 1  # c10::DeviceType
@@ -244,6 +244,19 @@ def _unknown(what: str) -> UnsupportedError:
     return UnsupportedError(f"virtual devices need a torch built as 2.13 is; this one ({torch.__version__}) {what}")
 
 
+def require_cpu_build() -> None:
+    """Refuse a torch that is built for real devices. Called outside worlds.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if torch.version.cuda is not None or torch.version.hip is not None or torch._C._has_cuda:
+        raise UnsupportedError(
+            "virtual devices take the place of CUDA's, which this torch has; a world with devices_per_host needs a CPU "
+            "build of torch (pip install torch --index-url https://download.pytorch.org/whl/cpu)"
+        )
+
+
 @functools.cache
 def core() -> Core:
     """The one of this interpreter, made on first use.
@@ -251,9 +264,4 @@ def core() -> Core:
     Raises:
         UnsupportedError: this torch has devices of its own, or keeps what is looked for in another way.
     """
-    if torch.version.cuda is not None or torch.version.hip is not None or torch._C._has_cuda:
-        raise UnsupportedError(
-            "virtual devices take the place of CUDA's, which this torch has; a world with devices_per_host needs a CPU "
-            "build of torch (pip install torch --index-url https://download.pytorch.org/whl/cpu)"
-        )
     return Core()

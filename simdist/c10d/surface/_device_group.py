@@ -16,7 +16,6 @@ import torch
 from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.c10d.surface._layout import then
 from simdist.c10d.surface._modes import dispatch_modes, function_modes, visible
 from simdist.device import HostCopies
 from simdist.errors import UnsupportedError
@@ -71,7 +70,17 @@ def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         copies = HostCopies()
         work = method(self, *[copies.lower(each) for each in args], **kwargs)
         work.outputs = copies.originals(work.outputs)
-        return then(work, copies.copy_back)
+
+        def deliver() -> None:
+            if work.error is None:
+                copies.copy_back()
+
+        # Not `then`, whose action comes before those that the operation itself has: this one is the last.
+        if work.done:
+            deliver()
+        else:
+            work.after = [*(work.after or ()), deliver]
+        return work
 
     return call
 
