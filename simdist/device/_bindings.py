@@ -16,7 +16,7 @@ from simdist.device._state import account_of, count, invalid_device, present
 from simdist.device._streams import CYCLES_PER_SECOND, torch_streams
 from simdist.device._torch_core import core
 
-__all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "bindings", "runtime_library"]
+__all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "runtime_library"]
 
 NAME = "simdist virtual GPU"
 CUDA_VERSION = "13.0"
@@ -173,6 +173,33 @@ def _memory_info(index: int) -> tuple[int, int]:
 def _nothing(*_: Any) -> None: ...
 
 
+class Markers:
+    """What `torch._C._nvtx` is: marks for a profiler that nobody runs."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def rangePushA(self, message: str) -> int:
+        """Begin a range inside those that are open; how many those are."""
+        self._depth += 1
+        return self._depth - 1
+
+    def rangePop(self) -> int:
+        """End the innermost range; how many stay open."""
+        self._depth -= 1
+        return self._depth
+
+    def rangeStartA(self, message: str) -> int:
+        """Begin a range that ends by its number."""
+        return 0
+
+    def rangeEnd(self, number: int) -> None:
+        """End it."""
+
+    def markA(self, message: str) -> None:
+        """Mark an instant."""
+
+
 class _Error(int):
     """`cudaError_t`."""
 
@@ -201,9 +228,7 @@ def bindings() -> dict[str, Any]:
         "_CudaStreamBase": streams.Stream.__mro__[1],
         "_CudaEventBase": streams.Event.__mro__[1],
         "_CudaDeviceProperties": DeviceProperties,
-        "_has_cuda": True,
         "_cuda_init": _init,
-        "_cuda_isInBadFork": False,
         "_cuda_getDeviceCount": count,
         "_cuda_getDevice": lambda: core().current(),
         "_cuda_setDevice": _set_device,

@@ -31,8 +31,8 @@ class DeviceGenerator(torch.Generator):
         >>> generator = DeviceGenerator(1)
         >>> generator.device
         device(type='cuda', index=1)
-        >>> generator.manual_seed(3).draw(), generator.get_offset()
-        (<torch._C.Generator object at 0x7f0000000000>, 4)
+        >>> generator.manual_seed(3).draw().device, generator.get_offset()
+        (device(type='cpu'), 4)
     """
 
     _seed: int

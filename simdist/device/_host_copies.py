@@ -18,10 +18,15 @@ class HostCopies:
     """Copies of tensors in the memory of the host, each made once.
 
     Example:
-        >>> copies = HostCopies()
-        >>> on_host = copies.lower([tensor])      # the list with a CPU tensor in it
-        >>> on_host[0].add_(1)
-        >>> copies.copy_back()                    # the tensor of the device has it too
+        >>> def main():
+        ...     tensor, copies = torch.ones(2, device="cuda"), HostCopies()
+        ...     (on_host,) = copies.lower([tensor])
+        ...     on_host.add_(1)
+        ...     before = tensor.tolist()
+        ...     copies.copy_back()
+        ...     return on_host.device.type, before, tensor.tolist()
+        >>> simdist.run(main, world_size=1, cluster=simdist.cluster.build(1, devices_per_host=1)).values
+        [('cpu', [1.0, 1.0], [2.0, 2.0])]
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from simdist.cluster import Cluster
 from simdist.device import _kernels, _storages
-from simdist.device._bindings import CUDA_VERSION, bindings, runtime_library
+from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
@@ -21,6 +21,7 @@ __all__ = ["DeviceState", "explain_absence"]
 
 _variables = vars(torch.cuda)
 _version: dict[str, Any] = vars(torch.version)
+_names: dict[str, Any] = vars(torch._C)
 
 
 class DeviceState:
@@ -54,6 +55,9 @@ class DeviceState:
         for name, binding in names.items():
             patches.replace(torch._C, name, binding)
         streams = torch_streams()
+        for name in ("Stream", "Event"):  # of classes that a module took early, what torch has as their base
+            base = getattr(torch.cuda, name).__mro__[1]
+            patches.replace(base, "__new__", _early(base.__new__, getattr(streams, name)))
         for module in (torch.cuda, torch.cuda.streams):
             for name in ("Stream", "Event", "ExternalStream"):
                 if hasattr(module, name):
@@ -63,6 +67,7 @@ class DeviceState:
         patches.wrap(torch.cuda, "_device_count_nvml", _on_ranks(lambda: -1))
         patches.wrap(torch.cuda, "is_current_stream_capturing", _on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
+        patches.replace(torch.cuda.nvtx, "_nvtx", Markers())
         generator = _generator_class(torch.Generator)
         for module in (torch, torch._C):
             patches.replace(module, "Generator", generator)
@@ -79,6 +84,7 @@ class DeviceState:
         enter(None)
         self._patches.undo()
         self.switch(None, None)
+        self._hardware.close()
         _variables.pop("_get_device_properties", None)
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
@@ -91,11 +97,13 @@ class DeviceState:
         if entering is None:
             variables.update(self._host)
             _version["cuda"] = None
+            _names["_has_cuda"] = False
             return
         variables.update(self._hardware.of(entering).variables)
         if leaving is None:
             variables["_cudart"] = runtime_library()
             _version["cuda"] = CUDA_VERSION
+            _names["_has_cuda"] = True
 
 
 def explain_absence(patches: Patches) -> None:
@@ -158,6 +166,17 @@ def _generator_class(real: Any) -> Any:
         return DeviceGenerator(account_of(device.index).index)
 
     return _Dispatching("Generator", (), {"real": real, "make": staticmethod(make), "__module__": real.__module__})
+
+
+@functools.cache
+def _early(refuse: Any, ours: Any) -> Any:
+    """What makes an object of a class that has a dummy for its base: on a rank, one of ours."""
+    make = ours.__mro__[1].__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return refuse(cls, *args, **kwargs) if current_process() is None else make(ours, *args, **kwargs)
+
+    return staticmethod(new)
 
 
 @functools.cache

@@ -52,6 +52,9 @@ def install() -> None:
     for name in dict.fromkeys([*names, *_special.KERNELS, *_WHOLE]):
         if not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
             _library.m.impl(name.removeprefix("aten::"), "CUDA", _special.KERNELS.get(name) or _on_first_call(name))
+    for name, kernel in _special.COMPOSITES.items():
+        for key in ("CUDA", "AutogradCUDA"):
+            _library.m.impl(name.removeprefix("aten::"), key, kernel)
 
 
 def replace_maker(maker: Callable[[Any], Kernel]) -> None:
@@ -84,7 +87,8 @@ def kernel_of(op: Any) -> Kernel:
         return lambda *args, **kwargs: redispatch(_CPU, *args, **kwargs)
     waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(op.tags))
     names = [each.name for each in schema.arguments]
-    if not written and len(returns) == 1 and not {"device", "generator"} & set(names):
+    by_name = any(each.kwarg_only and "Tensor" in str(each.type) for each in schema.arguments)
+    if not (written or by_name) and len(returns) == 1 and not {"device", "generator"} & set(names):
         return _pure(op, waits=waits)
     return _general(op, names, written, waits=waits)
 

@@ -13,7 +13,7 @@ from simdist.device._generators import device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
 
-__all__ = ["KERNELS", "account_on", "drawn_from", "grow", "synchronize_current"]
+__all__ = ["COMPOSITES", "KERNELS", "account_on", "drawn_from", "grow", "synchronize_current"]
 
 Tensor = torch.Tensor
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -239,6 +239,170 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> An
     return inputs, hidden, grad_hy * z, *biases
 
 
+# -- attention: the fused kernels of GPUs, by that of the CPU --------------------------------------------------------
+
+_HALVES = (torch.float16, torch.bfloat16)
+_flash_enabled: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
+_efficient_enabled: Callable[[], bool] = torch.backends.cuda.mem_efficient_sdp_enabled
+_MATH, _FLASH, _EFFICIENT = 0, 1, 2  # sdp::SDPBackend
+
+
+def _sdp_choice(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Flash attention for halves and the memory-efficient one for single precision, as far as the CPU's kernel goes."""
+    if (
+        query.dim() != 4
+        or not query.shape[:2] == key.shape[:2] == value.shape[:2]
+        or query.shape[3] != value.shape[3]
+        or not query.numel()
+        or not key.numel()
+        or dropout_p
+        or enable_gqa
+        or (attn_mask is not None and (is_causal or attn_mask.requires_grad or attn_mask.dtype is not query.dtype))
+    ):
+        return _MATH
+    if query.dtype in _HALVES and attn_mask is None and _flash_enabled():
+        return _FLASH
+    if query.dtype in (*_HALVES, torch.float32) and _efficient_enabled():
+        return _EFFICIENT
+    return _MATH
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """The choice that C++ makes by a table in which a CPU build has nothing for CUDA."""
+    choice = _sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if choice == _FLASH:
+        return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
+    if choice == _EFFICIENT:
+        sums = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+        efficient = _aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, attn_mask, sums, 0.0, is_causal, scale=scale)[0]
+    return _aten.scaled_dot_product_attention.default.decompose(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Output, and the logarithms of the sums."""
+    account = account_on(query, query.get_device())
+    made, sums = _aten._scaled_dot_product_flash_attention_for_cpu(
+        host(query),
+        host(key),
+        host(value),
+        0.0,
+        is_causal,
+        attn_mask=None if mask is None else host(mask),
+        scale=scale,
+    )
+    return raised(made, account), raised(sums, account)
+
+
+def _attention_backward(
+    tensors: tuple[Tensor, ...], mask: Tensor | None, is_causal: bool, scale: float | None
+) -> list[Tensor]:
+    account = account_on(tensors[0], tensors[0].get_device())
+    gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *map(host, tensors), 0.0, is_causal, attn_mask=None if mask is None else host(mask), scale=scale
+    )
+    return [raised(each, account) for each in gradients]
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    made, sums = _attention(query, key, value, attn_bias, is_causal, scale)
+    return made, sums, *(query.new_zeros((), dtype=torch.int64) for _ in ("seed", "offset"))
+
+
+def _efficient_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    tensors = grad_out, query, key, value, out, logsumexp
+    return (*_attention_backward(tensors, attn_bias, is_causal, scale), None)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    made, sums = _attention(query, key, value, None, is_causal, scale)
+    state, unused = query.new_zeros(2, dtype=torch.uint64), query.new_zeros((), dtype=torch.uint64)
+    return made, sums, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
+
+
+def _flash_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> Any:
+    tensors = grad_out, query, key, value, out, logsumexp
+    return tuple(_attention_backward(tensors, None, is_causal, scale))
+
+
+# Kernels of operators that torch takes apart otherwise: above autograd, as the taking apart is.
+COMPOSITES: dict[str, Callable[..., Any]] = {"aten::scaled_dot_product_attention": _sdpa}
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "aten::empty.memory_format": _empty,
     "aten::empty_strided": _empty_strided,
@@ -256,5 +420,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::record_stream": lambda self, stream: None,
-    "aten::_fused_sdp_choice": lambda *_, **__: 0,  # the plain formula: the others want kernels of a GPU
+    "aten::_fused_sdp_choice": _sdp_choice,
+    "aten::_scaled_dot_product_efficient_attention": _efficient,
+    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "aten::_scaled_dot_product_flash_attention": _flash,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
 }

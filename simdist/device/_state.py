@@ -93,6 +93,13 @@ class Hardware:
             known = self._processes[process] = ProcessDevices(process, self._hosts[process.host.name], fresh)
         return known
 
+    def close(self) -> None:
+        """Forget everything: processes and their tensors refer to each other."""
+        self._processes.clear()
+        for devices in self._hosts.values():
+            for device in devices:
+                device.accounts.clear()
+
 
 def enter(hardware: Hardware | None) -> None:
     """From now on the devices are these; None: there are none any more."""

@@ -37,6 +37,8 @@ def surroundings() -> dict[str, object]:
         "streams": {name: id(value) for name, value in vars(torch.cuda.streams).items()},
         "storage": {name: id(value) for name, value in vars(torch.UntypedStorage).items() if name != "__doc__"},
         "generator": (torch.Generator, names.Generator),
+        "bases": [id(vars(each.__mro__[1])["__new__"]) for each in (torch.cuda.Stream, torch.cuda.Event)],
+        "marks": id(vars(torch.cuda.nvtx)["_nvtx"]),
         "cudnn": id(cudnn.is_acceptable),
         "logger": id(torch._C._distributed_c10d.Logger.set_runtime_stats_and_log),
         "threads": threading.active_count(),

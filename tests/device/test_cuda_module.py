@@ -124,6 +124,32 @@ def test_hosts_have_devices_of_their_own() -> None:
     assert first == (2, 16 << 20)
 
 
+EarlyStream, EarlyEvent = torch.cuda.Stream, torch.cuda.Event
+early_count = torch.cuda.device_count
+
+
+@on_devices
+def test_names_taken_before_the_world_find_devices() -> None:
+    stream, event = EarlyStream(device=1), EarlyEvent(enable_timing=True)
+
+    stream.record_event(event)
+
+    assert isinstance(stream, torch.cuda.Stream)
+    assert stream.device == cuda(1)
+    assert event.elapsed_time(event) == 0
+    assert early_count() == 4
+
+
+@on_devices
+def test_marks_for_a_profiler_are_taken() -> None:
+    with torch.cuda.nvtx.range("outer"):
+        depth = torch.cuda.nvtx.range_push("inner")
+        torch.cuda.nvtx.mark("now")
+        left = torch.cuda.nvtx.range_pop()
+
+    assert (depth, left) == (1, 1)
+
+
 @on_devices
 def test_the_runtime_library_answers() -> None:
     library = torch.cuda.cudart()

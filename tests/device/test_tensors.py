@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,6 +258,40 @@ def test_a_tensor_that_outlives_its_world_can_be_read() -> None:
     assert repr(tensor) == "tensor([[0., 1.],\n        [2., 3.]], device='cuda:1')"
     assert tensor.sum().item() == 6
     assert tensor.cpu().tolist() == [[0, 1], [2, 3]]
+
+
+@on_devices
+def test_tensors_that_are_given_by_name_are_on_the_device_too() -> None:
+    numbers, order = torch.tensor([3.0, 1.0, 2.0], device="cuda").sort()
+
+    places = torch.searchsorted(torch.tensor([3.0, 1.0, 2.0], device="cuda"), numbers, sorter=order)
+
+    assert places.tolist() == [0, 1, 2]
+    assert places.device == cuda(0)
+
+
+@on_devices
+def test_tensors_of_inference_mode_stay_such() -> None:
+    with torch.inference_mode():
+        made = torch.ones(2, device="cuda") * 2
+
+    assert made.is_inference()
+    assert not (torch.ones(2, device="cuda") * 2).is_inference()
+
+
+@on_devices
+def test_the_host_s_memory_is_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    tensor = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    for round_ in range(60):
+        if round_ == 10:
+            before = resident()
+        (tensor * 2).cos().sum().backward()
+        tensor.grad = None
+
+    assert resident() - before < 32 << 20
 
 
 @on_devices

@@ -6,8 +6,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.device.worlds import cuda, model, on_devices
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of the operators that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
 
 
 def inputs(index: int = 1) -> torch.Tensor:
@@ -190,15 +203,37 @@ def test_a_module_computes_and_differentiates_as_on_the_cpu(module: Callable[[],
         assert torch.allclose(one, other.cpu(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "settings", "kernel"),
+    [
+        (torch.float32, {"is_causal": True}, "_scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, {"is_causal": True}, "_scaled_dot_product_flash_attention"),
+        (torch.float32, {"attn_mask": True}, "_scaled_dot_product_efficient_attention"),
+        (torch.float64, {}, "_scaled_dot_product_attention_math"),
+        (torch.float32, {"dropout_p": 0.5}, "_scaled_dot_product_attention_math"),
+    ],
+)
 @on_devices
-def test_attention_runs_and_differentiates() -> None:
-    queries = torch.randn(2, 2, 3, 8, device=cuda(1), requires_grad=True)
+def test_attention_takes_the_kernel_that_a_gpu_takes(dtype: torch.dtype, settings: dict[str, Any], kernel: str) -> None:
+    data = torch.randn(3, 2, 2, 5, 8).to(dtype)
+    results = []
+    for device in ("cpu", "cuda:1"):
+        batch = data.to(device, copy=True).requires_grad_()
+        chosen = dict(settings)
+        if "attn_mask" in chosen:
+            chosen["attn_mask"] = torch.arange(25.0, device=device).view(5, 5).to(dtype)
+        with Operators() as seen:
+            made = nn.functional.scaled_dot_product_attention(*batch, **chosen)
+        (made * made).sum().backward()
+        assert batch.grad is not None
+        results.append((made.detach().cpu(), batch.grad.cpu()))
 
-    made = nn.functional.scaled_dot_product_attention(queries, queries, queries, is_causal=True)
-    made.sum().backward()
-
-    assert made.device == cuda(1)
-    assert queries.grad is not None
+    (made, gradient), (made_there, gradient_there) = results
+    fused = {name for name in seen.names if name.startswith("_scaled_dot_product")}
+    assert fused == ({kernel} if "math" not in kernel else set())
+    if "dropout_p" not in settings:
+        assert torch.allclose(made, made_there, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5)
+        assert torch.allclose(gradient, gradient_there, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-5)
 
 
 @on_devices
