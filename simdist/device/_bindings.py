@@ -6,6 +6,7 @@ arguments and their words are torch's. A thread that is no rank finds no device.
 
 from __future__ import annotations
 
+import threading
 import types
 from typing import Any
 
@@ -71,7 +72,13 @@ def _properties(index: int) -> DeviceProperties:
     return DeviceProperties(present().accounts[index])
 
 
+def _begin() -> None:
+    begin: Any = torch.cuda._lazy_init
+    begin()
+
+
 def _set_device(index: int) -> None:
+    _begin()
     if not 0 <= index < count():
         raise invalid_device()
     core().select(index)
@@ -80,6 +87,7 @@ def _set_device(index: int) -> None:
 def _exchange_device(index: int) -> int:
     if index < 0:
         return -1
+    _begin()
     before = core().current()
     if index != before:
         _set_device(index)
@@ -173,11 +181,10 @@ def _memory_info(index: int) -> tuple[int, int]:
 def _nothing(*_: Any) -> None: ...
 
 
-class Markers:
-    """What `torch._C._nvtx` is: marks for a profiler that nobody runs."""
+class Markers(threading.local):
+    """What `torch._C._nvtx` is: marks for a profiler that nobody runs. Each thread has ranges of its own."""
 
-    def __init__(self) -> None:
-        self._depth = 0
+    _depth = 0
 
     def rangePushA(self, message: str) -> int:
         """Begin a range inside those that are open; how many those are."""

@@ -20,7 +20,7 @@ import torch
 from simdist.device import _special
 from simdist.device._aliases import block_of, host, raised
 from simdist.device._mixing import MAY_MIX, wrong_devices
-from simdist.device._special import account_on, drawn_from, grow, synchronize_current
+from simdist.device._special import account_on, drawn_from, grow, memory_error, synchronize_current
 from simdist.device._state import account_of
 from simdist.errors import InternalError
 
@@ -30,7 +30,6 @@ Tensor = torch.Tensor
 Kernel = Callable[..., Any]
 _CPU_KEY = torch._C.DispatchKey.CPU
 _CPU = torch._C.DispatchKeySet(_CPU_KEY)
-_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 # Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
 _WHOLE = ("aten::convolution", "aten::convolution_backward")
 
@@ -174,7 +173,7 @@ def _pure(op: Any, *, waits: bool) -> Kernel:
         try:
             result = call(*lowered, **kwargs)
         except RuntimeError as error:
-            raise _memory_error(error, index) from None
+            raise memory_error(error, account_of(max(index, 0))) from None
         if isinstance(result, Tensor):
             block = block_of(seen)
             return raised(result, account_of(index) if block is None else block.account)
@@ -231,7 +230,7 @@ def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> K
         try:
             result = call(*lowered, **named)
         except RuntimeError as error:
-            raise _memory_error(error, index) from None
+            raise memory_error(error, account_of(max(index, 0))) from None
         for was, now in results:
             if isinstance(was, Tensor) and was.shape != now.shape:
                 grow(was, now)
@@ -262,12 +261,3 @@ def _raised_all(value: Any, account: Any) -> Any:
     if type(value) in (list, tuple):
         return [raised(each, account) for each in value]
     return value
-
-
-def _memory_error(error: RuntimeError, index: int) -> RuntimeError:
-    """The same error; or, if the host itself has no more memory, the one of a device that has none."""
-    if _NO_MEMORY not in str(error):
-        return error
-    full = account_of(index).out_of_memory(0)
-    full.add_note("the memory of the machine that simulates ran out, not that of the virtual device")
-    return full

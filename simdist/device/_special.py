@@ -13,11 +13,12 @@ from simdist.device._generators import device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
 
-__all__ = ["COMPOSITES", "KERNELS", "account_on", "drawn_from", "grow", "synchronize_current"]
+__all__ = ["COMPOSITES", "KERNELS", "account_on", "drawn_from", "grow", "memory_error", "synchronize_current"]
 
 Tensor = torch.Tensor
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _aten = torch.ops.aten
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 # -- what several kernels do -----------------------------------------------------------------------------------------
@@ -50,6 +51,15 @@ def grow(tensor: Tensor, made: Tensor) -> None:
     _aten.set_.source_Tensor._handle.redispatch_boxed(_CPU, tensor, there)
 
 
+def memory_error(error: RuntimeError, account: Account) -> RuntimeError:
+    """The same error; or, if the host itself has no more memory, the one of a device that has none."""
+    if _NO_MEMORY not in str(error):
+        return error
+    full = account.out_of_memory(0)
+    full.add_note("the memory of the machine that simulates ran out, not that of the virtual device")
+    return full
+
+
 def synchronize_current(index: int) -> None:
     """Park until a device's current stream is done: a value is wanted on the host."""
     devices = present_or_none()
@@ -73,7 +83,10 @@ def _empty(
     account = account_of(device.index)
     dtype = dtype or torch.get_default_dtype()
     account.require(math.prod(size) * dtype.itemsize)
-    made = _aten.empty.memory_format(size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format)
+    try:
+        made = _aten.empty.memory_format(size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format)
+    except RuntimeError as error:
+        raise memory_error(error, account) from None
     return raised(made, account)
 
 
@@ -86,7 +99,11 @@ def _empty_strided(
     if 0 not in size:
         extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
         account.require(extent * dtype.itemsize)
-    return raised(_aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu"), account)
+    try:
+        made = _aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
+    except RuntimeError as error:
+        raise memory_error(error, account) from None
+    return raised(made, account)
 
 
 def _refuse_pinned(pin_memory: bool | None) -> None:

@@ -19,6 +19,17 @@ def test_there_are_devices_and_nothing_has_begun() -> None:
     assert torch.cuda.is_initialized()
 
 
+@on_devices
+def test_to_choose_a_device_begins() -> None:
+    with torch.cuda.device(-1):
+        inside = torch.cuda.is_initialized()
+
+    torch.cuda.set_device(1)
+
+    assert not inside
+    assert torch.cuda.is_initialized()
+
+
 def test_each_rank_begins_for_itself() -> None:
     def body() -> tuple[bool, bool]:
         process = current_process()

@@ -186,6 +186,32 @@ def test_what_gloo_has_for_the_cpu_only_is_refused(
     values(body, world_size=2)
 
 
+def test_tensors_that_do_not_fit_are_told_with_their_device() -> None:
+    def body() -> None:
+        rank = join()
+        group: Any = dist.group.WORLD
+        with pytest.raises(RuntimeError) as caught:
+            group.allreduce([of_ranks(1.0), torch.ones(1, dtype=torch.int64, device="cuda")])
+        rest = "layout=Strided, requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt))"
+        assert str(caught.value) == (
+            "ProcessGroupGloo::allreduce: invalid tensor type at index 0 "
+            f"(expected TensorOptions(dtype=float, device=cuda:{rank}, {rest}, "
+            f"got TensorOptions(dtype=long int, device=cuda:{rank}, {rest})"
+        )
+
+    values(body, world_size=2)
+
+
+def test_debug_level_detail_checks_calls_on_devices() -> None:
+    def body() -> list[float]:
+        rank = join()
+        tensor = of_ranks(rank + 1.0)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    assert values(body, world_size=2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == [[3], [3]]
+
+
 def test_a_group_without_devices_refuses_them_in_torch_s_words() -> None:
     def body() -> list[str]:
         dist.init_process_group("gloo")

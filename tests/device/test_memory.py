@@ -163,6 +163,21 @@ def test_a_process_that_ends_gives_its_memory_back() -> None:
     assert values(body, world_size=2, devices=1, memory=16 * MIB) == [16 * MIB, 0]
 
 
+def test_a_machine_without_memory_is_a_device_without_memory() -> None:
+    def body() -> None:
+        with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+            torch.empty(1 << 54, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty_strided((1 << 54,), (1,), dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.ones(1, device="cuda").expand(1 << 52) + 1
+        assert caught.value.__notes__ == [
+            "the memory of the machine that simulates ran out, not that of the virtual device"
+        ]
+
+    values(body, memory=1 << 60)
+
+
 @on_devices
 def test_a_process_can_allow_itself_a_part() -> None:
     torch.cuda.set_per_process_memory_fraction(0.5, 1)

@@ -68,7 +68,11 @@ def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if not any(_has_devices(each) for each in args):
             return method(self, *args, **kwargs)
         copies = HostCopies()
-        work = method(self, *[copies.lower(each) for each in args], **kwargs)
+        lowered = [copies.lower(each) for each in args]
+        try:
+            work = method(self, *lowered, **kwargs)
+        except RuntimeError as error:
+            raise _naming_device(error, args) from None
         work.outputs = copies.originals(work.outputs)
 
         def deliver() -> None:
@@ -83,6 +87,22 @@ def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         return work
 
     return call
+
+
+def _naming_device(error: RuntimeError, args: Any) -> RuntimeError:
+    """The error of a call on copies, which says of them where the tensors are."""
+    text = str(error)
+    if type(error) is not RuntimeError or "device=cpu" not in text:
+        return error
+    return RuntimeError(text.replace("device=cpu", f"device={_first_device(args)}"))
+
+
+def _first_device(value: Any) -> torch.device | None:
+    if isinstance(value, torch.Tensor):
+        return value.device if value.is_cuda else None
+    if not isinstance(value, (list, tuple)):
+        return None
+    return next((found for each in value if (found := _first_device(each)) is not None), None)
 
 
 def _refusing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
