@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
+import simdist
 from simdist.process import current_process
 from tests.device.worlds import cuda, on_devices, values
 
@@ -158,6 +161,24 @@ def test_accelerators_of_any_kind_are_cuda() -> None:
     assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 2
     assert torch.accelerator.current_stream() == torch.cuda.current_stream()
     assert now_ms() == 1
+
+
+def test_a_rank_can_die_while_it_waits_for_a_value() -> None:
+    def body() -> float:
+        rank = int(os.environ["RANK"])
+        tensor = torch.ones(2, device="cuda", requires_grad=True)
+        torch.cuda._sleep(10 * MS)
+        if rank == 0:
+            tensor.register_hook(lambda gradient: gradient * gradient.sum().item())
+            (tensor * 2).sum().backward()
+        return float(tensor.detach().sum())
+
+    cluster = simdist.cluster.build(2, devices_per_host=1)
+    crash = simdist.faults.Crash(rank=0, at_ns=5_000_000)
+    result = simdist.run(body, world_size=2, cluster=cluster, faults=[crash])
+
+    assert [rank.status for rank in result.ranks] == ["killed", "returned"]
+    assert [rank.ended_ns for rank in result.ranks] == [5_000_000, 10_000_000]
 
 
 def test_each_rank_has_streams_of_its_own() -> None:
