@@ -27,10 +27,8 @@ from simdist.device._install import DeviceState, explain_absence
 from simdist.device._kernels import kernel_of, replace_maker
 from simdist.device._state import present as devices_of_this_process
 from simdist.device._streams import Streams
-from simdist.device._torch_core import MOST_DEVICES
 
 __all__ = [
-    "MOST_DEVICES",
     "DeviceState",
     "HostCopies",
     "Streams",

@@ -3,8 +3,8 @@
 A CPU build of torch has all that CUDA tensors need but three objects, and takes them as soon as they are there:
 
 - The *device guard* knows the current device and the current streams of each thread. Torch has one for its own tests
-  (`FakeGuardImpl`, eight devices), which `ensureCUDADeviceGuardSet` puts in the registry where the guard of a CUDA
-  build counts no device. A stand-in that counts none makes it do so.
+  (`FakeGuardImpl`, for eight devices; a host of a cluster may have no more), which `ensureCUDADeviceGuardSet` puts in
+  the registry where the guard of a CUDA build counts no device. A stand-in that counts none makes it do so.
 - The *hooks* say whether there is an accelerator, how many devices, and where pinned memory comes from. The object is
   there; its table of functions is replaced by a copy with our answers.
 - A flag remembers that `torch.cuda._lazy_init` was called. It is taken back when a world ends.
@@ -30,9 +30,8 @@ import torch
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["MOST_DEVICES", "Core", "core", "require_cpu_build"]
+__all__ = ["Core", "core", "require_cpu_build"]
 
-MOST_DEVICES = 8  # kFakeGuardImplMaxDevices
 _CUDA = 1  # c10::DeviceType
 
 # Places in the table of `DeviceGuardImplInterface`.
