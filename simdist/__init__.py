@@ -6,9 +6,9 @@
     result.raise_for_failure()
 
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
-`cluster` (hosts and links), `process` (what makes a task look like a process), `c10d` (groups, stores), `faults`,
-`trace`, `determinism`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing is imported before it is
-used.
+`cluster` (hosts and links), `process` (what makes a task look like a process), `device` (virtual CUDA devices), `c10d`
+(groups, stores), `faults`, `trace`, `determinism`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing
+is imported before it is used.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen
 from simdist.cluster import Cluster, Host, Network, build
+from simdist.device import DeviceState, explain_absence
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults._injector import Injector
 from simdist.frames import is_ours, raising_line, user_line
@@ -104,6 +105,10 @@ class World:
         self._torch = TorchState(network, backend=spec.backend, strict=strict, results=spec.record_results)
         self._slots = Slots(spec.seed, torch_generator())
         self._slots.add(self._torch.switch)
+        self._devices: DeviceState | None = None
+        if self._cluster.devices_per_host:
+            self._devices = DeviceState(self._cluster)
+            self._slots.add(self._devices.switch)
         self._simulation = Simulation(
             policy=make_policy(spec.policy, spec.seed),
             on_switch=self._slots.switch,
@@ -176,6 +181,11 @@ class World:
             stack.callback(self._slots.restore)
             stack.callback(self._torch.uninstall)
             self._torch.install(self._simulation.bus)
+            if self._devices is None:
+                explain_absence(self._runtime.patches)
+            else:
+                stack.callback(self._devices.uninstall)
+                self._devices.install()
             stack.callback(self._end_threads)
             self._injector = Injector(
                 self._simulation, self._network, self._spec.faults, self._lose_store, seed=self._spec.seed

@@ -43,6 +43,11 @@ GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     "simdist.c10d.surface._rank_world": lambda request: {"c10d": SimpleNamespace(_world=dist.distributed_c10d._world)},
     "simdist.cluster._host": lambda request: {"network": Network(build(4, hosts=2))},
     "simdist.cluster._network": lambda request: {"build": build},
+    "simdist.device._host_copies": lambda request: {"simdist": simdist},
+    "simdist.device._install": lambda request: {
+        "cluster": build(1, devices_per_host=1),
+        "slots": Slots(0, torch_generator()),
+    },
     "simdist.determinism._sites": lambda request: {"observed_by": observed_by},
     "simdist.determinism._report": lambda request: request.getfixturevalue("warm_processes") and {},
     "simdist.process._randomness": lambda request: {"third": torch_generator()},

@@ -68,14 +68,30 @@ def big_all_reduce(elements: int, repeat: int) -> tuple[Stamps, Memory]:
     return stamps, Memory(before, resident_bytes("VmHWM"))
 
 
-def ddp_steps(steps: int, repeat: int) -> Stamps:
+def additions(calls: int, repeat: int, device: str) -> float:
+    """Processor seconds that one `a + b` of 8 x 8 takes, in the best of `repeat` batches."""
+    process = sys.modules["simdist.process"]
+    clock = process.original(time.thread_time)
+    a, b = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device)
+    best = float("inf")
+    for _ in range(repeat):
+        begin = clock()
+        for _ in range(calls):
+            a + b  # it is what is measured
+        best = min(best, clock() - begin)
+    return best / calls
+
+
+def ddp_steps(steps: int, repeat: int, device: str = "cpu") -> Stamps:
     """Training steps of a 3 x 64 MLP under DDP: forward, backward, SGD."""
     layers: list[nn.Module] = []
     for _ in range(3):
         layers += [nn.Linear(64, 64), nn.ReLU()]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+    if device == "cuda":
+        torch.cuda.set_device(dist.get_rank())
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, targets = torch.ones(8, 64), torch.zeros(8, 64)
+    inputs, targets = torch.ones(8, 64, device=device), torch.zeros(8, 64, device=device)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -196,6 +196,39 @@ def suite(arm: str, repeat: int) -> Figures:
     return {"seconds": statistics.median(run_arm(SUITE, arm)["seconds"] for _ in range(repeat))}
 
 
+def device_operation(calls: int, repeat: int) -> Figures:
+    """One small operation on a virtual device, and in a world that has none."""
+    from simdist import run
+    from simdist.cluster import build
+
+    figures = {}
+    for name, device, devices in (("cpu_seconds", "cpu", 0), ("seconds", "cuda", 1)):
+        body = partial(bodies.additions, calls, repeat, device)
+        result = run(body, world_size=1, cluster=build(1, devices_per_host=devices))
+        result.raise_for_failure()
+        (figures[name],) = result.values
+    return figures
+
+
+def device_ddp(ranks: int, steps: int, repeat: int) -> Figures:
+    """DDP training steps on virtual devices, and on the CPU in a world that has none."""
+    from simdist import run
+    from simdist.cluster import build
+
+    def in_group(device: str) -> bodies.Stamps:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        return bodies.ddp_steps(steps, repeat, device)
+
+    figures = {}
+    for name, device, devices in (("cpu_per_second", "cpu", 0), ("per_second", "cuda", ranks)):
+        result = run(partial(in_group, device), world_size=ranks, cluster=build(ranks, devices_per_host=devices))
+        result.raise_for_failure()
+        figures[name] = steps / _median_batch(result.values)
+    return figures
+
+
 PROBES: dict[str, Callable[..., Figures]] = {
     "start": start,
     "calls": calls,
@@ -208,6 +241,8 @@ PROBES: dict[str, Callable[..., Figures]] = {
     "collect": collect,
     "tests": tests,
     "suite": suite,
+    "device-operation": device_operation,
+    "device-ddp": device_ddp,
 }
 
 

@@ -43,6 +43,8 @@ def rows(*, quick: bool, spawn: bool) -> list[Row]:
         _collect(quick=quick),
         _tests(),
         _suite(),
+        _operation(quick=quick),
+        _ddp_on_devices(quick=quick),
     ]
 
 
@@ -224,6 +226,35 @@ def _suite() -> Row:
         lambda figures: f"{figures['seconds']:.2f} s",
         "1/20 of Gloo",
         met,
+        {},
+    )
+
+
+def _operation(*, quick: bool) -> Row:
+    def show(figures: Figures) -> str:
+        here, there = figures["cpu_seconds"] * 1e6, figures["seconds"] * 1e6
+        return f"{there:.1f} us ({there / here:.1f} x {here:.1f} us)"
+
+    return Row(
+        "j",
+        "a + b of 8 x 8 on a virtual device (against a plain CPU)",
+        {"simdist": {"probe": "device-operation", "calls": 3000, "repeat": 7 if quick else 25}},
+        show,
+        "15 x the CPU",
+        lambda cells: cells["simdist"]["seconds"] <= 15 * cells["simdist"]["cpu_seconds"],
+        {},
+    )
+
+
+def _ddp_on_devices(*, quick: bool) -> Row:
+    request = {"probe": "device-ddp", "ranks": 4, "steps": 20 if quick else 50, "repeat": 3 if quick else 5}
+    return Row(
+        "j",
+        "DDP steps of a 3 x 64 MLP on virtual devices, 4 ranks (on the CPU)",
+        {"simdist": {**request, "environ": {"OMP_NUM_THREADS": "1"}}},
+        lambda figures: f"{_rate(figures['per_second'])} ({_rate(figures['cpu_per_second'])})",
+        "",
+        lambda cells: None,
         {},
     )
 

@@ -9,7 +9,7 @@ Each cell is measured in a fresh process of its own, one at a time, so that no s
     python tools/bench.py --instructions --against ../other  # what hot paths execute, in two checkouts
 
 Groups: a start-up, b small calls, c bandwidth and memory, d DDP, e large worlds, f timeout, g import, h plugin, i a
-suite for MultiProcessTestCase.
+suite for MultiProcessTestCase, j virtual devices.
 """
 
 from __future__ import annotations

@@ -222,6 +222,11 @@ class TorchState:
         self._backends = BackendTables()
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
+        self._group_class = SimProcessGroup
+        if network.cluster.devices_per_host:
+            from simdist.c10d.surface._device_group import DeviceProcessGroup
+
+            self._group_class = DeviceProcessGroup
         self.servers: dict[Any, StoreServer] = {}  # by address, path or identity
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -273,6 +278,8 @@ class TorchState:
         _meshes.install(self._patches)
         _generators.install(self._patches)
         self._compiled.install(self._patches)
+        if self._network.cluster.devices_per_host:
+            _replacements.install_for_devices(self._patches)
 
     def uninstall(self) -> None:
         """Put everything back."""
@@ -377,7 +384,7 @@ class TorchState:
         member = connect(
             process, self._network, store, rank, size, limit_ns, backend, strict=self._strict, lazy=lazy, ranks=ranks
         )
-        group = SimProcessGroup(member, store, size, timeout, options)
+        group = self._group_class(member, store, size, timeout, options)
         flight_record_of(process).enter(group)
         return group
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +18,12 @@ from simdist.values import (
     Bandwidth,
     Dialect,
     Duration,
+    Either,
     Finding,
     ListOf,
     Maybe,
     Number,
+    Size,
     Spec,
     Text,
     Truth,
@@ -48,6 +51,11 @@ LOCAL_BANDWIDTH = 4_000_000_000
 # A 25 Gbit/s Ethernet and a kernel network stack on both sides.
 NETWORK_LATENCY_NS = 80_000
 NETWORK_BANDWIDTH = 3_125_000_000
+DEVICE_MEMORY_BYTES = 80 << 30  # an H100's, or the larger A100's
+
+# How many virtual devices a host has; "ranks": one for each rank on it. Torch's own guard, on which they rest, knows 8.
+MOST_DEVICES = 8
+_DEVICES = Either(("ranks",), Whole(least=0, most=MOST_DEVICES, why=", for torch's device guard knows no more"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,10 @@ class Cluster:
     and a node with a `bandwidth` (a host's bus, a switch) takes no more than that in all. `ports[r]` is the node at
     which rank r is attached, if that is not its host: a GPU, say.
 
+    Each host has `devices_per_host` virtual CUDA devices of `device_memory_bytes` each, which its ranks find as
+    "cuda:0" and so on; "ranks" is one for each rank on the host. By default there are none: a program that asks for
+    CUDA gets what it gets from a CPU build of torch.
+
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, two hosts cannot reach each other, or an
             argument is not what it has to be.
@@ -102,6 +114,8 @@ class Cluster:
     made_by: Annotated[str, Text()] = field(default="", repr=False)  # the call of `build` or the like that made it
     shared_links: Annotated[bool, Truth()] = False
     ports: Annotated[tuple[str, ...], ListOf(Text(), of="nodes")] = ()
+    devices_per_host: Annotated[int | str, _DEVICES] = 0
+    device_memory_bytes: Annotated[int, Size()] = DEVICE_MEMORY_BYTES
 
     def __post_init__(self) -> None:
         problems = []
@@ -124,6 +138,12 @@ class Cluster:
         ]
         if self.ports and len(self.ports) != len(self.placement):
             problems.append(f"{len(self.ports)} ports for {len(self.placement)} ranks; there is one for each, or none")
+        if self.devices_per_host == "ranks":
+            problems += [
+                f"{host} has {count} ranks, and a device for each would be too many; the most is {MOST_DEVICES}"
+                for host, count in Counter(self.placement).items()
+                if count > MOST_DEVICES
+            ]
         for a, b, data in self.graph.edges(data=True):
             for name in ("latency_ns", "bandwidth"):
                 value = data.get(name)
@@ -153,6 +173,10 @@ class Cluster:
     def ranks_of(self, host: str) -> list[int]:
         """The ranks on `host`, ascending."""
         return [rank for rank, name in enumerate(self.placement) if name == host]
+
+    def devices_on(self, host: str) -> int:
+        """How many virtual devices `host` has."""
+        return len(self.ranks_of(host)) if self.devices_per_host == "ranks" else int(self.devices_per_host)
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -186,6 +210,8 @@ BUILD: Mapping[str, Spec] = {
     "reduction_slowdown": Number(above=0),
     "reduction_latency_slowdown": Number(above=0),
     "reduction_from_bytes": Whole(least=0),
+    "devices_per_host": _DEVICES,
+    "device_memory_bytes": Size(),
 }
 
 
@@ -200,11 +226,13 @@ def build(
     reduction_slowdown: float = 1.0,
     reduction_latency_slowdown: float = 1.0,
     reduction_from_bytes: int = 0,
+    devices_per_host: int | str = 0,
+    device_memory_bytes: int = DEVICE_MEMORY_BYTES,
 ) -> Cluster:
     """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
 
-    Latency and bandwidth are those between two hosts; the `local_` ones those inside a host. For reductions see
-    `Cluster`; `simdist calibrate` measures all of them but those between hosts.
+    Latency and bandwidth are those between two hosts; the `local_` ones those inside a host. For reductions and devices
+    see `Cluster`; `simdist calibrate` measures all of them but those between hosts.
 
     Raises:
         TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
@@ -218,6 +246,8 @@ def build(
         "reduction_slowdown": reduction_slowdown,
         "reduction_latency_slowdown": reduction_latency_slowdown,
         "reduction_from_bytes": reduction_from_bytes,
+        "devices_per_host": devices_per_host,
+        "device_memory_bytes": device_memory_bytes,
     }
     said = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
     findings = [
@@ -251,6 +281,8 @@ def build(
         reduction_latency_slowdown,
         reduction_from_bytes,
         made_by=f"simdist.cluster.build({', '.join(words)})",
+        devices_per_host=devices_per_host,
+        device_memory_bytes=device_memory_bytes,
     )
 
 

@@ -55,14 +55,14 @@ def one_host(
     local_latency_ns: int = LOCAL_LATENCY_NS,
     local_bandwidth_bytes_per_s: int = LOCAL_BANDWIDTH,
     bus_bandwidth_bytes_per_s: int | None = None,
-    **reductions: Any,
+    **common: Any,
 ) -> Cluster:
     """All ranks on one host, each as wide as `local_bandwidth_bytes_per_s` and all together as wide as its bus.
 
     Raises:
         TopologyError: an argument is not what it has to be.
     """
-    said = _given("one_host", world_size, {**_arguments(locals()), **reductions})
+    said = _given("one_host", world_size, {**_arguments(locals()), **common})
     graph = _graph()
     _add_host(graph, "host0", bus_bandwidth_bytes_per_s)
     return _cluster("one_host", said, graph, ("host0",) * world_size)
@@ -78,14 +78,14 @@ def switched(
     local_latency_ns: int = LOCAL_LATENCY_NS,
     local_bandwidth_bytes_per_s: int = LOCAL_BANDWIDTH,
     bus_bandwidth_bytes_per_s: int | None = None,
-    **reductions: Any,
+    **common: Any,
 ) -> Cluster:
     """`hosts` machines with one NIC each behind a switch: all ranks of a host share its NIC, each way.
 
     Raises:
         TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
     """
-    said = _given("switched", world_size, {**_arguments(locals()), **reductions})
+    said = _given("switched", world_size, {**_arguments(locals()), **common})
     graph = _graph()
     _add_node(graph, "switch", "switch", switch_bandwidth_bytes_per_s)
     for host in range(hosts):
@@ -104,7 +104,7 @@ def rail_optimised(
     bandwidth_bytes_per_s: int = RAIL_BANDWIDTH,
     spine_latency_ns: int = HOP_LATENCY_NS,
     oversubscription: float = 1.0,
-    **reductions: Any,
+    **common: Any,
 ) -> Cluster:
     """Hosts with a NIC for each of their GPUs; rank r is GPU r modulo `gpus_per_host`, whose NIC is on that rail.
 
@@ -114,7 +114,7 @@ def rail_optimised(
     Raises:
         TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
     """
-    said = _given("rail_optimised", world_size, {**_arguments(locals()), **reductions})
+    said = _given("rail_optimised", world_size, {**_arguments(locals()), **common})
     hosts = world_size // gpus_per_host
     graph = _graph()
     for host in range(hosts):
@@ -142,7 +142,7 @@ def fat_tree(
     local_latency_ns: int = LOCAL_LATENCY_NS,
     local_bandwidth_bytes_per_s: int = LOCAL_BANDWIDTH,
     bus_bandwidth_bytes_per_s: int | None = None,
-    **reductions: Any,
+    **common: Any,
 ) -> Cluster:
     """Hosts with one NIC each, `hosts_per_leaf` on a leaf switch, and a core above the leaves.
 
@@ -152,7 +152,7 @@ def fat_tree(
     Raises:
         TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
     """
-    said = _given("fat_tree", world_size, {**_arguments(locals()), **reductions})
+    said = _given("fat_tree", world_size, {**_arguments(locals()), **common})
     graph = _graph()
     width = max(1, round(hosts_per_leaf * bandwidth_bytes_per_s / oversubscription))
     for host in range(hosts):
@@ -164,7 +164,8 @@ def fat_tree(
     return _cluster("fat_tree", said, graph, _blocks(world_size, hosts))
 
 
-_REDUCTIONS = {name: BUILD[name] for name in BUILD if name.startswith("reduction_")}
+# What every topology takes: how reductions and devices are.
+_COMMON = {name: BUILD[name] for name in BUILD if name.startswith(("reduction_", "device"))}
 _WIDTH, _SPAN = Bandwidth(), Duration()
 _LOCAL = {"local_latency_ns": _SPAN, "local_bandwidth_bytes_per_s": _WIDTH, "bus_bandwidth_bytes_per_s": Maybe(_WIDTH)}
 _NICS = {"latency_ns": _SPAN, "bandwidth_bytes_per_s": _WIDTH}
@@ -174,9 +175,9 @@ _OVER = {"oversubscription": Number(above=0)}
 # Each topology by its name, as a scenario has it. "uniform" is `build`: every pair of hosts alike, and nothing shared.
 TOPOLOGIES: Mapping[str, Topology] = {
     "uniform": Topology(build, {name: spec for name, spec in BUILD.items() if name != "world_size"}),
-    "one_host": Topology(one_host, {**_LOCAL, **_REDUCTIONS}),
+    "one_host": Topology(one_host, {**_LOCAL, **_COMMON}),
     "switched": Topology(
-        switched, {**_HOSTS, **_NICS, "switch_bandwidth_bytes_per_s": Maybe(_WIDTH), **_LOCAL, **_REDUCTIONS}
+        switched, {**_HOSTS, **_NICS, "switch_bandwidth_bytes_per_s": Maybe(_WIDTH), **_LOCAL, **_COMMON}
     ),
     "rail_optimised": Topology(
         rail_optimised,
@@ -187,7 +188,7 @@ TOPOLOGIES: Mapping[str, Topology] = {
             **_NICS,
             "spine_latency_ns": _SPAN,
             **_OVER,
-            **_REDUCTIONS,
+            **_COMMON,
         },
     ),
     "fat_tree": Topology(
@@ -199,7 +200,7 @@ TOPOLOGIES: Mapping[str, Topology] = {
             **_NICS,
             "core_latency_ns": _SPAN,
             **_LOCAL,
-            **_REDUCTIONS,
+            **_COMMON,
         },
     ),
 }
@@ -249,7 +250,7 @@ def problems_of(topology: str, world_size: int, settings: Mapping[str, Any]) -> 
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in ("world_size", "reductions")}
+    return {name: value for name, value in given.items() if name not in ("world_size", "common")}
 
 
 def _given(topology: str, world_size: int, said: dict[str, Any]) -> dict[str, Any]:
@@ -297,7 +298,7 @@ def _cluster(
         placement,
         said.get("local_latency_ns", LOCAL_LATENCY_NS),
         said.get("local_bandwidth_bytes_per_s", LOCAL_BANDWIDTH),
-        **{name: said[name] for name in _REDUCTIONS if name in said},
+        **{name: said[name] for name in _COMMON if name in said},
         made_by=f"simdist.cluster.{topology}({', '.join([str(said['world_size']), *words])})",
         shared_links=True,
         ports=ports,

@@ -150,7 +150,7 @@ def cluster_keys(topology: str) -> Mapping[str, str]:
 
     settings = TOPOLOGIES[topology].settings
     return {
-        name.removesuffix("_ns").removesuffix("_bytes_per_s"): name
+        name.removesuffix("_ns").removesuffix("_bytes_per_s").removesuffix("_bytes"): name
         for name in settings
         if not name.startswith("reduction_")  # which come with a calibration
     }

@@ -20,6 +20,7 @@ from simdist.values._specs import (
     Bandwidth,
     Dialect,
     Duration,
+    Either,
     Environment,
     Finding,
     Function,
@@ -29,6 +30,7 @@ from simdist.values._specs import (
     Moment,
     Number,
     OneOf,
+    Size,
     Spec,
     TableOf,
     Text,
@@ -40,7 +42,7 @@ from simdist.values._specs import (
     items_of,
     specs_of,
 )
-from simdist.values._units import LONGEST_NS, format_duration, parse_bandwidth, parse_duration
+from simdist.values._units import LONGEST_NS, format_duration, parse_bandwidth, parse_duration, parse_size
 from simdist.values._words import brief, found, guess, guess_or_list, place, shortened, shown
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "Bandwidth",
     "Dialect",
     "Duration",
+    "Either",
     "Environment",
     "Finding",
     "Function",
@@ -61,6 +64,7 @@ __all__ = [
     "Moment",
     "Number",
     "OneOf",
+    "Size",
     "Spec",
     "TableOf",
     "Text",
@@ -80,6 +84,7 @@ __all__ = [
     "number_text",
     "parse_bandwidth",
     "parse_duration",
+    "parse_size",
     "place",
     "plain",
     "rank_text",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdist.values._plain import awkward_character
-from simdist.values._units import LONGEST_NS, parse_bandwidth, parse_duration
+from simdist.values._units import LONGEST_NS, parse_bandwidth, parse_duration, parse_size
 from simdist.values._words import brief, found, guess, shown
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Bandwidth",
     "Dialect",
     "Duration",
+    "Either",
     "Environment",
     "Finding",
     "Function",
@@ -35,6 +36,7 @@ __all__ = [
     "Moment",
     "Number",
     "OneOf",
+    "Size",
     "Spec",
     "TableOf",
     "Text",
@@ -284,6 +286,35 @@ class Bandwidth(Spec):
             return parse_bandwidth(value)
         except ValueError as error:
             raise _unfit(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Size(Spec):
+    """An amount of memory: "80GiB" in a file, bytes in Python."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
+        if not dialect.units:
+            return Whole(least=1).check(value, dialect)
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            raise _unfit(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Spec):
+    """What one spec wants, or one of a few words."""
+
+    words: tuple[str, ...]
+    spec: Spec
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+        if not isinstance(value, str):
+            return self.spec.check(value, dialect)
+        if value not in self.words:
+            words = " or ".join(map(repr, self.words))
+            raise _unfit(f"{brief(value)} is no number; expected one, or {words}{guess(value, self.words)}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from simdist.values._words import brief
 
-__all__ = ["LONGEST_NS", "format_duration", "parse_bandwidth", "parse_duration"]
+__all__ = ["LONGEST_NS", "format_duration", "parse_bandwidth", "parse_duration", "parse_size"]
 
 _NANOSECONDS = {
     "ns": 1,
@@ -23,6 +23,7 @@ _PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 LONGEST_NS = 2**63  # TOML's own integers end here; 292 years of nanoseconds
 
 _DURATION = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zµ]+)\s*", re.ASCII)
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kKMGT]i?|)B\s*")
 _BANDWIDTH = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kKMGT]i?|)(bit|B)/s\s*")
 
 
@@ -65,6 +66,28 @@ def parse_bandwidth(value: object) -> int:
         raise ValueError(f"{brief(value)} lets nothing through; a bandwidth is at least 1B/s")
     if amount.denominator != 1:
         raise ValueError(f"{brief(value)} is not a whole number of bytes per second")
+    if amount >= LONGEST_NS:
+        raise ValueError(f"{brief(value)} is more than simdist can count")
+    return int(amount)
+
+
+def parse_size(value: object) -> int:
+    """The bytes that `value` stands for: "80GiB", "512MB", or a plain count of bytes.
+
+    Raises:
+        ValueError: it is no size, zero, or not a whole number of bytes.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        amount = Fraction(value)
+    else:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"{brief(value)} is no size; write '80GiB', '512MB', '16KiB'")
+        amount = Fraction(match[1]) * _PREFIXES[match[2]]
+    if amount <= 0:
+        raise ValueError(f"{brief(value)} is no memory; a size is at least 1B")
+    if amount.denominator != 1:
+        raise ValueError(f"{brief(value)} is not a whole number of bytes")
     if amount >= LONGEST_NS:
         raise ValueError(f"{brief(value)} is more than simdist can count")
     return int(amount)

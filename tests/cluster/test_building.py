@@ -154,3 +154,11 @@ def test_a_cluster_for_another_number_of_ranks_is_refused_by_the_world() -> None
         simdist.run(lambda: None, world_size=3, cluster=build(4))
 
     assert str(caught.value) == "the cluster places 4 ranks, the world has 3"
+
+
+def test_devices_are_none_a_number_or_one_for_each_rank() -> None:
+    assert build(4).devices_on("host0") == 0
+    assert build(4, hosts=2, devices_per_host=8).devices_on("host1") == 8
+    assert build(6, hosts=2, devices_per_host="ranks").devices_on("host1") == 3
+    assert build(2, devices_per_host=2).device_memory_bytes == 80 << 30
+    assert "devices_per_host=2" in build(2, devices_per_host=2).made_by

@@ -61,7 +61,8 @@ def problems_of(source: str, *overrides: str) -> tuple[str, ...]:
         ),
         (
             'world_size = 4\ncluster = {topology = "one_host", hosts = 2}',
-            "cluster.hosts: unknown key; known: topology, local_latency, local_bandwidth, bus_bandwidth, calibration",
+            "cluster.hosts: unknown key; known: topology, local_latency, local_bandwidth, bus_bandwidth, "
+            "devices_per_host, device_memory, calibration",
         ),
         (
             'world_size = 4\ncluster = {topology = "fat_tree", hosts = 2, hosts_per_leaf = 0}',

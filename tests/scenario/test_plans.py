@@ -95,6 +95,14 @@ def test_a_topology_has_keys_of_its_own(write: Write) -> None:
     assert plan.cluster == {"topology": "fat_tree", "hosts": 4, "hosts_per_leaf": 2, "core_latency_ns": 2_000}
 
 
+def test_hosts_have_devices_when_the_cluster_says_so(write: Write) -> None:
+    one = load(write('world_size = 4\ncluster = {devices_per_host = 2, device_memory = "16GiB"}'))
+    each = load(write('world_size = 4\ncluster = {topology = "one_host", devices_per_host = "ranks"}'))
+
+    assert one.cluster == {"devices_per_host": 2, "device_memory_bytes": 16 << 30}
+    assert each.cluster == {"topology": "one_host", "devices_per_host": "ranks"}
+
+
 def test_a_calibration_serves_a_topology_with_hosts(write: Write, tmp_path: Path) -> None:
     world = 'ranks = 4\nlocal_latency = "7ns"\nlocal_bandwidth = "2GB/s"\nreduction_slowdown = 2.5\nerror = 0.1'
     (tmp_path / "machine.toml").write_text(f'backend = "gloo"\n[[world]]\n{world}\n')

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simdist.scenario import format_duration, parse_bandwidth, parse_duration
+from simdist.values import parse_size
 
 NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 
@@ -98,3 +99,26 @@ def test_bandwidths_are_exact_bytes_per_second(text: object, expected: int) -> N
 def test_what_is_no_bandwidth_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"no bandwidth|whole number|lets nothing|more than"):
         parse_bandwidth(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("80GiB", 80 << 30), ("512MB", 512_000_000), ("1.5 KiB", 1536), ("7B", 7), (12, 12)]
+)
+def test_sizes_are_exact_bytes(text: object, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("80", "is no size; write '80GiB', '512MB', '16KiB'"),
+        ("80GiB/s", "is no size"),
+        (True, "is no size"),
+        ("0B", "a size is at least 1B"),
+        ("0.5B", "is not a whole number of bytes"),
+        ("9999999999TB", "is more than simdist can count"),
+    ],
+)
+def test_what_is_no_size_is_told(text: object, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse_size(text)

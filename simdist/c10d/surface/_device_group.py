@@ -1,0 +1,130 @@
+"""A group in a world with devices: what it is given on one goes through the host's memory, as in Gloo.
+
+ProcessGroupGloo (torch 2.13) copies a tensor of a device to pinned memory on the current stream, works on the copy, and
+copies back when it is done; of two operations that it has for CPU tensors only, one hands the device's address to a
+socket. A rank waits for its stream before the operation begins, so a call with `async_op=True` parks where Gloo's own
+thread would: only what takes time on a stream shows the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.c10d.surface._compat import group_class_aliases
+from simdist.c10d.surface._group import SimProcessGroup
+from simdist.c10d.surface._identity import GroupBackend
+from simdist.c10d.surface._modes import dispatch_modes, function_modes, visible
+from simdist.device import HostCopies
+from simdist.errors import UnsupportedError
+
+__all__ = ["DeviceProcessGroup"]
+
+_THROUGH_HOST = (
+    *("allreduce", "reduce", "broadcast", "allgather", "all_gather_single", "all_gather_single_coalesced", "gather"),
+    *("scatter", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("alltoall", "all_to_all_single"),
+)
+_REFUSED = ("allreduce_coalesced",)  # in torch's words
+_CRASHING = ("send", "recv", "recv_anysource", "allgather_coalesced")
+
+
+class DeviceProcessGroup(SimProcessGroup):
+    """A group that takes tensors of devices as well."""
+
+    def _get_backend(self, device: Any) -> GroupBackend:
+        return self if torch.device(device).type == "cuda" else super()._get_backend(device)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    _bound: Any = None
+
+    @property
+    def bound_device_id(self) -> Any:
+        """The device that the program has given `init_process_group`."""
+        return self._bound
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: Any) -> None:
+        self._bound = device
+
+
+def _has_devices(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_cuda
+    return isinstance(value, (list, tuple)) and any(_has_devices(each) for each in value)
+
+
+def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    looks_itself = name == "allreduce"
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if looks_itself and (dispatch_modes() or function_modes()):
+            return self.allreduce_in_modes(*args, **kwargs)
+        if not any(_has_devices(each) for each in args):
+            return method(self, *args, **kwargs)
+        copies = HostCopies()
+        lowered = [copies.lower(each) for each in args]
+        try:
+            work = method(self, *lowered, **kwargs)
+        except RuntimeError as error:
+            raise _naming_device(error, args) from None
+        work.outputs = copies.originals(work.outputs)
+
+        def deliver() -> None:
+            if work.error is None:
+                copies.copy_back()
+
+        # Not `then`, whose action comes before those that the operation itself has: this one is the last.
+        if work.done:
+            deliver()
+        else:
+            work.after = [*(work.after or ()), deliver]
+        return work
+
+    return call
+
+
+def _naming_device(error: RuntimeError, args: Any) -> RuntimeError:
+    """The error of a call on copies, which says of them where the tensors are."""
+    text = str(error)
+    if type(error) is not RuntimeError or "device=cpu" not in text:
+        return error
+    return RuntimeError(text.replace("device=cpu", f"device={_first_device(args)}"))
+
+
+def _first_device(value: Any) -> torch.device | None:
+    if isinstance(value, torch.Tensor):
+        return value.device if value.is_cuda else None
+    if not isinstance(value, (list, tuple)):
+        return None
+    return next((found for each in value if (found := _first_device(each)) is not None), None)
+
+
+def _refusing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(_has_devices(each) for each in args):
+            if name in _REFUSED:
+                raise RuntimeError(f"ProcessGroupGloo::{name}: unsupported device type cuda")
+            raise UnsupportedError(
+                f"Gloo's {name} takes CPU tensors only; given the address of a device, a real process fails in its "
+                "socket. Send tensor.cpu(), or use another collective"
+            )
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+for _name in (*_THROUGH_HOST, *_REFUSED, *_CRASHING):
+    _method = getattr(SimProcessGroup, _name)
+    _made = _through_host(_name, _method) if _name in _THROUGH_HOST else _refusing(_name, _method)
+    _made.__name__, _made.__doc__ = _name, _method.__doc__
+    setattr(DeviceProcessGroup, _name, _made)
+    for _old, _new in group_class_aliases.items():
+        if _new == _name:
+            setattr(DeviceProcessGroup, _old, _made)
+visible(DeviceProcessGroup)

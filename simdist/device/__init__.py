@@ -1,0 +1,39 @@
+"""Virtual devices: tensors that say `cuda:N`, in C++ too, over the memory of the host.
+
+What a program does with CUDA it does here with torch's own code. A tensor of a device is a plain `torch.Tensor` whose
+C++ object has the device and the dispatch keys of CUDA, and a pointer to host memory (`_aliases`). A CPU build of
+torch has no kernels for those keys: ours give the CPU's kernels CPU tensors over the same memory (`_kernels`,
+`_special`). What C++ asks about devices is answered at three places inside it (`_torch_core`), and `torch.cuda`, which
+stays as it is, finds the functions that a CUDA build has (`_bindings`). So what torch decides by device it decides
+right: autograd, autocast, DDP's reducer, views, printing, pickling.
+
+Each host of the cluster has `devices_per_host` devices with `device_memory_bytes` each; a process sees those of its
+host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),
+generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`).
+Computing takes no time so far, and nobody looks for races: a model of both comes in at `Streams.enqueue` and
+`_kernels.replace_maker`, and so do kernels in C++.
+
+A world that has no devices pays nothing and changes nothing. One that has ends as if it had not been there: only the
+kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
+
+In doubt: values are the CPU's, not a GPU's (no TF32, no Philox); quantized and sparse tensors, CUDA graphs, Triton and
+extensions in CUDA C++ are out of reach.
+
+Open `_install.py` first, then `_kernels.py`.
+"""
+
+from simdist.device._host_copies import HostCopies
+from simdist.device._install import DeviceState, explain_absence
+from simdist.device._kernels import kernel_of, replace_maker
+from simdist.device._state import present as devices_of_this_process
+from simdist.device._streams import Streams
+
+__all__ = [
+    "DeviceState",
+    "HostCopies",
+    "Streams",
+    "devices_of_this_process",
+    "explain_absence",
+    "kernel_of",
+    "replace_maker",
+]

@@ -1,0 +1,91 @@
+"""Tensors that say `cuda:N` over host memory, and CPU tensors over the memory of those.
+
+A DLPack capsule says where its memory is, and torch believes it: a capsule whose device is written over comes back as a
+genuine tensor with the dispatch keys of that device. It shares the memory and keeps it alive.
+
+The Python object of a storage lives as long as the C++ storage does, attributes included: it has the `Block` in which
+its memory is accounted. A tensor would be the wrong place, for the attributes of tensors are pickled and copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from simdist.device._memory import Account
+from simdist.device._torch_core import core
+from simdist.errors import UnsupportedError
+
+__all__ = ["block_of", "host", "raised"]
+
+Tensor = torch.Tensor
+_CPU, _CUDA = 1, 2  # DLDeviceType
+_AT_DEVICE = 8  # where `DLTensor` has its device: two integers of 32 bits
+_NAME = b"dltensor"
+
+_pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_to_capsule: Any = torch._C._to_dlpack
+_from_capsule: Any = torch._C._from_dlpack
+_int64_at = ctypes.c_int64.from_address
+
+
+def block_of(tensor: Tensor) -> Any:
+    """The block of a tensor's storage; None where torch made the storage itself."""
+    return getattr(tensor.untyped_storage(), "block", None)
+
+
+def host(tensor: Tensor) -> Tensor:
+    """A CPU tensor over the memory of one on a device."""
+    block = getattr(tensor.untyped_storage(), "block", None)
+    if block is not None:
+        known = block.host
+        # Hot: most tensors are as the kernel left them, and to look costs less than to make another.
+        if (
+            known.shape == tensor.shape
+            and known.dtype is tensor.dtype
+            and known.stride() == tensor.stride()
+            and known.data_ptr() == tensor.data_ptr()
+            and not tensor.is_conj()
+            and not tensor.is_neg()
+        ):
+            return known  # type: ignore[no-any-return]
+    if tensor.is_conj():
+        return host(tensor.conj()).conj()
+    if tensor.is_neg():
+        return torch._neg_view(host(torch._neg_view(tensor)))
+    capsule = _to_capsule(tensor)
+    _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CPU
+    return _from_capsule(capsule)  # type: ignore[no-any-return]
+
+
+def raised(tensor: Tensor, account: Account) -> Tensor:
+    """A CPU tensor as one of a device, and accounted there.
+
+    Raises:
+        OutOfMemoryError: the device has not so much.
+        UnsupportedError: it is a sparse or quantized tensor.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    try:
+        block = account.take(tensor.untyped_storage().nbytes())
+        capsule = _to_capsule(tensor)
+    except (RuntimeError, BufferError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or (tensor.layout is torch.strided and not tensor.is_quantized):
+            raise
+        kind = str(tensor.layout if tensor.layout is not torch.strided else tensor.dtype).removeprefix("torch.")
+        raise UnsupportedError(f"a virtual device has no {kind} tensors; keep them on the CPU") from error
+    block.host = tensor
+    _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | account.index << 32
+    try:
+        result = _from_capsule(capsule)
+    except AssertionError:  # torch begins CUDA here, which there is none of where a tensor has outlived its world
+        capsule = _to_capsule(tensor)
+        _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | account.index << 32
+        with core().begun():
+            result = _from_capsule(capsule)
+    result.untyped_storage().block = block
+    return result  # type: ignore[no-any-return]

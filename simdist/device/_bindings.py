@@ -1,0 +1,293 @@
+"""The functions that a CUDA build has in `torch._C` and a CPU build lacks; torch's own Python code calls them.
+
+So `torch.cuda` and `torch.accelerator` stay as they are: initialisation on first use, queued seeds, checks of
+arguments and their words are torch's. A thread that is no rank finds no device.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import Any
+
+import torch
+
+from simdist.device._memory import Account
+from simdist.device._state import account_of, count, invalid_device, present
+from simdist.device._streams import CYCLES_PER_SECOND, torch_streams
+from simdist.device._torch_core import core
+
+__all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "runtime_library"]
+
+NAME = "simdist virtual GPU"
+CUDA_VERSION = "13.0"
+_CAPABILITY = (9, 0)
+_PROCESSORS = 132
+_CUDA = 1
+
+
+class DeviceProperties:
+    """What `torch.cuda.get_device_properties` returns: those of a large GPU, with the memory that this one has."""
+
+    name = NAME
+    major, minor = _CAPABILITY
+    multi_processor_count = _PROCESSORS
+    max_threads_per_multi_processor = 2048
+    max_threads_per_block = 1024
+    regs_per_multiprocessor = 65536
+    shared_memory_per_block = 48 << 10
+    shared_memory_per_block_optin = 227 << 10
+    shared_memory_per_multiprocessor = 228 << 10
+    warp_size = 32
+    L2_cache_size = 50 << 20
+    clock_rate = CYCLES_PER_SECOND // 1000
+    is_integrated = 0
+    is_multi_gpu_board = 0
+    gcnArchName = NAME
+    pci_bus_id = pci_device_id = pci_domain_id = 0
+
+    def __init__(self, account: Account) -> None:
+        self.total_memory = account.device.capacity
+        self.uuid = f"00000000-0000-0000-0000-{account.index:012d}"
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, pci_bus_id=0, pci_device_id=0, pci_domain_id=0, "
+            f"L2_cache_size={self.L2_cache_size >> 20}MB)"
+        )
+
+
+# -- devices ---------------------------------------------------------------------------------------------------------
+
+
+def _init() -> None:
+    devices = present()
+    devices.start()
+    vars(torch.cuda).update(default_generators=devices.generators, _get_device_properties=_properties)
+
+
+def _properties(index: int) -> DeviceProperties:
+    return DeviceProperties(present().accounts[index])
+
+
+def _begin() -> None:
+    begin: Any = torch.cuda._lazy_init
+    begin()
+
+
+def _set_device(index: int) -> None:
+    _begin()
+    if not 0 <= index < count():
+        raise invalid_device()
+    core().select(index)
+
+
+def _exchange_device(index: int) -> int:
+    if index < 0:
+        return -1
+    _begin()
+    before = core().current()
+    if index != before:
+        _set_device(index)
+    return before
+
+
+def _can_access_peer(device: int, other: int) -> bool:
+    for index in (device, other):
+        account_of(index)
+    return device != other
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def _current_stream(index: int) -> tuple[int, int, int]:
+    account_of(index)
+    return core().stream(index), index, _CUDA
+
+
+def _default_stream(index: int) -> tuple[int, int, int]:
+    account_of(index)
+    return 0, index, _CUDA
+
+
+def _external_stream(handle: int, index: int) -> tuple[int, int, int]:
+    return handle, index, _CUDA
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    if core().current() != device_index:
+        _set_device(device_index)
+    core().select_stream(device_index, stream_id)
+
+
+def _sleep(cycles: int) -> None:
+    index = core().current()
+    present().streams.enqueue(index, core().stream(index), cycles * 1_000_000_000 // CYCLES_PER_SECOND)
+
+
+def _synchronize() -> None:
+    present().streams.synchronize_device(core().current())
+
+
+def _stream_of(index: int | None) -> Any:
+    return torch.cuda.current_stream(index)
+
+
+def _set_stream_object(stream: Any) -> None:
+    _set_stream(stream.stream_id, stream.device_index, _CUDA)
+
+
+def _synchronize_device(index: int) -> None:
+    account_of(index)
+    present().streams.synchronize_device(index)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _allocate_raw(size: int, stream: int) -> int:
+    tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+    present().raw[tensor.data_ptr()] = tensor
+    return tensor.data_ptr()
+
+
+def _delete_raw(address: int) -> None:
+    del present().raw[address]
+
+
+def _empty_cache() -> None:
+    for account in present().accounts:
+        account.release_unused()
+
+
+def _snapshot(_: Any = None) -> dict[str, Any]:
+    return {"segments": [], "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+
+
+def _host_statistics() -> dict[str, Any]:
+    figures = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+    names = ("allocations", "segments", "allocated_bytes", "reserved_bytes", "host_alloc_time", "host_free_time")
+    return {"num_host_alloc": 0, "num_host_free": 0} | dict.fromkeys(names, figures)
+
+
+def _memory_info(index: int) -> tuple[int, int]:
+    device = account_of(index).device
+    return device.free, device.capacity
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+class Markers(threading.local):
+    """What `torch._C._nvtx` is: marks for a profiler that nobody runs. Each thread has ranges of its own."""
+
+    _depth = 0
+
+    def rangePushA(self, message: str) -> int:
+        """Begin a range inside those that are open; how many those are."""
+        self._depth += 1
+        return self._depth - 1
+
+    def rangePop(self) -> int:
+        """End the innermost range; how many stay open."""
+        self._depth -= 1
+        return self._depth
+
+    def rangeStartA(self, message: str) -> int:
+        """Begin a range that ends by its number."""
+        return 0
+
+    def rangeEnd(self, number: int) -> None:
+        """End it."""
+
+    def markA(self, message: str) -> None:
+        """Mark an instant."""
+
+
+class _Error(int):
+    """`cudaError_t`."""
+
+    success = 0
+
+
+def runtime_library() -> Any:
+    """What `torch.cuda.cudart()` returns."""
+    return types.SimpleNamespace(
+        cudaError=_Error,
+        cudaGetErrorString=lambda code: "no error" if code == 0 else "unrecognized error code",
+        cudaMemGetInfo=_memory_info,
+        cudaProfilerStart=lambda: 0,
+        cudaProfilerStop=lambda: 0,
+        cudaHostRegister=lambda *_: 0,
+        cudaHostUnregister=lambda *_: 0,
+        cudaStreamCreate=lambda *_: 0,
+        cudaStreamDestroy=lambda *_: 0,
+    )
+
+
+def bindings() -> dict[str, Any]:
+    """The functions, by their names in `torch._C`."""
+    streams = torch_streams()
+    return {
+        "_CudaStreamBase": streams.Stream.__mro__[1],
+        "_CudaEventBase": streams.Event.__mro__[1],
+        "_CudaDeviceProperties": DeviceProperties,
+        "_cuda_init": _init,
+        "_cuda_getDeviceCount": count,
+        "_cuda_getDevice": lambda: core().current(),
+        "_cuda_setDevice": _set_device,
+        "_cuda_exchangeDevice": _exchange_device,
+        "_cuda_maybeExchangeDevice": _exchange_device,
+        "_cuda_canDeviceAccessPeer": _can_access_peer,
+        "_cuda_getArchFlags": lambda: "sm_80 sm_90",
+        "_cuda_getCompiledVersion": lambda: 13000,
+        "_cuda_getCurrentStream": _current_stream,
+        "_cuda_getCurrentRawStream": lambda index: core().stream(index),
+        "_cuda_getDefaultStream": _default_stream,
+        "_cuda_getStreamFromExternal": _external_stream,
+        "_cuda_setStream": _set_stream,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_sleep": _sleep,
+        "_cuda_synchronize": _synchronize,
+        "_cuda_getCurrentBlasHandle": lambda: 0,
+        "_cuda_getCurrentSolverHandle": lambda: 0,
+        "_cuda_clearCublasWorkspaces": _nothing,
+        "_cuda_ipc_collect": _nothing,
+        "_cuda_set_sync_debug_mode": _nothing,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_memoryStats": lambda index: account_of(index).statistics(),
+        "_cuda_resetPeakMemoryStats": lambda index: account_of(index).reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats": lambda index: account_of(index).reset_totals(),
+        "_cuda_hostMemoryStats": _host_statistics,
+        "_cuda_resetPeakHostMemoryStats": _nothing,
+        "_cuda_resetAccumulatedHostMemoryStats": _nothing,
+        "_cuda_setMemoryFraction": lambda fraction, index: account_of(index).limit_to(fraction),
+        "_cuda_getMemoryFraction": lambda index: account_of(index).fraction,
+        "_cuda_emptyCache": _empty_cache,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_memorySnapshot": _snapshot,
+        "_cuda_record_memory_history": _nothing,
+        "_cuda_record_memory_history_legacy": _nothing,
+        "_cuda_cudaCachingAllocator_raw_alloc": _allocate_raw,
+        "_cuda_cudaCachingAllocator_raw_delete": _delete_raw,
+        "_cuda_cudaCachingAllocator_enable": _nothing,
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_hasPrimaryContext": lambda index: bool(present().generators),
+        # What C++ answers for accelerators of any kind, as far as the guard of torch's tests can't.
+        "_accelerator_setDeviceIndex": _set_device,
+        "_accelerator_exchangeDevice": _exchange_device,
+        "_accelerator_maybeExchangeDevice": _exchange_device,
+        "_accelerator_getStream": _stream_of,
+        "_accelerator_setStream": _set_stream_object,
+        "_accelerator_synchronizeDevice": _synchronize_device,
+        "_accelerator_isAllocatorInitialized": lambda: bool(present().generators),
+        "_accelerator_emptyCache": _empty_cache,
+        "_accelerator_emptyHostCache": _nothing,
+        "_accelerator_getDeviceStats": lambda index: account_of(index).statistics(),
+        "_accelerator_resetPeakStats": lambda index: account_of(index).reset_peaks(),
+        "_accelerator_resetAccumulatedStats": lambda index: account_of(index).reset_totals(),
+        "_accelerator_getMemoryInfo": _memory_info,
+    }

@@ -1,0 +1,155 @@
+"""Generators of devices: a seed and an offset, as CUDA's have, and numbers that are not CUDA's.
+
+A CUDA generator counts blocks of Philox numbers: its state is a seed and an offset, 16 bytes, which DTensor reads and
+advances. The same here; each operation that draws takes the next offset, and a CPU generator seeded from both. So what
+an operation draws depends on seed and offset only, as on a GPU, and has the same law; the bits are others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from typing import Any
+
+import torch
+
+__all__ = ["DEFAULT_SEED", "DeviceGenerator", "device_generator"]
+
+DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val
+_Generator: Any = torch.Generator  # itself: inside a world the name stands for a class that makes either kind
+_STEP = 4  # numbers in a block of Philox; DTensor wants offsets that are multiples of it
+_MIX = 0x9E3779B97F4A7C15  # an odd number that spreads seeds over 64 bits
+_WORD = 1 << 64
+_LONGEST_HEAD = 160  # bytes of a generator in which its device is looked for
+
+
+class DeviceGenerator(torch.Generator):
+    """A generator that says it is on a device.
+
+    Example:
+        >>> generator = DeviceGenerator(1)
+        >>> generator.device
+        device(type='cuda', index=1)
+        >>> generator.manual_seed(3).draw().device, generator.get_offset()
+        (device(type='cpu'), 4)
+    """
+
+    _seed: int
+    _offset: int
+    _engine: torch.Generator
+
+    def __new__(cls, index: int) -> DeviceGenerator:
+        """A generator of the device with that index."""
+        self = super().__new__(cls)
+        self._seed, self._offset = DEFAULT_SEED, 0
+        self._engine = _Generator()
+        _say_device(self, _place_of_device(), index)
+        _by_address[_address_of(self)] = self
+        return self
+
+    def __init__(self, index: int) -> None: ...
+
+    def draw(self) -> torch.Generator:
+        """A CPU generator for one operation."""
+        self._offset += _STEP
+        return self._engine.manual_seed((self._seed * _MIX + self._offset) % _WORD)
+
+    def manual_seed(self, seed: int) -> DeviceGenerator:
+        """Set the seed, and the offset to 0."""
+        self._seed, self._offset = seed % _WORD, 0
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed."""
+        return self._seed
+
+    def get_offset(self) -> int:
+        """How far it has counted."""
+        return self._offset
+
+    def set_offset(self, offset: int) -> DeviceGenerator:
+        """Count on from there.
+
+        Raises:
+            RuntimeError: it is no multiple of 4.
+        """
+        if offset % _STEP:
+            raise RuntimeError("offset must be a multiple of 4")
+        self._offset = offset
+        return self
+
+    def get_state(self) -> torch.Tensor:
+        """Seed and offset, as 16 bytes."""
+        words = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        return torch.frombuffer(bytearray(words), dtype=torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
+        """Take over what `get_state` gave.
+
+        Raises:
+            TypeError, RuntimeError: it is something else.
+        """
+        if new_state.device.type != "cpu" or new_state.dtype is not torch.uint8:
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        words = bytes(new_state.tolist())
+        if len(words) not in (8, 16):
+            raise RuntimeError("RNG state is wrong size")
+        self._seed, self._offset = int.from_bytes(words[:8], "little"), int.from_bytes(words[8:], "little")
+        return self
+
+    def clone_state(self) -> DeviceGenerator:
+        """Another one with the same state."""
+        return DeviceGenerator(self.device.index).set_state(self.get_state())
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, state: Any) -> DeviceGenerator:
+        """Take over another one's state."""
+        return self.set_state(state.get_state())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.Generator, (self.device,), (self._seed, self._offset, self.get_state())
+
+    def __setstate__(self, state: tuple[int, int | None, torch.Tensor]) -> None:
+        self.set_state(state[2])
+
+
+def device_generator(generator: torch.Generator) -> DeviceGenerator | None:
+    """The generator that a kernel was given, which has another Python object there; None if it is the CPU's."""
+    return _by_address.get(_address_of(generator))
+
+
+_by_address: weakref.WeakValueDictionary[int, DeviceGenerator] = weakref.WeakValueDictionary()
+
+
+def _say_device(generator: torch.Generator, place: int | None, index: int) -> None:
+    if place is not None:
+        ctypes.c_int16.from_address(_address_of(generator) + place).value = 1 | index << 8
+
+
+def _address_of(generator: torch.Generator) -> int:
+    """Where the C++ object is: the one word behind the header of the Python object."""
+    return ctypes.c_size_t.from_address(id(generator) + object.__basicsize__).value
+
+
+@functools.cache
+def _place_of_device() -> int | None:
+    """Where in a C++ generator its device is: two bytes, type and index. None if it is not to be found."""
+    known: Any = torch.default_generator
+    if known._cdata != _address_of(known):
+        return None
+    generator = _Generator()
+    head = _address_of(generator)
+    said = generator.device
+    index = -1 if said.index is None else said.index
+    for place in range(8, _LONGEST_HEAD, 2):
+        word = ctypes.c_int16.from_address(head + place)
+        if word.value == ctypes.c_int16((index & 0xFF) << 8).value:
+            before = word.value
+            word.value = 1 | 3 << 8
+            found = generator.device == torch.device("cuda", 3)
+            word.value = before
+            if found:
+                return place
+    return None

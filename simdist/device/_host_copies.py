@@ -1,0 +1,72 @@
+"""Tensors of devices handed to something that works on host memory: copied there, and what it made copied back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simdist.device._aliases import host
+from simdist.device._special import synchronize_current
+
+__all__ = ["HostCopies"]
+
+Tensor = torch.Tensor
+
+
+class HostCopies:
+    """Copies of tensors in the memory of the host, each made once.
+
+    Example:
+        >>> def main():
+        ...     tensor, copies = torch.ones(2, device="cuda"), HostCopies()
+        ...     (on_host,) = copies.lower([tensor])
+        ...     on_host.add_(1)
+        ...     before = tensor.tolist()
+        ...     copies.copy_back()
+        ...     return on_host.device.type, before, tensor.tolist()
+        >>> simdist.run(main, world_size=1, cluster=simdist.cluster.build(1, devices_per_host=1)).values
+        [('cpu', [1.0, 1.0], [2.0, 2.0])]
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the tensor, which is kept with it
+        self._originals: dict[int, Tensor] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._copies)
+
+    def lower(self, value: Any) -> Any:
+        """The value, with copies in place of tensors of devices, lists inside included.
+
+        Parks until what the current stream of their device has is done: the copies are on it.
+        """
+        if isinstance(value, Tensor):
+            return self._copy_of(value) if value.is_cuda else value
+        if isinstance(value, (list, tuple)):
+            lowered = [self.lower(each) for each in value]
+            changed = any(new is not old for new, old in zip(lowered, value, strict=True))
+            return type(value)(lowered) if changed else value
+        return value
+
+    def originals(self, value: Any) -> Any:
+        """The value, with the tensors of devices in place of their copies."""
+        if isinstance(value, Tensor):
+            return self._originals.get(id(value), value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.originals(each) for each in value])
+        return value
+
+    def copy_back(self) -> None:
+        """Give the tensors of devices what their copies have. On any thread, for it touches host memory only."""
+        for tensor, copy in self._copies.values():
+            host(tensor.data).copy_(copy)
+
+    def _copy_of(self, tensor: Tensor) -> Tensor:
+        known = self._copies.get(id(tensor))
+        if known is None:
+            synchronize_current(tensor.get_device())
+            copy = host(tensor.data).clone()
+            self._copies[id(tensor)] = known = tensor, copy
+            self._originals[id(copy)] = tensor
+        return known[1]

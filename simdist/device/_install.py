@@ -1,0 +1,193 @@
+"""Everything that is different while a world with devices lives, and back again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.cluster import Cluster
+from simdist.device import _kernels, _storages
+from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
+from simdist.device._generators import DeviceGenerator
+from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
+from simdist.device._streams import torch_streams
+from simdist.device._torch_core import core, require_cpu_build
+from simdist.process import Patches, SimProcess, current_process
+
+__all__ = ["DeviceState", "explain_absence"]
+
+_variables = vars(torch.cuda)
+_version: dict[str, Any] = vars(torch.version)
+_names: dict[str, Any] = vars(torch._C)
+
+
+class DeviceState:
+    """The devices of a world: installs what ranks find, and swaps what torch keeps per process.
+
+    Example:
+        >>> state = DeviceState(cluster)
+        >>> state.install()
+        >>> slots.add(state.switch)
+        >>> state.uninstall()
+
+    Raises:
+        UnsupportedError: this torch has devices of its own, or is built in a way that is not known.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        if not there_are_devices():
+            require_cpu_build()
+        core()
+        self._hardware = Hardware(cluster)
+        self._patches = Patches()
+        self._host: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Let ranks find devices."""
+        _kernels.install()
+        self._host = {name: _variables[name] for name in (*VARIABLES, "_cudart")}
+        self._hardware.fresh = {name: self._host[name] for name in VARIABLES}
+        patches = self._patches
+        names = bindings()
+        for name, binding in names.items():
+            patches.replace(torch._C, name, binding)
+        streams = torch_streams()
+        for name in ("Stream", "Event"):  # of classes that a module took early, what torch has as their base
+            base = getattr(torch.cuda, name).__mro__[1]
+            patches.replace(base, "__new__", _early(base.__new__, getattr(streams, name)))
+        for module in (torch.cuda, torch.cuda.streams):
+            for name in ("Stream", "Event", "ExternalStream"):
+                if hasattr(module, name):
+                    patches.replace(module, name, _kept_out(getattr(module, name), getattr(streams, name)))
+        for name in ("_exchange_device", "_maybe_exchange_device"):
+            patches.wrap(torch.cuda, name, _on_ranks(names["_cuda_exchangeDevice"]))
+        patches.wrap(torch.cuda, "_device_count_nvml", _on_ranks(lambda: -1))
+        patches.wrap(torch.cuda, "is_current_stream_capturing", _on_ranks(lambda: False))
+        patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
+        patches.replace(torch.cuda.nvtx, "_nvtx", Markers())
+        generator = _generator_class(torch.Generator)
+        for module in (torch, torch._C):
+            patches.replace(module, "Generator", generator)
+        cudnn: Any = torch.backends.cudnn.m  # type: ignore[attr-defined]  # the module behind the object
+        patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))  # there is none, and no reason to warn of it
+        for name, make in _storages.METHODS.items():
+            patches.wrap(torch.UntypedStorage, name, make)
+        enter(self._hardware)
+        core().switch(on=True)
+
+    def uninstall(self) -> None:
+        """Put everything back."""
+        core().switch(on=False)
+        enter(None)
+        self._patches.undo()
+        self.switch(None, None)
+        self._hardware.close()
+        _variables.pop("_get_device_properties", None)
+
+    def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
+        """Swap what `torch.cuda` keeps in its module: called whenever another process gets the baton."""
+        variables = _variables
+        if leaving is not None:
+            kept = self._hardware.of(leaving).variables
+            for name in VARIABLES:
+                kept[name] = variables[name]
+        if entering is None:
+            variables.update(self._host)
+            _version["cuda"] = None
+            _names["_has_cuda"] = False
+            return
+        variables.update(self._hardware.of(entering).variables)
+        if leaving is None:
+            variables["_cudart"] = runtime_library()
+            _version["cuda"] = CUDA_VERSION
+            _names["_has_cuda"] = True
+
+
+def explain_absence(patches: Patches) -> None:
+    """Where a world has no devices, let torch's refusal of them end with how to have some."""
+    patches.wrap(torch.cuda, "_lazy_init", _explaining)
+
+
+def _explaining(original: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(original)
+    def lazy_init() -> None:
+        try:
+            original()
+        except AssertionError as error:
+            if current_process() is not None and not hasattr(error, "__notes__"):
+                error.add_note(
+                    "this world has no devices; simdist.cluster.build(world_size, devices_per_host=...), or "
+                    "devices_per_host in the [cluster] of a scenario, gives it virtual ones"
+                )
+            raise
+
+    return lazy_init
+
+
+def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any) -> Any:
+            return original(*args) if current_process() is None else replacement(*args)
+
+        return call
+
+    return make
+
+
+class _Dispatching(type):
+    """Metaclass of a name that makes objects of devices on a rank, and torch's elsewhere."""
+
+    real: Any
+    make: Callable[..., Any]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.make(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.real)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.real, name)
+
+
+@functools.cache
+def _generator_class(real: Any) -> Any:
+    def make(device: Any = "cpu") -> Any:
+        device = torch.device(device)
+        if device.type != "cuda" or current_process() is None:
+            return real(device)
+        return DeviceGenerator(account_of(device.index).index)
+
+    return _Dispatching("Generator", (), {"real": real, "make": staticmethod(make), "__module__": real.__module__})
+
+
+@functools.cache
+def _early(refuse: Any, ours: Any) -> Any:
+    """What makes an object of a class that has a dummy for its base: on a rank, one of ours."""
+    make = ours.__mro__[1].__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return refuse(cls, *args, **kwargs) if current_process() is None else make(ours, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+@functools.cache
+def _kept_out(real: Any, ours: Any) -> Any:
+    """Our class; a thread that is no rank gets torch's, which says that there is no CUDA."""
+    new = ours.__new__
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_process() is None:
+            return real(*args, **kwargs)
+        return new(cls, *args, **kwargs)
+
+    ours.__new__ = __new__
+    return ours

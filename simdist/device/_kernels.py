@@ -1,0 +1,263 @@
+"""Kernels of the dispatch key CUDA, which a CPU build leaves empty: down to the CPU's kernels and up again.
+
+An operator that has a kernel for the CPU gets one for CUDA: it looks whether its tensors are on one device, gives the
+CPU's kernel CPU tensors over the same memory, and makes tensors of the device of what that returns. A view only needs
+the storage: the CPU's kernel makes it of the tensor itself.
+
+`install` registers more than a thousand of them, in a tenth of a second, once per interpreter; what an operator is like
+is looked up when it is first called. They stay: no tensor reaches them that is not on a device. `replace_maker` is
+where other kernels (compiled ones, or ones that also tell what they read and write) come in.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.device import _special
+from simdist.device._aliases import block_of, host, raised
+from simdist.device._mixing import MAY_MIX, wrong_devices
+from simdist.device._special import account_on, drawn_from, grow, memory_error, synchronize_current
+from simdist.device._state import account_of
+from simdist.errors import InternalError
+
+__all__ = ["install", "kernel_of", "replace_maker"]
+
+Tensor = torch.Tensor
+Kernel = Callable[..., Any]
+_CPU_KEY = torch._C.DispatchKey.CPU
+_CPU = torch._C.DispatchKeySet(_CPU_KEY)
+# Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
+_WHOLE = ("aten::convolution", "aten::convolution_backward")
+
+_library: Any = None
+_made: dict[str, Kernel] = {}  # by operator, those that have been called
+
+
+def install() -> None:
+    """Register a kernel for every operator that the CPU has one for; does nothing the second time."""
+    global _library
+    if _library is not None:
+        return
+    known: Any = torch._C
+    if known._dispatch_has_kernel_for_dispatch_key("aten::add.Tensor", "CUDA"):
+        raise InternalError("somebody has registered kernels for CUDA")
+    library: Any = torch.library.Library
+    _library = library("aten", "IMPL")
+    names = [name for name in known._dispatch_get_registrations_for_dispatch_key("CPU") if name.startswith("aten::")]
+    for name in dict.fromkeys([*names, *_special.KERNELS, *_WHOLE]):
+        if not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+            _library.m.impl(name.removeprefix("aten::"), "CUDA", _special.KERNELS.get(name) or _on_first_call(name))
+    for name, kernel in _special.COMPOSITES.items():
+        for key in ("CUDA", "AutogradCUDA"):
+            _library.m.impl(name.removeprefix("aten::"), key, kernel)
+
+
+def replace_maker(maker: Callable[[Any], Kernel]) -> None:
+    """From now on make kernels by `maker`, called with an operator; `kernel_of` makes the ordinary ones."""
+    global _maker
+    _maker = maker
+    _made.clear()
+
+
+def _on_first_call(name: str) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        made = _made.get(name)
+        if made is None:
+            base, _, overload = name.removeprefix("aten::").partition(".")
+            made = _made[name] = _maker(getattr(getattr(torch.ops.aten, base), overload or "default"))
+        return made(*args, **kwargs)
+
+    return kernel
+
+
+def kernel_of(op: Any) -> Kernel:
+    """The kernel of an operator."""
+    schema = op._schema
+    returns = schema.returns
+    written = [place for place, each in enumerate(schema.arguments) if _is_written(each)]
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in returns) or (
+        torch.Tag.inplace_view in op.tags and "resize" not in schema.name
+    ):
+        redispatch = op._handle.redispatch_boxed
+        return lambda *args, **kwargs: redispatch(_CPU, *args, **kwargs)
+    waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(op.tags))
+    names = [each.name for each in schema.arguments]
+    by_name = any(each.kwarg_only and "Tensor" in str(each.type) for each in schema.arguments)
+    if not (written or by_name) and len(returns) == 1 and not {"device", "generator"} & set(names):
+        return _pure(op, waits=waits)
+    return _general(op, names, written, waits=waits)
+
+
+_maker: Callable[[Any], Kernel] = kernel_of
+
+
+def _call_of(op: Any) -> Kernel:
+    """The operator on CPU tensors; without what an autocast for the CPU would do to them."""
+    full = str(op).replace("aten.", "aten::", 1).removesuffix(".default")
+    known: Any = torch._C
+    if known._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
+        return functools.partial(op._op_dk, _CPU_KEY)
+    return op._op  # type: ignore[no-any-return]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+class _Inputs:
+    """The arguments of one call, made ones of the CPU; and whether their devices fit together."""
+
+    __slots__ = ("foreign", "index", "seen")
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.foreign = False  # something is on another device
+        self.seen: Any = None  # the first tensor of a device
+
+    def lower(self, value: Any) -> Any:
+        """A value as the CPU's kernel gets it."""
+        if isinstance(value, Tensor):
+            index = value.get_device()
+            if index != self.index:
+                if index < 0:
+                    self.foreign = self.foreign or value.dim() > 0
+                    return value
+                if self.seen is None:
+                    self.index, self.seen = index, value
+                else:
+                    self.foreign = True
+            elif index < 0:
+                self.foreign = self.foreign or value.dim() > 0
+                return value
+            return host(value)
+        if isinstance(value, (list, tuple)):
+            return [self.lower(each) for each in value]
+        return value
+
+
+def _pure(op: Any, *, waits: bool) -> Kernel:
+    """The kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
+    call = _call_of(op)
+    may_mix = str(op) in MAY_MIX
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        seen: Any = None
+        index = -1
+        foreign = False
+        lowered = []
+        for value in args:
+            if isinstance(value, Tensor):
+                on = value.get_device()
+                if on < 0:
+                    foreign = foreign or value.dim() > 0
+                else:
+                    if seen is None:
+                        seen, index = value, on
+                    elif on != index:
+                        foreign = True
+                    value = host(value)
+            elif type(value) in (list, tuple):
+                inputs = _Inputs()
+                inputs.seen, inputs.index = seen, index
+                value = [inputs.lower(each) for each in value]
+                seen, index, foreign = inputs.seen, inputs.index, foreign or inputs.foreign
+            lowered.append(value)
+        if foreign and not may_mix and seen is not None:
+            raise wrong_devices(op, args, kwargs)
+        if waits:
+            synchronize_current(index)
+        try:
+            result = call(*lowered, **kwargs)
+        except RuntimeError as error:
+            raise memory_error(error, account_of(max(index, 0))) from None
+        if isinstance(result, Tensor):
+            block = block_of(seen)
+            return raised(result, account_of(index) if block is None else block.account)
+        if type(result) in (list, tuple):
+            account = account_on(seen, index)
+            return [raised(each, account) for each in result]
+        return result
+
+    return kernel
+
+
+def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> Kernel:
+    """The kernel of an operator of any kind."""
+    call = _call_of(op)
+    returns = op._schema.returns
+    in_place = [each.alias_info is not None for each in returns]
+    draws = "generator" in names
+    may_mix = str(op) in MAY_MIX
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        inputs = _Inputs()
+        lowered = [inputs.lower(value) for value in args]
+        named = {name: inputs.lower(value) for name, value in kwargs.items()}
+        index = inputs.index
+        if inputs.foreign and not may_mix and inputs.seen is not None:
+            raise wrong_devices(op, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            account = account_of(device.index)
+            index = account.index
+            named["device"] = "cpu"
+            named.pop("pin_memory", None)
+        if draws:
+            place = names.index("generator")
+            given = args[place] if place < len(args) else kwargs.get("generator")
+            drawn = drawn_from(given, index)
+            if place < len(args):
+                lowered[place] = drawn
+            else:
+                named["generator"] = drawn
+        results: list[tuple[Any, Any]] = []
+        for place in written:
+            was, now = (args[place], lowered[place]) if place < len(args) else _named(names[place], kwargs, named)
+            if isinstance(was, Tensor) and was.get_device() >= 0 and not was.numel():
+                # An alias can't grow, which `out=` may have to: a tensor of its own can.
+                now = torch.empty_like(now, device="cpu")
+                if place < len(args):
+                    lowered[place] = now
+                else:
+                    named[names[place]] = now
+            results.append((was, now))
+        if waits:
+            synchronize_current(index)
+        try:
+            result = call(*lowered, **named)
+        except RuntimeError as error:
+            raise memory_error(error, account_of(max(index, 0))) from None
+        for was, now in results:
+            if isinstance(was, Tensor) and was.shape != now.shape:
+                grow(was, now)
+        if not returns:
+            return None
+        if all(in_place):
+            given = tuple(was for was, _ in results)
+            return given[0] if len(returns) == 1 else given
+        account = account_on(inputs.seen, index)
+        if len(returns) == 1:
+            return _raised_all(result, account)
+        filled = iter(results)
+        return tuple(
+            next(filled)[0] if is_old else _raised_all(each, account)
+            for is_old, each in zip(in_place, result, strict=True)
+        )
+
+    return kernel
+
+
+def _named(name: str, kwargs: dict[str, Any], named: dict[str, Any]) -> tuple[Any, Any]:
+    return kwargs.get(name), named.get(name)
+
+
+def _raised_all(value: Any, account: Any) -> Any:
+    if isinstance(value, Tensor):
+        return raised(value, account)
+    if type(value) in (list, tuple):
+        return [raised(each, account) for each in value]
+    return value

@@ -1,0 +1,239 @@
+"""What is allocated on devices: by process, against what a device has.
+
+Sizes are those of torch's caching allocator: blocks of 512 bytes, memory asked of the device 2 MiB at a time and kept
+until `empty_cache` or until there is no more. What is not modelled is fragmentation (what is freed fits whatever comes
+next), the memory that a CUDA context takes, and what a kernel needs only while it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["Account", "Block", "Device"]
+
+_BLOCK, _SEGMENT = 512, 2 << 20
+_SMALL, _MEDIUM, _MEDIUM_SEGMENT = 1 << 20, 10 << 20, 20 << 20
+_POOLS = ("all", "small_pool", "large_pool")
+
+
+class Device:
+    """A device of a host: its memory, and the accounts of the processes that use it."""
+
+    __slots__ = ("accounts", "capacity")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.accounts: list[Account] = []  # of processes that live
+
+    @property
+    def free(self) -> int:
+        """What no process has."""
+        return self.capacity - sum(account.reserved for account in self.accounts)
+
+
+class Account:
+    """What one process has on a device, which it calls number `index`.
+
+    `reserved` is what the process has of the device; `used` the part of it that tensors hold.
+    """
+
+    __slots__ = (
+        "allocated",
+        "allocations",
+        "device",
+        "fraction",
+        "index",
+        "limit",
+        "most_allocations",
+        "ooms",
+        "peak",
+        "peak_reserved",
+        "pid",
+        "reserved",
+        "retries",
+        "since",
+        "total",
+        "used",
+    )
+
+    def __init__(self, device: Device, index: int, pid: int) -> None:
+        self.device, self.index, self.pid = device, index, pid
+        self.used = self.reserved = 0
+        self.peak = self.peak_reserved = 0
+        self.total = 0  # ever allocated
+        self.allocations = self.most_allocations = 0  # blocks that are there
+        self.allocated = 0  # blocks ever allocated
+        self.since = 0, 0, 0, 0  # bytes and blocks, allocated and freed, at the last `reset_totals`
+        self.retries = self.ooms = 0
+        self.fraction = 1.0  # of the device, that the process allows itself
+        self.limit = device.capacity
+        device.accounts.append(self)
+
+    def take(self, size: int) -> Block:
+        """Allocate.
+
+        Raises:
+            OutOfMemoryError: the device has no more, in torch's words.
+        """
+        size = (size + _BLOCK - 1) & -_BLOCK
+        used = self.used + size
+        if used > self.reserved:
+            self._reserve(used, size)
+        self.used = used
+        if used > self.peak:
+            self.peak = used
+        self.total += size
+        self.allocated += 1
+        self.allocations += 1
+        if self.allocations > self.most_allocations:
+            self.most_allocations = self.allocations
+        return Block(self, size)
+
+    def require(self, size: int) -> None:
+        """See that so much could be allocated, before host memory is asked for it.
+
+        Raises:
+            OutOfMemoryError: as `take`.
+        """
+        size = (size + _BLOCK - 1) & -_BLOCK
+        if self.used + size > self.reserved:
+            self._reserve(self.used + size, size)
+
+    def release_unused(self) -> None:
+        """Give the device back what no tensor holds."""
+        self.reserved = -(-self.used // _SEGMENT) * _SEGMENT
+
+    def close(self) -> None:
+        """The process is gone, and all that it had; what its tensors hold is nobody's from now on."""
+        if self in self.device.accounts:
+            self.device.accounts.remove(self)
+
+    def limit_to(self, fraction: float) -> None:
+        """Allow the process only a part of the device."""
+        self.fraction = fraction
+        self.limit = int(self.device.capacity * fraction)
+
+    def out_of_memory(self, size: int) -> torch.OutOfMemoryError:
+        """The error for what is not there."""
+        self.ooms += 1
+        asked = _SEGMENT if size <= _SMALL else _MEDIUM_SEGMENT if size < _MEDIUM else -(-size // _SEGMENT) * _SEGMENT
+        unused = self.reserved - self.used
+        holders = "".join(
+            f"Including non-PyTorch memory, this process has {_said(account.reserved)} memory in use. "
+            if account is self
+            else f"Process {account.pid} has {_said(account.reserved)} memory in use. "
+            for account in sorted(self.device.accounts, key=lambda account: account.pid)
+        )
+        allowed = f"{_said(self.limit)} allowed; " if self.limit < self.device.capacity else ""
+        return torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {_said(asked)}. GPU {self.index} has a total capacity of "
+            f"{_said(self.device.capacity)} of which {_said(self.device.free)} is free. {holders}{allowed}"
+            f"Of the allocated memory {_said(self.used)} is allocated by PyTorch, and {_said(unused)} is reserved by "
+            "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+            "Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )
+
+    def _reserve(self, used: int, size: int) -> None:
+        wanted = -(-used // _SEGMENT) * _SEGMENT
+        if wanted - self.reserved > self.device.free or wanted > self.limit:
+            # A last block need not fill its segment, for there is no fragmentation here that would need the rest.
+            wanted = used
+            self.retries += 1
+            if wanted - self.reserved > self.device.free or wanted > self.limit:
+                raise self.out_of_memory(size)
+        self.reserved = wanted
+        self.peak_reserved = max(self.peak_reserved, wanted)
+
+    # -- statistics ----------------------------------------------------------------------------------------------
+
+    def reset_peaks(self) -> None:
+        """The peaks are what there is now."""
+        self.peak, self.peak_reserved = self.used, self.reserved
+        self.most_allocations = self.allocations
+
+    def reset_totals(self) -> None:
+        """Count what was ever allocated from here on."""
+        self.since = self.total, self.total - self.used, self.allocated, self.allocated - self.allocations
+        self.retries = self.ooms = 0
+
+    def statistics(self) -> dict[str, Any]:
+        """What `torch._C._cuda_memoryStats` returns."""
+        total, freed, blocks, blocks_freed = self.since
+        used = _figures(self.used, self.peak, self.total - total, self.total - self.used - freed)
+        gone = self.allocated - self.allocations
+        allocations = _figures(self.allocations, self.most_allocations, self.allocated - blocks, gone - blocks_freed)
+        reserved = _figures(self.reserved, self.peak_reserved, self.reserved, 0)
+        most = _segments(self.peak_reserved)
+        segments = _figures(_segments(self.reserved), most, _segments(self.reserved), 0)
+        unused = _figures(self.reserved - self.used, self.peak_reserved, self.reserved, self.used)
+        nothing = _figures(0, 0, 0, 0)
+        pools = {
+            "allocation": allocations,
+            "segment": segments,
+            "active": allocations,
+            "inactive_split": nothing,
+            "allocated_bytes": used,
+            "reserved_bytes": reserved,
+            "active_bytes": used,
+            "inactive_split_bytes": unused,
+            "requested_bytes": used,
+        }
+        return {
+            "num_alloc_retries": self.retries,
+            "num_ooms": self.ooms,
+            "num_sync_all_streams": 0,
+            "num_device_alloc": segments["allocated"],
+            "num_device_free": segments["freed"],
+            "max_split_size": -1,
+            "oversize_allocations": nothing,
+            "oversize_segments": nothing,
+            **{name: {"all": figures, "small_pool": nothing, "large_pool": figures} for name, figures in pools.items()},
+        }
+
+
+class Block:
+    """The memory of one storage; it is given back when the storage is gone.
+
+    `host` is the CPU tensor that a kernel made there, `size_said` the size that the storage says it has, if that is not
+    what there is.
+    """
+
+    __slots__ = ("account", "host", "size", "size_said")
+
+    def __init__(self, account: Account, size: int) -> None:
+        self.account, self.size = account, size
+        self.host: Any = None
+        self.size_said: int | None = None
+
+    def resize(self, size: int) -> None:
+        """Count the block as one of another size: a storage was resized, and its bytes are still there."""
+        account = self.account
+        other = account.take(size)
+        self.size, other.size = other.size, self.size
+        self.size_said = size
+
+    def __del__(self) -> None:
+        account = self.account
+        account.used -= self.size
+        account.allocations -= 1
+
+
+def _figures(current: int, peak: int, allocated: int, freed: int) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
+
+
+def _segments(size: int) -> int:
+    return -(-size // _SEGMENT)
+
+
+def _said(size: int) -> str:
+    """As the allocator writes sizes."""
+    if size <= 1024:
+        return f"{size} bytes"
+    for unit, bound in (("KiB", 1 << 20), ("MiB", 1 << 30)):
+        if size <= bound:
+            return f"{size / (bound >> 10):.2f} {unit}"
+    return f"{size / (1 << 30):.2f} GiB"

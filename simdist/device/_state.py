@@ -1,0 +1,176 @@
+"""Whose devices: what each process has, and the hosts' devices under it, for the length of a world."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from simdist.cluster import Cluster
+from simdist.device._generators import DeviceGenerator
+from simdist.device._memory import Account, Device
+from simdist.device._streams import Streams
+from simdist.device._torch_core import core
+from simdist.process import SimProcess, current_process
+
+__all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "present"]
+__all__ += ["VARIABLES", "present_or_none", "there_are_devices"]
+
+# What `torch.cuda` keeps per process in variables of the module: swapped at each hand-over to another process.
+VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
+_present: Hardware | None = None  # of the one world that is active
+
+
+class ProcessDevices:
+    """The devices of one process: those of its host that CUDA_VISIBLE_DEVICES lets it see, numbered from 0.
+
+    `variables` is what `torch.cuda` keeps for it, while another process has the baton.
+    """
+
+    def __init__(self, process: SimProcess, devices: list[Device], variables: Mapping[str, Any]) -> None:
+        self._process = process
+        self._devices = devices
+        self._accounts: list[Account] | None = None
+        self.variables = dict(variables)
+        self.streams = Streams(process)
+        self.raw: dict[int, Any] = {}  # memory taken by address, without a tensor
+        self.generators: tuple[DeviceGenerator, ...] = ()
+
+    @property
+    def accounts(self) -> list[Account]:
+        """One for each device. The first to ask fixes which devices there are, as the first call of the driver does."""
+        accounts = self._accounts
+        if accounts is None:
+            seen = self._visible()
+            accounts = [Account(self._devices[place], index, self._process.pid) for index, place in enumerate(seen)]
+            self._accounts = accounts
+            self._process.end_listeners[self._close] = None
+        return accounts
+
+    def start(self) -> None:
+        """What `torch.cuda` asks of the driver when it is first used.
+
+        Raises:
+            RuntimeError: there is no device.
+        """
+        if not self.accounts:
+            raise RuntimeError("No CUDA GPUs are available")
+        self.generators = tuple(DeviceGenerator(index) for index in range(len(self.accounts)))
+
+    def _visible(self) -> list[int]:
+        named: list[Any] = torch.cuda._parse_visible_devices()
+        seen: list[int] = []
+        for place in named:  # the first that is none ends the list
+            if not isinstance(place, int) or not 0 <= place < len(self._devices):
+                break
+            seen.append(place)
+        return seen
+
+    def _close(self, _: SimProcess) -> None:
+        for account in self._accounts or ():
+            account.close()
+
+
+class Hardware:
+    """The devices of every host of a world, and every process's view of them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._hosts = {
+            name: [Device(cluster.device_memory_bytes) for _ in range(cluster.devices_on(name))]
+            for name in cluster.hosts
+        }
+        self._processes: dict[SimProcess, ProcessDevices] = {}
+        self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
+
+    def of(self, process: SimProcess) -> ProcessDevices:
+        """What a process has."""
+        known = self._processes.get(process)
+        if known is None:
+            fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
+            fresh["_lazy_seed_tracker"] = type(fresh["_lazy_seed_tracker"])()
+            known = self._processes[process] = ProcessDevices(process, self._hosts[process.host.name], fresh)
+        return known
+
+    def close(self) -> None:
+        """Forget everything: processes and their tensors refer to each other."""
+        self._processes.clear()
+        for devices in self._hosts.values():
+            for device in devices:
+                device.accounts.clear()
+
+
+def enter(hardware: Hardware | None) -> None:
+    """From now on the devices are these; None: there are none any more."""
+    global _present
+    _present = hardware
+    core().count = count if hardware is not None else lambda: 0
+
+
+def there_are_devices() -> bool:
+    """True while a world with devices lives."""
+    return _present is not None
+
+
+def present() -> ProcessDevices:
+    """The devices of the calling process.
+
+    Raises:
+        AssertionError: the caller is no process of a world with devices; in the words of a torch that has none.
+    """
+    process = current_process()
+    if process is None or _present is None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+    return _present.of(process)
+
+
+def present_or_none() -> ProcessDevices | None:
+    """The devices of the calling process; None if it has none: a tensor outlived its world."""
+    process = current_process()
+    return None if process is None or _present is None else _present.of(process)
+
+
+def count() -> int:
+    """How many devices the caller sees; none outside simulated ranks."""
+    process = current_process()
+    return 0 if process is None or _present is None else len(_present.of(process).accounts)
+
+
+def account_of(index: int | None) -> Account:
+    """The account of the calling process on one of its devices, by default the current one; the first call begins CUDA.
+
+    Raises:
+        AcceleratorError: there is no such device.
+    """
+    process = current_process()
+    if process is None or _present is None:
+        return _stray(index or 0)
+    devices = _present.of(process)
+    if not devices.generators:
+        begin: Any = torch.cuda._lazy_init
+        begin()
+    if index is None:
+        index = core().current()
+    accounts = devices.accounts
+    if index >= len(accounts):
+        raise invalid_device()
+    return accounts[index]
+
+
+@functools.cache
+def _stray(index: int) -> Account:
+    """Where what is made of a tensor that outlived its world is accounted."""
+    return Account(Device(1 << 62), index, 0)
+
+
+def invalid_device() -> Exception:
+    """The error for a device that is not there, in the words of the CUDA runtime and of torch's check around it."""
+    return torch.AcceleratorError(
+        "CUDA error: invalid device ordinal\n"
+        "GPU device may be out of range, do you have enough GPUs?\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+        "incorrect.\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )

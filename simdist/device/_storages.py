@@ -1,0 +1,88 @@
+"""What `UntypedStorage` does in C++ for devices that are compiled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.device._aliases import block_of
+from simdist.device._state import account_of
+
+__all__ = ["METHODS"]
+
+_nbytes: Callable[[Any], int] = torch.UntypedStorage.nbytes
+
+
+def _to(original: Callable[..., Any]) -> Callable[..., Any]:
+    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        device = torch.device(device)
+        if device.type != "cuda":
+            return original(self, device=device, non_blocking=non_blocking)
+        account = account_of(device.index)
+        if self.device == torch.device("cuda", account.index):
+            return self
+        return _new(self.nbytes(), account.index).copy_(self, non_blocking)
+
+    return to
+
+
+def _cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+        index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+        return self.to(device=torch.device("cuda", account_of(index).index), non_blocking=non_blocking)
+
+    return cuda
+
+
+def _clone(original: Callable[..., Any]) -> Callable[..., Any]:
+    def clone(self: Any) -> Any:
+        if not self.is_cuda:
+            return original(self)
+        return _new(self.nbytes(), self.device.index).copy_(self)
+
+    return clone
+
+
+def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def resize_(self: Any, size: int) -> Any:
+        """The bytes stay, since what a capsule holds can't be resized; the account and the size follow."""
+        block = getattr(self, "block", None)
+        if block is None:
+            return original(self, size)
+        if size > _nbytes(self):
+            raise RuntimeError("Trying to resize storage that is not resizable")
+        block.resize(size)
+        return self
+
+    return resize_
+
+
+def _size(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    def size(self: Any) -> int:
+        block = getattr(self, "block", None)
+        if block is not None and block.size_said is not None:
+            said: int = block.size_said
+            return said
+        return original(self)
+
+    return size
+
+
+def _new(size: int, index: int) -> Any:
+    tensor = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
+    assert block_of(tensor) is not None
+    return tensor.untyped_storage()
+
+
+# What each method is replaced by, made from the original.
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "to": _to,
+    "cuda": _cuda,
+    "clone": _clone,
+    "resize_": _resize,
+    "size": _size,
+    "nbytes": _size,
+    "__len__": _size,
+}

@@ -1,0 +1,250 @@
+"""Streams and events: what is enqueued on a stream ends there, in virtual time, and only who asks waits for it.
+
+An operation computes at once; its *time* does not pass for the rank that enqueues it. Each stream of a process has the
+virtual time at which the last of what it was given ends. Waiting for an event or for another stream moves that on,
+without anybody parking; `synchronize`, and whatever brings values to the host, parks until then.
+
+So far only what says how long it takes takes any time at all (`torch.cuda._sleep`). A model of computing adds the time
+of each kernel in `Streams.enqueue`, and collectives that end on a stream of their own add theirs there too.
+
+The classes are torch's own, `torch.cuda.Stream` and `Event`, on other bases: the module is executed once more with the
+bases that a CUDA build would have.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+
+from simdist.device._torch_core import core
+from simdist.errors import UnsupportedError
+from simdist.process import SimProcess
+
+__all__ = ["CYCLES_PER_SECOND", "EventBase", "StreamBase", "Streams", "of_this_process", "torch_streams"]
+
+_CUDA = 1
+CYCLES_PER_SECOND = 1_755_000_000  # of the clock that `_sleep` counts
+
+
+class Streams:
+    """The streams of one process, each with when it will be done."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+        self._ready_ns: dict[tuple[int, int], int] = {}  # by device and number
+        self._made: dict[int, int] = {}  # how many beside the default one, by device
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time."""
+        return self._process.simulation.now_ns
+
+    def new(self, index: int) -> int:
+        """The number of a new stream of a device."""
+        number = self._made[index] = self._made.get(index, 0) + 1
+        return number
+
+    def ready_ns(self, index: int, number: int) -> int:
+        """When a stream will be done with what it was given; now, if it is."""
+        return max(self._process.simulation.now_ns, self._ready_ns.get((index, number), 0))
+
+    def enqueue(self, index: int, number: int, duration_ns: int) -> None:
+        """Give a stream something that takes so long."""
+        self._ready_ns[index, number] = self.ready_ns(index, number) + duration_ns
+
+    def wait(self, index: int, number: int, until_ns: int) -> None:
+        """Let what a stream is given from now on begin at `until_ns` at the earliest."""
+        if until_ns > self.ready_ns(index, number):
+            self._ready_ns[index, number] = until_ns
+
+    def is_ready(self, index: int, number: int) -> bool:
+        """True if a stream is done with everything."""
+        return self._ready_ns.get((index, number), 0) <= self._process.simulation.now_ns
+
+    def synchronize(self, index: int, number: int) -> None:
+        """Park until a stream is done with what it has now."""
+        self.sleep_until(self._ready_ns.get((index, number), 0))
+
+    def synchronize_device(self, index: int) -> None:
+        """Park until all streams of a device are done with what they have now."""
+        if self._ready_ns:
+            self.sleep_until(
+                max((until for (device, _), until in self._ready_ns.items() if device == index), default=0)
+            )
+
+    def synchronize_current(self, index: int) -> None:
+        """Park until the current stream of a device is done: a value is wanted on the host. Hot."""
+        if self._ready_ns:
+            self.synchronize(index, core().stream(index))
+
+    def sleep_until(self, time_ns: int) -> None:
+        """Park until then; does nothing if it has passed."""
+        simulation = self._process.simulation
+        if time_ns > simulation.now_ns:
+            simulation.sleep(time_ns - simulation.now_ns)
+
+
+def of_this_process() -> Streams:
+    """The streams of the calling process."""
+    from simdist.device._state import present  # which knows every process's
+
+    return present().streams
+
+
+class StreamBase(torch.Stream):
+    """What `torch._C._CudaStreamBase` is in a CUDA build."""
+
+    def __new__(cls, priority: int = 0, **place: Any) -> StreamBase:
+        """A new stream of the current device, or a handle of the one that is named."""
+        if "stream_id" in place:
+            index, number = place["device_index"], place["stream_id"]
+        else:
+            begin: Any = torch.cuda._lazy_init
+            begin()
+            index = core().current()
+            number = of_this_process().new(index)
+        made: StreamBase = super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
+        made._priority = min(0, max(-5, priority))
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    _priority: int
+
+    @property
+    def cuda_stream(self) -> int:
+        """Its handle; 0 is the default stream's."""
+        return self.stream_id
+
+    @property
+    def priority(self) -> int:
+        """Its priority, lower ones first."""
+        return self._priority
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority."""
+        return 0, -5
+
+    def is_capturing(self) -> bool:
+        """False: there are no graphs."""
+        return False
+
+    def query(self) -> bool:
+        """True if it is done with everything."""
+        return of_this_process().is_ready(self.device_index, self.stream_id)
+
+    def synchronize(self) -> None:
+        """Park until it is done."""
+        of_this_process().synchronize(self.device_index, self.stream_id)
+
+    def __enter__(self) -> Any:
+        select: Any = torch.cuda.stream
+        self._outer = select(self)
+        self._outer.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._outer.__exit__(*error)
+
+
+class EventBase(torch.Event):
+    """What `torch._C._CudaEventBase` is in a CUDA build."""
+
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> EventBase:
+        """An event that nobody has recorded."""
+        made: EventBase = super().__new__(cls, device="cuda", enable_timing=enable_timing)
+        made._timed = enable_timing
+        made._at_ns = None
+        made._index = -1
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    _timed: bool
+    _at_ns: int | None  # when what it marks will be done
+    _index: int
+
+    @property
+    def device(self) -> torch.device | None:  # type: ignore[override]
+        """That of the stream on which it was recorded."""
+        return None if self._index < 0 else torch.device("cuda", self._index)
+
+    @property
+    def cuda_event(self) -> int:
+        """A handle; 0 until it is recorded."""
+        return 0 if self._at_ns is None else 1
+
+    def record(self, stream: Any = None) -> None:
+        """Mark what a stream has been given up to now."""
+        stream = torch.cuda.current_stream() if stream is None else stream
+        if self._index >= 0 and self._index != stream.device_index:
+            raise RuntimeError(
+                f"Event device {self._index} does not match recording stream's device {stream.device_index}."
+            )
+        self._index = stream.device_index
+        self._at_ns = of_this_process().ready_ns(stream.device_index, stream.stream_id)
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream wait for what it marks; nobody parks."""
+        stream = torch.cuda.current_stream() if stream is None else stream
+        if self._at_ns is not None:
+            of_this_process().wait(stream.device_index, stream.stream_id, self._at_ns)
+
+    def query(self) -> bool:
+        """True if what it marks is done."""
+        return self._at_ns is None or self._at_ns <= of_this_process().now_ns
+
+    def synchronize(self) -> None:
+        """Park until what it marks is done."""
+        if self._at_ns is not None:
+            of_this_process().sleep_until(self._at_ns)
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from what this one marks to what the other marks.
+
+        Raises:
+            ValueError: they have no time.
+            RuntimeError: they have not passed.
+        """
+        if not (self._timed and end_event._timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at_ns is None or end_event._at_ns is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return float(end_event._at_ns - self._at_ns) / 1e6
+
+    def ipc_handle(self) -> bytes:
+        """There is none.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("events of virtual devices can't be sent to other processes")
+
+
+@functools.cache
+def torch_streams() -> Any:
+    """The module `torch.cuda.streams` on our bases."""
+    spec = importlib.util.find_spec("torch.cuda.streams")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    names: Any = vars(torch._C)
+    before = {name: names[name] for name in ("_CudaStreamBase", "_CudaEventBase")}
+    names.update(_CudaStreamBase=StreamBase, _CudaEventBase=EventBase)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        names.update(before)
+    return module

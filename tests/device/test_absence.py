@@ -1,0 +1,197 @@
+"""What a world with devices leaves behind, and what one without is like: nothing and nothing new."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.cluster import build
+from simdist.errors import TopologyError, UnsupportedError
+from tests.device.worlds import cuda, values
+
+WORDS = "Torch not compiled with CUDA enabled"
+
+
+def surroundings() -> dict[str, object]:
+    """Everything that asks whether there is CUDA, and what a world with devices replaces."""
+    names: Any = torch._C
+    cudnn: Any = vars(torch.backends.cudnn)["m"]
+    return {
+        "available": torch.cuda.is_available(),
+        "accelerator": torch.accelerator.is_available(),
+        "current": str(torch.accelerator.current_accelerator()),
+        "count": torch.cuda.device_count(),
+        "begun": torch.cuda.is_initialized(),
+        "built": torch.backends.cuda.is_built(),
+        "version": torch.version.cuda,
+        "names": sorted(name for name in dir(names) if "cuda" in name.lower() or name.startswith("_accelerator")),
+        "objects": [id(getattr(names, name)) for name in dir(names) if name.startswith("_accelerator")],
+        "module": {name: id(value) for name, value in vars(torch.cuda).items() if name != "_lazy_init"},
+        "streams": {name: id(value) for name, value in vars(torch.cuda.streams).items()},
+        "storage": {name: id(value) for name, value in vars(torch.UntypedStorage).items() if name != "__doc__"},
+        "generator": (torch.Generator, names.Generator),
+        "bases": [id(vars(each.__mro__[1])["__new__"]) for each in (torch.cuda.Stream, torch.cuda.Event)],
+        "marks": id(vars(torch.cuda.nvtx)["_nvtx"]),
+        "cudnn": id(cudnn.is_acceptable),
+        "logger": id(torch._C._distributed_c10d.Logger.set_runtime_stats_and_log),
+        "threads": threading.active_count(),
+    }
+
+
+def test_nothing_is_left_of_a_world_with_devices() -> None:
+    def body() -> float:
+        dist.init_process_group("gloo")
+        weight = torch.ones(3, device="cuda", requires_grad=True)
+        (weight * 2).sum().backward()
+        torch.cuda.Stream().synchronize()
+        torch.manual_seed(5)
+        return float(weight.detach().sum())
+
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    before = surroundings()
+    values(body, world_size=2)
+
+    assert surroundings() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    for use in (
+        lambda: torch.ones(1, device="cuda"),
+        lambda: torch.ones(1).cuda(),
+        lambda: torch.ones(1).to("cuda:1"),
+        lambda: torch.cuda.current_device(),
+    ):
+        with pytest.raises(AssertionError, match=WORDS):
+            use()
+    with pytest.raises(RuntimeError, match="accelerator"):
+        torch.empty(1, pin_memory=True)
+
+
+def test_another_thread_finds_no_device_while_a_world_has_some() -> None:
+    seen: list[object] = []
+
+    def look() -> None:
+        seen.extend([torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available()])
+        seen.append(torch.Generator().device.type)
+
+    def body() -> None:
+        torch.ones(1, device="cuda")
+        asked.set()
+        answered.wait()
+
+    asked, answered = threading.Event(), threading.Event()
+
+    def wait_and_look() -> None:
+        asked.wait()
+        look()
+        answered.set()
+
+    thread = threading.Thread(target=wait_and_look)
+    thread.start()
+    values(body)
+    thread.join()
+
+    assert seen == [False, 0, False, "cpu"]
+
+
+def test_a_world_without_devices_says_how_to_have_some() -> None:
+    def body() -> None:
+        assert not torch.cuda.is_available()
+        torch.ones(1, device="cuda")
+
+    (rank,) = simdist.run(body, world_size=1).ranks
+
+    assert isinstance(rank.exception, AssertionError)
+    assert str(rank.exception) == WORDS
+    assert "this world has no devices; simdist.cluster.build(world_size, devices_per_host=...)" in rank.stderr
+
+
+def test_a_world_on_the_cpu_is_the_same_with_devices_and_without() -> None:
+    def body() -> list[float]:
+        dist.init_process_group("gloo")
+        torch.manual_seed(dist.get_rank())
+        numbers = torch.randn(100)
+        dist.all_reduce(numbers)
+        return numbers.tolist()
+
+    without = simdist.run(body, world_size=2, cluster=build(2))
+    with_devices = simdist.run(body, world_size=2, cluster=build(2, devices_per_host=2))
+
+    assert with_devices.digest == without.digest
+    assert with_devices.values == without.values
+
+
+def test_autograd_still_runs_in_forked_processes_after_a_world_with_devices() -> None:
+    code = """
+import os, torch, simdist
+from simdist.cluster import build
+simdist.run(lambda: torch.ones(1, device="cuda", requires_grad=True).sum().backward(), world_size=1,
+            cluster=build(1, devices_per_host=1)).raise_for_failure()
+pid = os.fork()
+if not pid:
+    torch.ones(1, requires_grad=True).sum().backward()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+
+    assert done.stdout == "7\n", done.stderr
+
+
+def test_a_cuda_build_keeps_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+
+    with pytest.raises(UnsupportedError, match="needs a CPU build of torch"):
+        simdist.run(lambda: None, world_size=1, cluster=build(1, devices_per_host=1))
+    assert simdist.run(lambda: 3, world_size=1).values == [3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"devices_per_host": 9},
+            "devices_per_host: 9 is too large; the most is 8, for torch's device guard knows no more",
+        ),
+        ({"devices_per_host": -1}, "devices_per_host: -1 is too small; the least is 0"),
+        ({"devices_per_host": "rank"}, "'rank' is no number; expected one, or 'ranks'; did you mean 'ranks'?"),
+        ({"device_memory_bytes": 0}, "device_memory_bytes: 0 is too small; the least is 1"),
+        ({"devices_per_host": "ranks"}, "host0 has 9 ranks, and a device for each would be too many; the most is 8"),
+    ],
+)
+def test_what_is_no_number_of_devices_is_told(settings: Any, problem: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        build(9, **settings)
+
+    assert problem in str(caught.value)
+
+
+def test_every_topology_can_have_devices() -> None:
+    def body() -> tuple[int, int]:
+        return torch.cuda.device_count(), torch.cuda.mem_get_info(0)[1]
+
+    settings: dict[str, dict[str, int]] = {
+        "uniform": {},
+        "one_host": {},
+        "switched": {"hosts": 2},
+        "rail_optimised": {"gpus_per_host": 2},
+        "fat_tree": {"hosts": 4, "hosts_per_leaf": 2},
+    }
+    for name, more in settings.items():
+        cluster = simdist.cluster.make(4, topology=name, devices_per_host=2, device_memory_bytes=1 << 30, **more)
+
+        assert simdist.run(body, world_size=4, cluster=cluster).values == [(2, 1 << 30)] * 4
+
+
+def test_nothing_of_a_device_reaches_a_tensor_of_the_cpu() -> None:
+    values(lambda: torch.ones(1, device=cuda(0)))
+    before = torch.arange(4.0)
+
+    assert torch.equal((before + 1) @ before, torch.tensor(20.0))
+    assert before.storage_offset() == 0

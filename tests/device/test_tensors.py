@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from simdist.errors import UnsupportedError
+from tests.device.worlds import cuda, model, on_devices, values
+
+Tensor = torch.Tensor
+
+
+def random() -> Tensor:
+    return torch.randn(3, 4, device=cuda(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: torch.zeros(2, device=device),
+        lambda device: torch.tensor([1, 2], device=device),
+        lambda device: torch.arange(2, device=device),
+        lambda device: torch.randn(2, device=device),
+        lambda device: torch.randint(9, (2,), device=device),
+        lambda device: torch.randperm(2, device=device),
+        lambda device: torch.eye(2, device=device),
+        lambda device: torch.full((2,), 3.0, device=device),
+        lambda device: torch.linspace(0, 1, 2, device=device),
+        lambda device: torch.empty_strided((2, 2), (1, 2), device=device),
+        lambda device: torch.ones(2).to(device),
+        lambda device: torch.ones(2).to(torch.device(device)),
+        lambda device: torch.ones(2).cuda(device),
+        lambda device: torch.as_tensor([1.0], device=device),
+        lambda device: nn.Linear(1, 1, device="meta").to_empty(device=device).weight,
+    ],
+)
+@on_devices
+def test_a_tensor_is_made_on_a_device(make: Callable[[str], Tensor]) -> None:
+    assert make("cuda:2").device == cuda(2)
+    assert make("cuda").device == cuda(0)
+
+
+@on_devices
+def test_a_device_can_be_named_by_its_number() -> None:
+    assert torch.ones(1).to(2).device == cuda(2)
+    assert torch.ones(1).cuda(3).device == cuda(3)
+    assert torch.ones(1, device=1).device == cuda(1)
+
+
+@on_devices
+def test_a_module_moves_to_the_current_device() -> None:
+    torch.cuda.set_device(2)
+
+    assert nn.Linear(1, 1).cuda().weight.device == cuda(2)
+
+
+@on_devices
+def test_a_block_names_the_device_for_what_is_made_in_it() -> None:
+    with torch.device("cuda", 3):
+        made = torch.ones(1), nn.Linear(1, 1).weight, torch.tensor(1)
+
+    assert [each.device for each in made] == [cuda(3)] * 3
+
+
+@on_devices
+def test_a_tensor_is_plain_and_says_where_it_is() -> None:
+    tensor = random()
+
+    assert type(tensor) is torch.Tensor
+    assert (tensor.is_cuda, tensor.is_cpu, tensor.get_device()) == (True, False, 1)
+    assert tensor.type() == "torch.cuda.FloatTensor"
+    assert "device='cuda:1'" in repr(tensor)
+    assert tensor.untyped_storage().device == cuda(1)
+
+
+@on_devices
+def test_what_is_computed_is_on_the_device_with_the_values_of_the_cpu() -> None:
+    tensor = torch.arange(12.0).view(3, 4)
+    there = tensor.to(cuda(1))
+
+    for function in (
+        lambda x: x + 1,
+        lambda x: x @ x.t(),
+        lambda x: x.softmax(1),
+        lambda x: x.sort(1, descending=True)[1],
+        lambda x: torch.cat([x, x]),
+        lambda x: x[x > 3],
+        lambda x: torch.stack(torch.split(x, 1)),
+        lambda x: nn.functional.one_hot(x.long()[0]),
+        lambda x: torch.where(x > 3, x, -x),
+        lambda x: torch.fft.fft(x).abs(),
+        lambda x: torch.linalg.svdvals(x),
+        lambda x: (x + 1j).conj() * 2,
+        lambda x: (x + 1j).conj().imag + 1,
+    ):
+        assert function(there).device == cuda(1)
+        assert torch.equal(function(there).cpu(), function(tensor))
+
+
+@on_devices
+def test_a_scalar_of_the_cpu_goes_with_any_device() -> None:
+    assert (random() * torch.tensor(2.0)).device == cuda(1)
+    assert (torch.tensor(2.0) + random()).device == cuda(1)
+
+
+@on_devices
+def test_views_share_memory_and_know_their_base() -> None:
+    tensor = random()
+    part = tensor.view(-1)[2:5]
+
+    part.mul_(0)
+
+    assert part.device == cuda(1)
+    assert part._base is tensor
+    assert tensor.flatten()[2:5].tolist() == [0, 0, 0]
+
+
+@on_devices
+def test_in_place_operations_change_the_tensor() -> None:
+    tensor = same = torch.zeros(3, 4, device=cuda(1))
+
+    same += 1
+    same[0] = 2.0
+    same[torch.tensor([1])] = 3
+    same[2].fill_(4)
+    same.t()[0].add_(1)
+
+    assert tensor.tolist() == [[3, 2, 2, 2], [4, 3, 3, 3], [5, 4, 4, 4]]
+    assert tensor._version > 0
+
+
+@on_devices
+def test_an_output_grows_to_what_is_written_into_it() -> None:
+    output = torch.empty(0, device=cuda(1))
+    sizes = torch.empty(0, dtype=torch.int64, device=cuda(1))
+
+    torch.add(torch.ones(3, device=cuda(1)), 1, out=output)
+    torch.max(torch.ones(2, 3, device=cuda(1)), 1, out=(torch.empty(0, device=cuda(1)), sizes))
+
+    assert output.tolist() == [2, 2, 2]
+    assert output.device == sizes.device == cuda(1)
+    assert sizes.shape == (2,)
+
+
+@on_devices
+def test_a_resized_tensor_keeps_its_elements() -> None:
+    tensor = torch.arange(4.0, device=cuda(1))
+    view = tensor.view(2, 2)
+
+    tensor.resize_(2)
+    smaller = tensor.tolist()
+    tensor.resize_(2, 3)
+
+    assert smaller == [0, 1]
+    assert tensor.shape == (2, 3)
+    assert tensor.flatten()[:2].tolist() == [0, 1]
+    assert view.tolist() == [[0, 1], [2, 3]]
+
+
+@on_devices
+def test_a_copy_on_the_host_shares_nothing() -> None:
+    tensor = torch.zeros(3, device=cuda(1))
+
+    on_host = tensor.cpu()
+    array = on_host.numpy()
+    tensor.fill_(1)
+
+    assert array.tolist() == [0, 0, 0]
+    assert tensor.tolist() == [1, 1, 1]
+    assert isinstance(tensor.sum().item(), float)
+    assert bool(tensor.any())
+
+
+@on_devices
+def test_numpy_is_refused_in_torch_s_words() -> None:
+    with pytest.raises(TypeError) as caught:
+        random().numpy()
+
+    assert str(caught.value) == (
+        "can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+    )
+
+
+@on_devices
+def test_a_copy_of_a_module_is_where_the_module_is() -> None:
+    copied = copy.deepcopy(model())
+
+    assert copied[0].weight.device == cuda(1)
+
+
+@on_devices
+def test_a_pickled_tensor_comes_back_to_its_device() -> None:
+    tensor = random()
+
+    again = pickle.loads(pickle.dumps(tensor))
+
+    assert again.device == cuda(1)
+    assert torch.equal(again, tensor)
+
+
+@pytest.mark.parametrize(
+    ("location", "where"),
+    [(None, "cuda:1"), ("cpu", "cpu"), ("cuda:3", "cuda:3"), ({"cuda:1": "cuda:2"}, "cuda:2"), ("cuda", "cuda:0")],
+)
+@on_devices
+def test_a_checkpoint_is_loaded_to_where_the_program_wants_it(location: Any, where: str) -> None:
+    file = io.BytesIO()
+    state = model().state_dict()
+    torch.save(state, file)
+    file.seek(0)
+
+    loaded = torch.load(file, map_location=location)
+
+    assert loaded["0.weight"].device == torch.device(where)
+    assert all(torch.equal(loaded[name].cpu(), state[name].cpu()) for name in state)
+
+
+@on_devices
+def test_a_checkpoint_of_a_device_that_is_not_there_is_refused_in_torch_s_words() -> None:
+    file = io.BytesIO()
+    torch.save(torch.ones(1, device=cuda(1)), file)
+    file.seek(0)
+
+    with pytest.raises(RuntimeError, match="object on CUDA device 7"):
+        torch.load(file, map_location="cuda:7")
+
+
+@on_devices
+def test_a_state_dict_is_loaded_across_devices() -> None:
+    source, target = model(1), model(0)
+
+    target.load_state_dict({name: value.cpu() for name, value in source.state_dict().items()})
+
+    assert target[0].weight.device == cuda(0)
+    assert torch.equal(target[0].weight.cpu(), source[0].weight.cpu())
+
+
+@on_devices
+def test_a_storage_moves_and_is_copied() -> None:
+    storage = torch.arange(4, dtype=torch.uint8, device=cuda(1)).untyped_storage()
+
+    assert storage.cuda(2).device == cuda(2)
+    assert storage.clone().data_ptr() != storage.data_ptr()
+    assert storage.cpu().tolist() == [0, 1, 2, 3]
+    assert len(storage) == 4
+
+
+def test_a_tensor_that_outlives_its_world_can_be_read() -> None:
+    (tensor,) = values(lambda: torch.arange(4.0, device=cuda(1)).view(2, 2))
+
+    assert repr(tensor) == "tensor([[0., 1.],\n        [2., 3.]], device='cuda:1')"
+    assert tensor.sum().item() == 6
+    assert tensor.cpu().tolist() == [[0, 1], [2, 3]]
+
+
+@on_devices
+def test_tensors_that_are_given_by_name_are_on_the_device_too() -> None:
+    numbers, order = torch.tensor([3.0, 1.0, 2.0], device="cuda").sort()
+
+    places = torch.searchsorted(torch.tensor([3.0, 1.0, 2.0], device="cuda"), numbers, sorter=order)
+
+    assert places.tolist() == [0, 1, 2]
+    assert places.device == cuda(0)
+
+
+@on_devices
+def test_tensors_of_inference_mode_stay_such() -> None:
+    with torch.inference_mode():
+        made = torch.ones(2, device="cuda") * 2
+
+    assert made.is_inference()
+    assert not (torch.ones(2, device="cuda") * 2).is_inference()
+
+
+@on_devices
+def test_the_host_s_memory_is_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    tensor = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    for round_ in range(60):
+        if round_ == 10:
+            before = resident()
+        (tensor * 2).cos().sum().backward()
+        tensor.grad = None
+
+    assert resident() - before < 32 << 20
+
+
+@on_devices
+def test_sparse_tensors_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="a virtual device has no sparse_coo tensors; keep them on the CPU"):
+        random().to_sparse()

@@ -1,0 +1,96 @@
+"""Texts are those of torch 2.13: TensorIterator's for element-wise operators, the CUDA wrappers' for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.device.worlds import cuda, on_devices
+
+SAME = "Expected all tensors to be on the same device, but "
+
+
+def on(index: int) -> torch.Tensor:
+    return torch.randn(3, 4, device=cuda(index))
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda: on(1) + torch.ones(3, 4), f"{SAME}found at least two devices, cuda:1 and cpu!"),
+        (lambda: torch.ones(3, 4) + on(1), f"{SAME}found at least two devices, cuda:1 and cpu!"),
+        (lambda: on(0) * on(1), f"{SAME}found at least two devices, cuda:0 and cuda:1!"),
+        (lambda: on(1).add_(torch.ones(3, 4)), f"{SAME}found at least two devices, cuda:1 and cpu!"),
+        (
+            lambda: nn.Linear(4, 2)(on(1)),
+            f"{SAME}got mat1 is on cuda:1, different from other tensors on cpu "
+            "(when checking argument in method wrapper_CUDA_addmm)",
+        ),
+        (
+            lambda: on(1) @ torch.ones(4, 2),
+            f"{SAME}got mat2 is on cpu, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA_mm)",
+        ),
+        (
+            lambda: nn.functional.cross_entropy(on(1), torch.tensor([0, 1, 2])),
+            f"{SAME}got target is on cpu, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA_nll_loss_forward)",
+        ),
+        (
+            lambda: nn.Embedding(4, 2).cuda(1)(torch.tensor([1])),
+            f"{SAME}got index is on cpu, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA__index_select)",
+        ),
+        (
+            lambda: torch.cat([on(1), torch.ones(3, 4)]),
+            f"{SAME}got tensors is on cpu, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA_cat)",
+        ),
+    ],
+)
+@on_devices
+def test_tensors_on_different_devices_are_refused(function: Callable[[], Any], text: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        function()
+
+    assert str(caught.value) == text
+
+
+@on_devices
+def test_indices_may_be_on_the_cpu() -> None:
+    tensor = torch.arange(4.0, device=cuda(1))
+
+    tensor[torch.tensor([0])] = torch.tensor([9.0], device=cuda(1))
+
+    assert tensor[torch.tensor([0, 2])].tolist() == [9, 2]
+
+
+@on_devices
+def test_copies_go_between_any_devices() -> None:
+    target = torch.zeros(2, device=cuda(1))
+
+    target.copy_(torch.ones(2))
+    one = target.tolist()
+    target.copy_(torch.full((2,), 2.0, device=cuda(0)))
+
+    assert one == [1, 1]
+    assert target.tolist() == [2, 2]
+
+
+@on_devices
+def test_a_device_that_is_not_there_is_refused_in_cuda_s_words() -> None:
+    for use in (
+        lambda: torch.cuda.set_device(4),
+        lambda: torch.ones(1, device="cuda:4"),
+        lambda: torch.ones(1).to("cuda:7"),
+    ):
+        with pytest.raises(torch.AcceleratorError) as caught:
+            use()
+
+        assert str(caught.value).startswith(
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+        )

@@ -1,0 +1,56 @@
+"""What the device tests share: worlds with devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+import simdist
+from simdist.cluster import build
+
+__all__ = ["cuda", "model", "on_devices", "values"]
+
+_F = TypeVar("_F", bound=Callable[..., None])
+
+
+def values(
+    body: Callable[..., Any],
+    *,
+    world_size: int = 1,
+    devices: int | str = 4,
+    memory: int = 80 << 30,
+    args: Sequence[Any] = (),
+    **settings: Any,
+) -> list[Any]:
+    """What `body` returns on each rank of a world with devices; a rank that fails fails the caller."""
+    cluster = build(world_size, devices_per_host=devices, device_memory_bytes=memory)
+    result = simdist.run(body, world_size=world_size, cluster=cluster, args=args, **settings)
+    failed = next((rank.exception for rank in result.ranks if rank.exception is not None), None)
+    if failed is not None:
+        raise failed
+    result.raise_for_failure()
+    return result.values
+
+
+def on_devices(test: _F) -> _F:
+    """Run a test as the one rank of a world with four devices."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        values(functools.partial(test, *args, **kwargs))
+
+    return run  # type: ignore[return-value]
+
+
+def cuda(index: int = 0) -> torch.device:
+    """A device."""
+    return torch.device("cuda", index)
+
+
+def model(index: int = 1) -> Any:
+    """A small one on a device."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(cuda(index))
