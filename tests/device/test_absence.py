@@ -14,6 +14,7 @@ import torch.distributed as dist
 import simdist
 from simdist.cluster import build
 from simdist.errors import TopologyError, UnsupportedError
+from tests.beside import wait_for_host
 from tests.device.worlds import cuda, values
 
 WORDS = "Torch not compiled with CUDA enabled"
@@ -83,7 +84,7 @@ def test_another_thread_finds_no_device_while_a_world_has_some() -> None:
     def body() -> None:
         torch.ones(1, device="cuda")
         asked.set()
-        answered.wait()
+        wait_for_host(answered)
 
     asked, answered = threading.Event(), threading.Event()
 

@@ -1,0 +1,1 @@
+"""Settings of `with_hydra`, found as a package because the program is imported."""

@@ -1,0 +1,72 @@
+"""Programs written as users of libraries write them: they run unmodified, and with the values of real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simdist.scenario import load, run_scenario
+
+PROGRAMS = Path(__file__).parents[2] / "scenarios" / "programs"
+FILES = sorted(PROGRAMS.glob("*.toml"))
+LIBRARIES = {
+    "with_accelerate": "accelerate",
+    "with_hydra": "hydra",
+    "with_lightning": "lightning",
+    "with_trainer": "transformers",
+}
+
+
+def _needs(file: Path) -> None:
+    library = LIBRARIES.get(file.stem)
+    if library is not None and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install -e '.[programs]'")
+
+
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_program_runs_unmodified_and_twice_the_same(file: Path) -> None:
+    _needs(file)
+
+    first, second = (run_scenario(load(str(file))) for _ in range(2))
+
+    assert first.ok, [(verdict.name, verdict.evidence) for verdict in first.verdicts if not verdict.ok]
+    assert first.result.values == second.result.values
+    if "{tmp}" not in file.read_text():  # a path that goes over the wire has another name in each run
+        assert first.result.digest == second.result.digest
+
+
+def test_each_program_has_a_scenario() -> None:
+    assert {file.stem for file in FILES} == {file.stem for file in PROGRAMS.glob("*.py")}
+    assert LIBRARIES.keys() <= {file.stem for file in FILES}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_real_processes_end_with_the_same_values(file: Path, tmp_path: Path) -> None:
+    _needs(file)
+    simulated = run_scenario(load(str(file))).result
+    out = tmp_path / "real.json"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "simdist", "run", str(file), "--real", "gloo", "--json", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert values_of(out) == list(simulated.values)
+
+
+def values_of(file: Path) -> list[Any]:
+    """What each rank returned, from a report as JSON."""
+    return [rank["value"] for rank in json.loads(file.read_text())["ranks"]]
