@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from simdist.errors import UnsupportedError
+from simdist.process._refusals import refused
 from simdist.process._runtime import Patches, Replacement, current_process
 
 __all__ = ["install"]
@@ -92,21 +92,10 @@ def _atexit_unregister(original: Callable[..., Any]) -> Callable[..., Any]:
     return unregister
 
 
-def _refused(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            process = current_process()
-            if process is None:
-                return original(*args, **kwargs)
-            raise UnsupportedError(
-                f"rank {process.rank}: {what} is not supported inside a simulated rank yet; "
-                "it would run outside the simulation, in real time"
-            )
-
-        return refuse
-
-    return wrap
+def _outside(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return refused(
+        f"{what} is not supported inside a simulated rank yet; it would run outside the simulation, in real time"
+    )
 
 
 _REPLACEMENTS = tuple(
@@ -118,11 +107,11 @@ _REPLACEMENTS = tuple(
         (os, "abort", _abort),
         (atexit, "register", _atexit_register),
         (atexit, "unregister", _atexit_unregister),
-        (os, "fork", _refused("os.fork (and with it DataLoader workers and multiprocessing)")),
-        (os, "forkpty", _refused("os.forkpty")),
-        (os, "execv", _refused("os.execv, which would replace the whole world,")),
-        (os, "execve", _refused("os.execve, which would replace the whole world,")),
-        (BaseProcess, "start", _refused("starting a process with multiprocessing")),
+        (os, "fork", _outside("os.fork (and with it DataLoader workers and multiprocessing)")),
+        (os, "forkpty", _outside("os.forkpty")),
+        (os, "execv", _outside("os.execv, which would replace the whole world,")),
+        (os, "execve", _outside("os.execve, which would replace the whole world,")),
+        (BaseProcess, "start", _outside("starting a process with multiprocessing")),
     )
     if hasattr(owner, name)
 )

@@ -19,6 +19,7 @@ from typing import Any
 from simdist.errors import UnsupportedError
 from simdist.kernel import Timer
 from simdist.process._process import SimProcess
+from simdist.process._refusals import refused
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
 __all__ = ["install"]
@@ -225,22 +226,6 @@ def _siginterrupt(original: Callable[[int, bool], None]) -> Callable[[int, bool]
     return siginterrupt
 
 
-def _refused(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            process = current_process()
-            if process is None:
-                return original(*args, **kwargs)
-            raise UnsupportedError(
-                f"rank {process.rank}: signal.{name} is not simulated; handlers set with signal.signal are"
-            )
-
-        return refuse
-
-    return wrap
-
-
 _BLOCKING = ("pthread_kill", "pthread_sigmask", "sigpending", "sigtimedwait", "sigwait", "sigwaitinfo")
 _MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
     (os, "kill", _kill),
@@ -253,6 +238,9 @@ _MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
     (signal, "pause", _pause),
     (signal, "set_wakeup_fd", _set_wakeup_fd),
     (signal, "siginterrupt", _siginterrupt),
-    *((signal, name, _refused(name)) for name in _BLOCKING),
+    *(
+        (signal, name, refused(f"signal.{name} is not simulated; handlers set with signal.signal are"))
+        for name in _BLOCKING
+    ),
 ]
 _REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))
