@@ -133,6 +133,7 @@ class Locks:
         self._held: dict[Any, Task] = {}
         self._waiting: dict[Any, deque[LockWait]] = {}
         self._promised: dict[Any, Task] = {}
+        self._for_host: dict[Task, None] = {}  # tasks that sleep until they look again at a lock that the host holds
         self._stand_ins: dict[tuple[Any, Any], Any] = {}  # by process and lock
         self._stands_for: dict[Any, tuple[Any, Any]] = {}
 
@@ -340,14 +341,28 @@ class Locks:
         simulation = self.simulation
         real_s = _HOST_S
         while not kind.take(lock, True, real_s):
-            real_s = 0.001
             if task.doomed or task.state is not TaskState.RUNNING:
                 raise TaskKilled
             if deadline_ns is not None and simulation.now_ns >= deadline_ns:
                 return False
-            simulation.sleep(_LOOK_NS if deadline_ns is None else min(_LOOK_NS, deadline_ns - simulation.now_ns))
+            if deadline_ns is None and self._all_wait_for_host():
+                real_s = _HOST_S  # with the baton in hand: virtual time has nothing to go on to, so it may be a stall
+                continue
+            real_s = 0.001
+            self._for_host[task] = None
+            try:
+                simulation.sleep(_LOOK_NS if deadline_ns is None else min(_LOOK_NS, deadline_ns - simulation.now_ns))
+            finally:
+                del self._for_host[task]
         self._held[lock] = task
         return True
+
+    def _all_wait_for_host(self) -> bool:
+        """True if nothing will happen in the world but that tasks look again whether the host has released a lock."""
+        simulation = self.simulation
+        if any(task.state is TaskState.READY and task not in self._for_host for task in simulation.tasks):
+            return False
+        return sum(1 for _ in simulation.timers()) <= len(self._for_host)
 
 
 def real_methods(lock: Any) -> tuple[Callable[..., bool], Callable[[], None]]:

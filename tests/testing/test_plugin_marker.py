@@ -167,22 +167,41 @@ def test_a_rank_that_blocks_for_real_is_shown_at_its_line(tmp_path: Path) -> Non
     source = (
         HEADER
         + """
-import threading
+import os
 @pytest.mark.simdist(world_size=2, stall_s=0.3)
 def test_it(rank):
     if rank == 1:
-        threading.Lock().acquire()
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
+        reader, writer = os.pipe()
+        os.read(reader, 1)
 """
     )
     run = run_pytest(tmp_path, files={"test_it.py": source})
     text = section(run, "test_it")
 
-    assert ">           lock.acquire()" in text
+    assert ">           os.read(reader, 1)" in text or ">       os.read(reader, 1)" in text
     assert "StallError: rank 1" in text
     assert "replay: pytest test_it.py::test_it --simdist-seed=0" in text
+
+
+def test_a_lock_that_nobody_releases_is_shown_at_its_line(run: Run) -> None:
+    source = (
+        HEADER
+        + """
+import threading
+@pytest.mark.simdist(world_size=2)
+def test_it(rank):
+    if rank == 1:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+"""
+    )
+
+    text = run(files={"test_it.py": source}).text
+
+    assert ">           lock.acquire()" in text or ">       lock.acquire()" in text
+    assert "rank 1" in text
+    assert "hangs for good in Lock.acquire" in text
 
 
 def test_live_output_names_the_rank(run: Run) -> None:
