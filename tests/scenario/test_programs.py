@@ -49,6 +49,7 @@ def test_each_program_has_a_scenario() -> None:
 
 
 @pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_real_processes_end_with_the_same_values(file: Path, tmp_path: Path) -> None:
     _needs(file)
