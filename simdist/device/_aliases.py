@@ -51,14 +51,14 @@ def host(tensor: Tensor) -> Tensor:
             and not tensor.is_conj()
             and not tensor.is_neg()
         ):
-            return known  # type: ignore[no-any-return]
+            return known  # type: ignore[no-any-return]  # C code without types
     if tensor.is_conj():
         return host(tensor.conj()).conj()
     if tensor.is_neg():
         return torch._neg_view(host(torch._neg_view(tensor)))
     capsule = _to_capsule(tensor)
     _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CPU
-    return _from_capsule(capsule)  # type: ignore[no-any-return]
+    return _from_capsule(capsule)  # type: ignore[no-any-return]  # C code without types
 
 
 def raised(tensor: Tensor, account: Account) -> Tensor:
@@ -88,4 +88,4 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
         with core().begun():
             result = _from_capsule(capsule)
     result.untyped_storage().block = block
-    return result  # type: ignore[no-any-return]
+    return result  # type: ignore[no-any-return]  # C code without types
