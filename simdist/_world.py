@@ -503,7 +503,8 @@ class World:
         for life in self._lives:
             for process in life:
                 process.tasks.clear()
-                process.torch_state = None
+                process.torch_state.world.forget()
+                process.torch_state = process.excepthook = None
                 process.end_listeners.clear()
                 process.inbox.clear()
                 process.value = process.exception = None

@@ -450,7 +450,7 @@ def _limit_and_options(
     store: Any, rank: int, size: int, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[timedelta, GroupOptions | None]:
     """What follows the size in a call of `ProcessGroupGloo`: nothing, or options, or a timeout."""
-    given = [*args, *kwargs.values()]
+    given = [*args, *kwargs.values()] if kwargs else args
     if not given:
         return _DEFAULT_TIMEOUT, None
     if len(given) == 1:
@@ -466,13 +466,18 @@ def _limit_and_options(
 
 
 def _require_place(rank: int, size: int, timeout: timedelta) -> None:
+    if 0 <= rank < size and timeout >= _AT_ONCE:
+        return
     for line, kept, said in (
         (22, rank >= 0, f"rank >= 0. {rank} vs 0"),
         (23, rank < size, f"rank < size. {rank} vs {size}"),
-        (62, timeout >= timedelta(0), "timeout.count() >= 0. Invalid timeout"),
+        (62, timeout >= _AT_ONCE, "timeout.count() >= 0. Invalid timeout"),
     ):
         if not kept:
             raise RuntimeError(f"[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/context.cc:{line}] {said}")
+
+
+_AT_ONCE = timedelta(0)
 
 
 def _is_wrapper(group: Any) -> bool:

@@ -64,6 +64,7 @@ class Bus:
         self.wants: Callable[[type], bool] = self._judges.__contains__
         self.hears: Callable[[type], bool] = self._listeners.__contains__
         self.active = False  # true once anyone judges anything
+        self.heard = False  # true while anyone listens to events; hot too: asked before `hears`
 
     def intercept(self, kind: type[_Event], judge: Callable[[_Event], Verdict]) -> None:
         """Ask `judge` about every announced event of exactly the type `kind`, after those already there."""
@@ -89,6 +90,7 @@ class Bus:
             table, key = self._of_records, kind.kind
             self.record = self._record
         table[key] = [*table.get(key, ()), listener]
+        self.heard = bool(self._listeners)
 
         def end() -> None:
             left = [each for each in table.pop(key, ()) if each is not listener]
@@ -96,6 +98,7 @@ class Bus:
                 table[key] = left
             if not self._of_records:
                 self.record = self._log
+            self.heard = bool(self._listeners)
 
         return end
 

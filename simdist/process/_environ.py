@@ -23,7 +23,8 @@ class _EnvironData(MutableMapping[Any, Any]):
         return self.of_host if process is None else process.environ
 
     def __getitem__(self, key: Any) -> Any:
-        return self._here()[key]
+        process = current_process()  # not `_here`: torch reads a dozen variables when it makes a group
+        return (self.of_host if process is None else process.environ)[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._here()[key] = value
@@ -52,10 +53,20 @@ def host_environ() -> Mapping[Any, Any]:
     return found
 
 
+# Remembered: a world encodes the same few words for each of its ranks, and worlds start by the thousand.
+@functools.lru_cache(maxsize=1024)
+def _encoded_name(name: str) -> Any:
+    return os.environ.encodekey(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _encoded_value(value: str) -> Any:
+    return os.environ.encodevalue(value)
+
+
 def encoded(environ: dict[str, str]) -> dict[Any, Any]:
     """`environ` as `os.environ` keeps it: names and values encoded."""
-    encode_key, encode_value = os.environ.encodekey, os.environ.encodevalue
-    return {encode_key(name): encode_value(value) for name, value in environ.items()}
+    return {_encoded_name(name): _encoded_value(value) for name, value in environ.items()}
 
 
 def install(patches: Patches) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
 from simdist.process._process import SimProcess
-from simdist.process._redirect import Redirection, can_be_redirected
+from simdist.process._redirect import Redirection, can_be_redirected, switch
 from simdist.process._slots import Slot, Slots
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ class Patches:
 
     def switch_on(self, redirections: Sequence[Redirection]) -> None:
         """Let functions do the other thing."""
-        for redirection in redirections:
-            redirection.switch(on=True)
+        switch(redirections, on=True)
         self._done.append((redirections, "redirections", _REDIRECTED))
 
     def on_undo(self, action: Callable[[], None]) -> None:
@@ -139,8 +138,7 @@ class Patches:
             if not name:
                 owner()
             elif original is _REDIRECTED:
-                for redirection in owner:
-                    redirection.switch(on=False)
+                switch(owner, on=False)
             elif isinstance(original, _InType):
                 _set_in_type(owner, original.attributes)
             elif original is _MISSING:

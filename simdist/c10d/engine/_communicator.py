@@ -115,6 +115,8 @@ class Communicator:
         network.listeners.append(self._on_network)
         self.operations: list[Operation] = []  # all that were ever called
         self._operations: dict[Any, Operation] = {}  # those that the backend has, by their key
+        # One that was made before, or None. Hot: the dictionary's own function.
+        self.known_operation: Callable[[Any], Operation | None] = self._operations.get
         self._slowest: tuple[int, float] | None = None
         self._wire_costs: dict[Operation, WireCost] = {}
         self.followed_load = FollowedLoad(network, self._global)
@@ -179,16 +181,17 @@ class Communicator:
         name = operation.name
         process.last_operation = (name, sequence, self.name)
         now = simulation.now_ns
+        bus = simulation.bus
         # What a `Queued` holds, as a plain tuple: see there.
         member.on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
-        if refusal is None and simulation.bus.wants(OperationAdmitted):
+        if bus.active and refusal is None and bus.wants(OperationAdmitted):
             operands = inputs[1] if name == "reduce_scatter" else outputs
-            error = refusal_of(simulation.bus, OperationAdmitted(process, name, operation.reduction, operands, outputs))
+            error = refusal_of(bus, OperationAdmitted(process, name, operation.reduction, operands, outputs))
             if error is not None:
                 raise error
         if self.counted:
             process.operations += 1
-            simulation.bus.record(
+            bus.record(
                 issued(
                     now,
                     process.rank,
@@ -203,8 +206,8 @@ class Communicator:
                 )
             )
         work = self._work.make(member, name, sequence, outputs)
-        if simulation.bus.hears(WorkIssued):
-            simulation.bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous))
+        if bus.heard and bus.hears(WorkIssued):
+            bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous))
         if refusal is not None:
             collective = self.collectives.get(sequence)
             if collective is None:
@@ -213,7 +216,7 @@ class Communicator:
             return work
         if operation.size == 0 and name in self.backend.algorithm.silent_when_empty:
             if self.counted:
-                simulation.bus.record(completed(now, process.rank, name, self.name, sequence, now, 0))
+                bus.record(completed(now, process.rank, name, self.name, sequence, now, 0))
             work.finish()
             return work
         collective = self.collectives.get(sequence)

@@ -88,11 +88,13 @@ class Calls(GroupBackend):
         member.parts += others
         if not communicator.connected:
             member.connect()
-        try:
-            operation = communicator.operation(key)
-        except RuntimeError as error:
-            operation = communicator.new_operation(key)
-            refusal = error if refusal is None else refusal
+        operation = communicator.known_operation(key)
+        if operation is None:
+            try:
+                operation = communicator.operation(key)
+            except RuntimeError as error:
+                operation = communicator.new_operation(key)
+                refusal = error if refusal is None else refusal
         if first is not None and refusal is None:
             first()
         return communicator.issue(member, operation, inputs, outputs, limit_ns, asynchronous, refusal, strike or None)

@@ -79,6 +79,8 @@ def is_duration(value: object) -> bool:
 def whole_ms(value: timedelta | float) -> timedelta:
     """What C++ makes of a duration: whole milliseconds. What is no number, or too large, becomes a negative one."""
     if isinstance(value, timedelta):
+        if not value.microseconds % 1000:
+            return value
         return timedelta(milliseconds=int(value / timedelta(milliseconds=1)))
     return timedelta(milliseconds=int(value * 1e3)) if math.isfinite(value) and abs(value) < _MOST_S else timedelta.min
 

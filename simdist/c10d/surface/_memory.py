@@ -23,6 +23,7 @@ Tensor = torch.Tensor
 inference_tensors = False
 
 _WINDOWS = 8  # of a large tensor that is sampled
+_IN_OTHER_ELEMENTS = frozenset((torch.bool, torch.complex32, torch.complex64, torch.complex128))
 _IN_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8))
 
 
@@ -39,10 +40,11 @@ def flat(tensor: Tensor) -> Tensor:
         inference_tensors = True
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.dtype is torch.bool:
-        tensor = tensor.view(torch.uint8)
+    if tensor.dtype in _IN_OTHER_ELEMENTS:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        else:
+            tensor = tensor.view(torch.uint8)
     if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
         return tensor
     return tensor.as_strided((tensor.numel(),), (1,))

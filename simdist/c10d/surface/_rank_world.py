@@ -55,6 +55,10 @@ class RankWorld:
         self.comms: list[Any] = []
         self.seen_by: list[dict[str, Any]] = []  # the attributes on each of the rank's threads
 
+    def forget(self) -> None:
+        """At the end: what the threads see holds the list of all that they see, and so itself and the groups."""
+        self.seen_by.clear()
+
 
 class _OfHost:
     """An attribute that a thread of the host reads from torch's own object; a rank's thread has one of its own."""

@@ -54,8 +54,8 @@ class Reductions(Calls):
         reduction = "sum"
         if type(opts) is _ALLREDUCE_OPTIONS:
             # Hot: reading the operation's enum out of the options costs more than comparing it.
-            if opts.reduceOp != _SUM:
-                reduction = reduce_name(opts.reduceOp)
+            operation = opts.reduceOp
+            reduction = "sum" if operation == _SUM else reduce_name(operation)  # `!=` takes twice as long
             limit_ns = timeout_ns(opts, limit_ns)
             asynchronous = opts.asyncOp
         elif opts is not None or timeout is not None or kwargs:

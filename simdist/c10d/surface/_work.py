@@ -144,7 +144,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
                 process.drain()
         if process.inbox or process.pending:
             process.drain()
-        if simulation.bus.hears(WorkWaited):
+        if simulation.bus.heard and simulation.bus.hears(WorkWaited):
             simulation.bus.tell(WorkWaited(self))
         if self.error is not None:
             raise self.error
