@@ -3,6 +3,9 @@
 A test that needs either carries the marker `real`: by itself, by its folder's conftest.py, or by the arm that it runs
 on. The plain command deselects these, and the summary counts them; `--real` deselects all others.
 
+All of the plain command's tests go on all cores; a part of them, or real processes, which would disturb each other's
+timing, run one after the other (`-n` says otherwise).
+
 A busy machine can make real processes differ. So what fails with `--real` is run again when all others are done, each
 test alone in a pytest of its own, up to twice, and fails only if it never passes. The summary tells of each such test
 what every attempt showed, of those that passed in the end too.
@@ -50,6 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
     on_worker = hasattr(config, "workerinput")  # of pytest-xdist: its starter hears of all failures
     if config.getoption("--real") and not config.getoption(_AGAIN) and not on_worker:
         config.pluginmanager.register(_RunAgain(config), "simdist-real-again")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """What `-n auto` of pyproject.toml means here; None lets pytest-xdist count the cores."""
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return None if everything and not config.getoption("--real") else 0
 
 
 class _Selection:

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -165,3 +166,20 @@ def resident_mib_now() -> float:
     """Without collecting garbage first."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_a_worlds_groups_are_freed_without_the_garbage_collector() -> None:
+    groups: list[weakref.ref[Any]] = []
+
+    def main() -> None:
+        meet()
+        groups.append(weakref.ref(dist.group.WORLD))
+
+    gc.collect()
+    gc.disable()
+    try:
+        simdist.run(main, world_size=2).raise_for_failure()
+
+        assert [group() for group in groups] == [None, None]
+    finally:
+        gc.enable()

@@ -122,7 +122,7 @@ def test_no_layer_names_a_kind_of_record_where_it_makes_one() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("events.add"):
                 around.add(f"{path.name}:{node.lineno}")
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".bus.record"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-2:] == ["bus", "record"]:
                 (made,) = node.args
                 assert isinstance(made, ast.Call), f"{path.name}:{node.lineno}"
                 assert ast.unparse(made.func) in makers, f"{path.name}:{node.lineno}"
