@@ -22,7 +22,7 @@ from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, 
 from simdist.cluster import Cluster, Host, Network, build
 from simdist.device import DeviceState, explain_absence
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
-from simdist.faults._injector import Injector
+from simdist.faults import Injector
 from simdist.frames import is_ours, raising_line, user_line
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
 from simdist.process import (

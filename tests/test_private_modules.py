@@ -10,11 +10,6 @@ import simdist
 
 ROOT = Path(simdist.__file__).parents[1]
 
-# Imports that are still to be mended. The list only gets shorter: one that is gone fails the test until it is deleted.
-ALLOWED: set[str] = {
-    "simdist/_world.py: simdist.faults._injector",
-}
-
 
 def _package(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).parent.parts)
@@ -59,4 +54,4 @@ def trespasses() -> set[str]:
 
 
 def test_no_package_imports_a_private_module_of_another() -> None:
-    assert trespasses() == ALLOWED
+    assert trespasses() == set()

@@ -11,6 +11,8 @@ do; `_fields.py` what fields have to be; `_operations.py` how operations are cal
 faults.
 """
 
+from typing import TYPE_CHECKING
+
 from simdist.faults._crash import Crash
 from simdist.faults._draws import draws_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
@@ -47,6 +49,7 @@ __all__ = [
     "Hang",
     "Hold",
     "HostCrash",
+    "Injector",
     "LastingFault",
     "LinkDelay",
     "LinkEffect",
@@ -76,3 +79,15 @@ __all__ = [
     "problems_of",
     "ranks_in",
 ]
+
+if TYPE_CHECKING:
+    from simdist.faults._injector import Injector
+
+
+def __getattr__(name: str) -> object:
+    """The injector, on first use: it needs torch, which files and command lines are checked without."""
+    if name == "Injector":
+        from simdist.faults._injector import Injector
+
+        return Injector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -79,6 +79,6 @@ class LinkFault(LastingFault):
                 f"{machine.backend} on one machine do not"
             )
         if machine.nodes > 1:
-            return "link faults befall links between ranks on one machine"
+            return "link faults strike links between ranks on one machine"
         missing = machine.no_network()
         return f"link faults need root, network namespaces and TUN devices: {missing}" if missing else ""

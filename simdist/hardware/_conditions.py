@@ -10,7 +10,7 @@ __all__ = ["Conditions", "link_faults"]
 
 
 def link_faults(faults: Sequence[Fault]) -> list[LinkFault]:
-    """Those that befall links."""
+    """Those that strike links."""
     return [fault for fault in faults if isinstance(fault, LinkFault)]
 
 

@@ -37,7 +37,7 @@ class Life:
 class Journal:
     """Appends records, packed as a simulation's log holds them, to the rank's file.
 
-    Rank -1 stands for the world: what befalls no rank in particular.
+    Rank -1 stands for the world: what strikes no rank in particular.
 
     Each event is one write to a file opened for appending: events of several threads do not mix, and none is lost when
     the process is killed. Times are counted from `origin_ns`, a value of the system's clock.

@@ -33,7 +33,7 @@ def has_store_faults(job: Job) -> bool:
 class StoreProxy:
     """Listens on `listener` from now on, and passes on to the store at `host` and `port`.
 
-    The faults' times count from the beginning of the run, which it learns from the board. Those that befall `rank`
+    The faults' times count from the beginning of the run, which it learns from the board. Those that strike `rank`
     alone are told in its journal; rank 0's proxy tells the others.
     """
 

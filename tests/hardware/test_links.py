@@ -103,7 +103,7 @@ def test_why_link_faults_cannot_be_replayed_is_told(monkeypatch: pytest.MonkeyPa
     assert not_replayed(plan, "nccl")[0].reason == (
         "link faults need ranks that talk through the network, and those of nccl on one machine do not"
     )
-    assert not_replayed(plan, "gloo", nodes=2)[0].reason == "link faults befall links between ranks on one machine"
+    assert not_replayed(plan, "gloo", nodes=2)[0].reason == "link faults strike links between ranks on one machine"
 
 
 def test_a_machine_that_can_replays_them_but_for_a_hold_of_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
