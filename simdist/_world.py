@@ -180,7 +180,7 @@ class World:
                 isolation.begin()
             stack.callback(self._slots.restore)
             stack.callback(self._torch.uninstall)
-            self._torch.install(self._simulation.bus)
+            self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
             if self._devices is None:
                 explain_absence(self._runtime.patches)
             else:
@@ -453,6 +453,7 @@ class World:
             backend=self._spec.backend,
             policy=self._spec.policy,
             strict=self._strict,
+            shared_state=self._runtime.left_behind.changes(),
         )
 
     def _frames(self) -> dict[int, FrameType]:

@@ -46,7 +46,7 @@ from simdist.c10d import _replacements
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend
 from simdist.c10d.engine._rendezvous import connect
-from simdist.c10d.surface import _generators, _host_stores, _memory, _meshes
+from simdist.c10d.surface import _flags, _generators, _host_stores, _memory, _meshes
 from simdist.c10d.surface._backend_tables import BackendTables
 from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
 from simdist.c10d.surface._compiled import CompiledCode
@@ -222,6 +222,7 @@ class TorchState:
         self._backends = BackendTables()
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
+        self._flags: Any = ()  # what was set for all of torch before
         self._group_class = SimProcessGroup
         if network.cluster.devices_per_host:
             from simdist.c10d.surface._device_group import DeviceProcessGroup
@@ -231,10 +232,16 @@ class TorchState:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def install(self, bus: Bus) -> None:
-        """Make torch's names simulated on ranks; what is to be watched is heard of on the world's bus."""
+    def install(self, bus: Bus, *, flags_apart: bool = False) -> None:
+        """Make torch's names simulated on ranks; what is to be watched is heard of on the world's bus.
+
+        With `flags_apart` each rank has the settings for all of torch for itself.
+        """
         global _present
         _present = self
+        self._flags = _flags.remember()
+        if flags_apart:
+            _flags.install(self._patches)
         _memory.bus = bus
         if self._strict:
             watch_strictly(bus)
@@ -289,6 +296,7 @@ class TorchState:
         assert host is not None
         self._backends.load(None)
         self._patches.undo()
+        _flags.restore(self._flags)
         self._compiled.uninstall()
         self._backends.uninstall()
         _registry._set_thread_isolation_mode(False)

@@ -40,6 +40,9 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     if result.deadlock is not None:
         heading(out, "deadlock")
         _indented(out, str(result.deadlock))
+    if result.shared_state:
+        heading(out, "shared by all ranks, and changed")
+        _indented(out, "\n".join(result.shared_state))
     heading(out, "expectations")
     verdicts = [*report.verdicts, *([] if determinism is None else [_verdict(determinism)])]
     held, failed = marks(out.encoding)

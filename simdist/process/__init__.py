@@ -23,6 +23,7 @@ from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._isolation import Isolation, own
 from simdist.process._locks import real_methods
 from simdist.process._process import SimProcess
+from simdist.process._process_wide import followed
 from simdist.process._randomness import GlobalGenerator, global_generators, words_at
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
@@ -53,6 +54,7 @@ __all__ = [
     "current_runtime",
     "drawn_from",
     "encoded",
+    "followed",
     "global_generators",
     "original",
     "own",

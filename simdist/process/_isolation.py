@@ -29,10 +29,11 @@ import importlib._bootstrap as bootstrap
 import importlib.machinery
 import marshal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from simdist.process._attributes import AttributeViews
 from simdist.process._handed_back import HandedBack
 from simdist.process._logging import LoggingViews
 from simdist.process._process import SimProcess
@@ -44,12 +45,16 @@ __all__ = ["Isolation", "own"]
 _bootstrap: Any = bootstrap
 
 
+_PATHS = ("path", "meta_path", "path_hooks")  # lists in `sys` that say where modules come from
+
+
 class _View:
     """What one process, or the host, has in `sys.modules` for itself."""
 
-    __slots__ = ("builtins", "locks", "modules")
+    __slots__ = ("builtins", "locks", "modules", "paths")
 
-    def __init__(self, own_builtins: ModuleType) -> None:
+    def __init__(self, own_builtins: ModuleType, paths: Iterable[list[Any]]) -> None:
+        self.paths = list(paths)  # those of `_PATHS`
         self.builtins = own_builtins
         self.modules: dict[str, Any] = {"builtins": own_builtins}  # by name
         self.locks: dict[str, Any] = {}  # the import system's, by module
@@ -96,32 +101,38 @@ class Isolation:
         self._runtime = runtime
         self._sharing = sharing
         self._finder = _Finder(self)
-        self._host = self._present = _View(builtins)
+        self._host = self._present = _View(builtins, ())
         self._views: dict[SimProcess, _View] = {}
         self._patches = Patches()
         self._logging = LoggingViews(self._patches)
+        self._attributes = AttributeViews(runtime, sharing)
         self._specs: dict[str, Any] = {}  # by module: found once for all ranks
         self._codes: dict[str, bytes] = {}  # likewise, marshalled
         self._imported = False  # something, since the present view was read
         self._count = 0  # of entries in `sys.modules` then
+        self._known: frozenset[str] = frozenset()  # their names when the world began
+        self._shared: set[str] = set()  # names that were found to be shared
         self._original_lock: Callable[[str], Any] = _bootstrap._get_module_lock
 
     def begin(self) -> None:
         """Let each process of the runtime import for itself, from the next hand-over on."""
         runtime = self._runtime
+        self._known = frozenset(sys.modules)
         self._host.modules = {**self._isolated(), "builtins": builtins}
         self._count = len(sys.modules)
         self._original_lock = _bootstrap._get_module_lock
         self._patches.replace(_bootstrap, "_get_module_lock", self._module_lock)
         self._logging.install()
-        sys.meta_path.insert(0, self._finder)
+        self._attributes.install()
+        self._patches.replace(sys, "meta_path", [self._finder, *sys.meta_path])
+        self._host.paths = [getattr(sys, name) for name in _PATHS]
         runtime.slots.add(self._switch)
         runtime.isolation = self
 
     def end(self) -> None:
         """Put back what the host had."""
         self._switch(None, None)
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self._finder]
+        self._attributes.restore()
         self._logging.restore()
         self._patches.undo()
         self._views.clear()
@@ -130,13 +141,14 @@ class Isolation:
     # -- at a hand-over ------------------------------------------------------------------------------------------
 
     def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
+        self._attributes.switch(entering)
         view = self._host if entering is None else self._views.get(entering)
         if view is None:
             assert entering is not None
             mine = ModuleType("builtins")
             mine.__dict__.update(builtins.__dict__)
-            view = self._views[entering] = _View(mine)
-        present, modules = self._present, sys.modules
+            view = self._views[entering] = _View(mine, map(list, self._host.paths))
+        present, modules, system = self._present, sys.modules, vars(sys)
         if view is present:
             return
         if self._imported or len(modules) != self._count:
@@ -146,13 +158,28 @@ class Isolation:
             for name in present.modules:
                 del modules[name]
         modules.update(view.modules)
+        present.paths = [system[name] for name in _PATHS]
+        system.update(zip(_PATHS, view.paths, strict=True))
         self._count = len(modules)
         self._present = view
         self._logging.switch(entering)
 
     def _isolated(self) -> dict[str, Any]:
         isolates = self._sharing.isolates
-        return {name: module for name, module in list(sys.modules.items()) if isolates(name)}
+        shared, modules = self._shared, sys.modules
+        found = {}
+        for name in list(modules):
+            if name not in shared:
+                module = modules[name]
+                if isolates(name) or (name not in self._known and self._was_put_there(name, module)):
+                    found[name] = module
+                else:
+                    shared.add(name)
+        return found
+
+    def _was_put_there(self, name: str, module: Any) -> bool:
+        """True for what a rank made itself instead of importing it: a module that stands in for a library."""
+        return name.partition(".")[0] not in self._known and getattr(module, "__spec__", None) is None
 
     # -- importing -----------------------------------------------------------------------------------------------
 

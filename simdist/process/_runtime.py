@@ -19,6 +19,7 @@ from simdist.process._slots import Slot, Slots
 
 if TYPE_CHECKING:
     from simdist.process._isolation import Isolation
+    from simdist.process._left_behind import LeftBehind
 
 __all__ = ["Patches", "Replacement", "Runtime", "current_process", "current_runtime"]
 
@@ -171,6 +172,7 @@ class Runtime:
         self.isolation: Isolation | None = None  # while each process imports modules for itself
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
         self.thread_begins: list[Callable[[SimProcess], None]] = []  # called by each thread that a rank starts
+        self.left_behind: LeftBehind  # in state that all share; there from `activate` on
         self._noticing = False  # writes to file descriptors
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
@@ -188,7 +190,9 @@ class Runtime:
             _environ,
             _exits,
             _following,
+            _left_behind,
             _locks,
+            _process_wide,
             _signals,
             _stdio,
             _tempfiles,
@@ -203,6 +207,7 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         _active = self
+        self.left_behind = _left_behind.LeftBehind()
         patched = (
             _children,
             _clock,
@@ -210,6 +215,8 @@ class Runtime:
             _entropy,
             _environ,
             _exits,
+            _left_behind,
+            _process_wide,
             _signals,
             _stdio,
             _tempfiles,
@@ -243,6 +250,7 @@ class Runtime:
         self.patches.undo()
         if _active is self:
             _active = None
+            self.left_behind.restore()
         for process in self.processes.values():
             for descriptor in process.descriptors.values():
                 descriptor.close()

@@ -19,7 +19,7 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 
-__all__ = ["install"]
+__all__ = ["FOLDER_SLOT", "install"]
 
 _State = tuple[str | None, Any]
 _FOLDERS = ("TMPDIR", "TEMP", "TMP")
@@ -42,7 +42,7 @@ def _fresh(process: SimProcess, host: _State) -> _State:
     return host[0] if alike else None, None
 
 
-_SLOT: Slot[_State] = Slot("tempfile", _save, _load, _fresh)
+FOLDER_SLOT: Slot[_State] = Slot("tempfile", _save, _load, _fresh)
 
 
 def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(*args, **kwargs)
-        runtime.separate(_SLOT)
+        runtime.separate(FOLDER_SLOT)
         drawn = dict(process.entropy)
         result = original(*args, **kwargs)
         # To look for a folder draws a name; whether that is needed depends on what the host has done before.

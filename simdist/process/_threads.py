@@ -29,7 +29,7 @@ from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process._slots import Slot
 
-__all__ = ["Joining", "Threads", "install", "shut_down", "waits_of_threads"]
+__all__ = ["HOOK_SLOT", "Joining", "Threads", "install", "shut_down", "waits_of_threads"]
 
 _module: Any = threading  # has what the stubs leave out
 _JOINABLE = hasattr(_thread, "start_joinable_thread")
@@ -153,7 +153,7 @@ def _begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
     if is_thread:
         daemon = thread.daemon
     threads = _threads_of(process)
-    runtime.separate(_SLOT)
+    runtime.separate(HOOK_SLOT)
     name = thread.name if is_thread else getattr(function, "__name__", "thread")
     task = process.spawn(functools.partial(_run, runtime, function, args, kwargs), _free_name(process, name))
     task.daemon = daemon
@@ -290,7 +290,7 @@ def _fresh_hook(process: SimProcess, host: Any) -> Any:
     return threading.__excepthook__
 
 
-_SLOT: Slot[Any] = Slot("threading.excepthook", _save_hook, _load_hook, _fresh_hook)
+HOOK_SLOT: Slot[Any] = Slot("threading.excepthook", _save_hook, _load_hook, _fresh_hook)
 
 
 def _save_pools() -> bool:

@@ -16,7 +16,7 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_runtime
 from simdist.process._slots import Slot
 
-__all__ = ["install"]
+__all__ = ["FILTERS_SLOT", "install"]
 
 _State = tuple[list[Any], Any, Any]
 
@@ -37,7 +37,7 @@ def _fresh(process: SimProcess, host: _State) -> _State:
     return list(host[0]), host[1], host[2]
 
 
-_SLOT: Slot[_State] = Slot("warnings", _save, _load, _fresh)
+FILTERS_SLOT: Slot[_State] = Slot("warnings", _save, _load, _fresh)
 
 
 def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
     def touch(*args: Any, **kwargs: Any) -> Any:
         runtime = current_runtime()
         if runtime is not None:
-            runtime.separate(_SLOT)
+            runtime.separate(FILTERS_SLOT)
         return original(*args, **kwargs)
 
     return touch

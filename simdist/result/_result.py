@@ -124,7 +124,8 @@ class RunResult:
     `digest` is a hash over every event; equal digests mean equal runs. `deadlock` is the report of the first cycle of
     ranks that waited for each other, if there was one; with a backend that has timeouts the ranks then went on to
     time out. `replay` is the call or command that repeats the run. `backend`, `policy` and `strict` are the run's
-    settings; empty where nobody knows them. `faults` tells of each fault whether it struck.
+    settings; empty where nobody knows them. `faults` tells of each fault whether it struck. `shared_state` names what
+    ranks changed in the host's process that all of them share, and that nothing keeps apart.
     """
 
     digest: str
@@ -139,6 +140,7 @@ class RunResult:
     policy: str = ""
     strict: bool = False
     faults: tuple[FaultResult, ...] = ()
+    shared_state: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -185,6 +187,7 @@ class RunResult:
             "deadlock": None if self.deadlock is None else str(self.deadlock),
             "ranks": [rank.summary() for rank in self.ranks],
             "faults": [fault.summary() for fault in self.faults],
+            "shared_state": list(self.shared_state),
             "report": None if self.ok else str(report_of(self)),
         }
 

@@ -1,0 +1,125 @@
+"""What a program sets for all of torch: deterministic algorithms, precision, backends' switches, print options, hooks
+of all modules, types that may be loaded.
+
+Torch keeps them once for a process. A world ends with those that it began with (`remember`, `restore`); where ranks
+have modules of their own they have these settings of their own too, from the first moment that one changes any.
+
+In doubt: switches that belong to a GPU's libraries are kept apart like all others, and mean nothing here.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch import _tensor_str, _weights_only_unpickler
+from torch.nn.modules import module as _modules
+
+from simdist.process import Patches, followed, original
+
+__all__ = ["install", "remember", "restore"]
+
+_c: Any = torch._C
+_sharing: Any = torch.multiprocessing
+# By the rest of their names behind `_get_` and `_set_`; those that this torch does not have are left out.
+_SWITCHES = tuple(
+    (getattr(_c, f"_get_{name}"), getattr(_c, f"_set_{name}"))
+    for name in (
+        "float32_matmul_precision",  # first: it sets others as well
+        "cpu_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_bf16_reduced_precision_reduction",
+        "cublas_allow_fp16_accumulation",
+        "cublas_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_tf32",
+        "cudnn_allow_tf32",
+        "cudnn_benchmark",
+        "cudnn_deterministic",
+        "cudnn_enabled",
+        "deterministic_fill_uninitialized_memory",
+        "math_sdp_allow_fp16_bf16_reduction",
+        "mkldnn_deterministic",
+        "mkldnn_enabled",
+        "nnpack_enabled",
+        "onednn_allow_tf32",
+        "qengine",
+        "warnAlways",
+    )
+    if hasattr(_c, f"_get_{name}") and hasattr(_c, f"_set_{name}")
+) + tuple(
+    (getattr(_c, getter), getattr(_c, setter))
+    for getter, setter in (
+        ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+        ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+        ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+        ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    )
+    if hasattr(_c, getter) and hasattr(_c, setter)
+)
+_WRITERS = (
+    *((_c, setter.__name__) for _, setter in _SWITCHES),
+    (_c, "_set_deterministic_algorithms"),
+    (torch, "set_anomaly_enabled"),
+    (torch, "set_printoptions"),
+    (_sharing, "set_sharing_strategy"),
+    *((_weights_only_unpickler, name) for name in ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals")),
+    *((_modules, name) for name in vars(_modules) if name.startswith("register_module_")),
+)
+_HOOKS = tuple(name for name in vars(_modules) if name.startswith("_global_"))
+_State = tuple[Any, ...]
+
+
+def _read(get: Any) -> Any:
+    try:
+        return get()
+    except RuntimeError:  # torch 2.13 on a precision that was set in two ways at once
+        return None
+
+
+def remember() -> _State:
+    """What is set now, to be given to `restore`."""
+    return (
+        [_read(get) for get, _ in _SWITCHES],
+        (_c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()),
+        (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        dict(vars(_tensor_str.PRINT_OPTS)),
+        _sharing.get_sharing_strategy(),
+        set(_weights_only_unpickler._marked_safe_globals_set),
+        [copy.copy(getattr(_modules, name)) for name in _HOOKS],
+    )
+
+
+def restore(state: _State) -> None:
+    """Set what `remember` found, as far as it has changed since."""
+    switches, deterministic, anomaly, printed, strategy, safe, hooks = state
+    for (get, change), was in zip(_SWITCHES, switches, strict=True):
+        if was is not None and _read(get) != was:
+            original(change)(was)
+    if deterministic != (_c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()):
+        original(_c._set_deterministic_algorithms)(deterministic[0], warn_only=deterministic[1])
+    if anomaly != (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()):
+        original(torch.set_anomaly_enabled)(*anomaly)
+    vars(_tensor_str.PRINT_OPTS).update(printed)
+    if _sharing.get_sharing_strategy() != strategy:
+        original(_sharing.set_sharing_strategy)(strategy)
+    known = _weights_only_unpickler._marked_safe_globals_set
+    if known != safe:
+        known.clear()
+        known.update(safe)
+    for name, was in zip(_HOOKS, hooks, strict=True):
+        now = getattr(_modules, name)
+        if now != was:
+            if isinstance(now, dict):  # in place: a handle that removes a hook holds on to the dictionary
+                now.clear()
+                now.update(was)
+            else:
+                setattr(_modules, name, was)
+
+
+_REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, remember, restore))
+
+
+def install(patches: Patches) -> None:
+    """Give each process settings of its own, from the first that a rank changes on."""
+    patches.redirect(_REPLACEMENTS)

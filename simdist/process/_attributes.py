@@ -1,0 +1,226 @@
+"""Attributes of shared modules and classes, as each rank has set them.
+
+A mock, a patched function of a library, a default that stands in a class, a hook in `sys`: where ranks have modules of
+their own, what a rank's code sets on a module or a class that all share is the rank's own too. From then on the
+attribute is exchanged at each hand-over, and the host's stands again when the world has ended.
+
+Python tells nobody that an attribute of a module or a class is set. While a world with isolation lives, the slot of
+`ModuleType`, of `type` and of their subclasses that sets attributes is therefore the one that classes of Python have,
+which looks for a `__setattr__`, and there is ours. What it does not know it does as before, by the function that stood
+in the slot.
+
+Only what the user's code sets is kept apart, and what a rank's own libraries do, directly or by `unittest.mock` and
+pytest's monkeypatch. What shared libraries set in themselves (imports, caches) is for all, as their modules are.
+
+Invariant: an attribute is in `_of_host` from the first time that a rank has set it; `_of_rank` has it for each process
+that has set it, except while that process has the baton: then the module or class has it.
+
+In doubt: what is written past the attribute is not seen: `vars(module)[...]`, `global` in a shared module's function,
+the inside of a list. The layout is CPython's, and looked at before it is used: where it is another, nothing is kept
+apart here. Metaclasses that a rank defines meanwhile keep the slower slot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from typing import Any
+
+from simdist.frames import is_ours, is_user_file
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Runtime, current_process
+from simdist.process._sharing import Sharing
+from simdist.process._slots import Slot
+from simdist.process._tempfiles import FOLDER_SLOT
+from simdist.process._threads import HOOK_SLOT
+from simdist.process._warnings import FILTERS_SLOT
+
+__all__ = ["AttributeViews"]
+
+_SLOT = 19 * ctypes.sizeof(ctypes.c_void_p)  # `PyTypeObject.tp_setattro`
+_MISSING = object()
+_MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
+_METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
+# What each process has for itself anyway, from its first or from the moment that it is set.
+_ELSEWHERE: dict[str, dict[str, Slot[Any] | None]] = {
+    "sys": dict.fromkeys(("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules")),
+    "tempfile": {"tempdir": FOLDER_SLOT},
+    "threading": {"excepthook": HOOK_SLOT},
+    "warnings": dict.fromkeys(("filters", "showwarning"), FILTERS_SLOT),
+}
+_set_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.py_object)
+_delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+
+
+class _Template:
+    """A class of Python, for the slot that such have."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+
+def _slot(owner: type) -> Any:
+    return ctypes.c_size_t.from_address(id(owner) + _SLOT)
+
+
+def _namespace(owner: type) -> dict[str, Any]:
+    (namespace,) = gc.get_referents(vars(owner))
+    return namespace  # type: ignore[no-any-return]
+
+
+def _changed(owner: type) -> None:
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+
+
+_generic = ctypes.cast(ctypes.pythonapi.PyObject_GenericSetAttr, ctypes.c_void_p).value or 0
+_of_types = _slot(type).value
+# The slot is where we look for it if these say so; `type` has one of its own, and so has a class of Python.
+_is_known = (
+    _slot(ModuleType).value == _generic == _slot(object).value
+    and len({_generic, _of_types, _slot(_Template).value}) == 3
+)
+
+
+class _Kind:
+    """Modules, or classes: what sets an attribute of them, past us."""
+
+    def __init__(self, base: type, function: int) -> None:
+        self.base = base
+        self.function = function
+        self.set: Callable[[Any, str, Any], int] = _set_of(function)
+        self._delete: Callable[[Any, str, Any], int] = _delete_of(function)
+
+    def delete(self, owner: Any, name: str) -> None:
+        self._delete(owner, name, None)
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        if value is not _MISSING:
+            self.set(owner, name, value)
+        elif name in vars(owner):
+            self.delete(owner, name)
+
+    def types(self) -> Iterator[type]:
+        """The base and all below it, each once."""
+        found: dict[type, None] = {self.base: None}
+        left = [self.base]
+        while left:
+            each = left.pop()
+            yield each
+            lower: list[type] = type.__subclasses__(each)
+            for below in lower:
+                if below not in found:
+                    found[below] = None
+                    left.append(below)
+
+
+class AttributeViews:
+    """What each process has set on which module or class that all share."""
+
+    def __init__(self, runtime: Runtime, sharing: Sharing) -> None:
+        self._runtime = runtime
+        self._sharing = sharing
+        self._of_host: dict[tuple[int, str], tuple[_Kind, Any, str, Any]] = {}
+        self._of_rank: dict[SimProcess, dict[tuple[int, str], Any]] = {}
+        self._present: SimProcess | None = None
+        self._exchanged: list[tuple[type, int]] = []  # types, and the function that stood in their slot
+        self._kinds = (_Kind(ModuleType, _generic), _Kind(type, _of_types)) if _is_known else ()
+        self._methods: list[tuple[dict[str, Any], dict[str, Any]]] = []  # namespaces, and what stood in them
+
+    def install(self) -> None:
+        """Notice what is set from now on."""
+        ours = _slot(_Template).value
+        for kind in self._kinds:
+            made = {"__setattr__": self._setting(kind), "__delattr__": self._deleting(kind)}
+            for each in kind.types():
+                function = _slot(each).value
+                if function == kind.function:
+                    self._exchanged.append((each, function))
+                # One of C with a function of its own (pybind11's) goes on to what stands in the base's slot, and that
+                # would look into this very type.
+                if each is kind.base or function not in (kind.function, ours):
+                    namespace = _namespace(each)
+                    self._methods.append((namespace, {name: namespace.get(name, _MISSING) for name in made}))
+                    namespace.update(made)
+            _changed(kind.base)
+        for each, _ in self._exchanged:
+            _slot(each).value = ours
+
+    def restore(self) -> None:
+        """Put back the host's attributes, and notice nothing any more."""
+        self.switch(None)
+        for each, function in self._exchanged:
+            _slot(each).value = function
+        for namespace, before in self._methods:
+            for name, method in before.items():
+                if method is _MISSING:
+                    del namespace[name]
+                else:
+                    namespace[name] = method
+        for kind in self._kinds:
+            _changed(kind.base)
+        self._exchanged.clear()
+        self._methods.clear()
+        self._of_host.clear()
+        self._of_rank.clear()
+
+    def switch(self, entering: SimProcess | None) -> None:
+        """The baton goes to another process, or to the host."""
+        if not self._of_host:
+            self._present = entering
+            return
+        leaving = self._present
+        held = {} if leaving is None else self._of_rank.get(leaving, {})
+        coming = {} if entering is None else self._of_rank.get(entering, {})
+        for key, (kind, owner, name, of_host) in self._of_host.items():
+            if key in held:
+                held[key] = vars(owner).get(name, _MISSING)
+            if key in held or key in coming:
+                kind.put(owner, name, coming.get(key, of_host))
+        self._present = entering
+
+    # -- what is set ---------------------------------------------------------------------------------------------
+
+    def _setting(self, kind: _Kind) -> Callable[[Any, str, Any], None]:
+        def __setattr__(owner: Any, name: str, value: Any) -> None:
+            self._notice(kind, owner, name, sys._getframe(1))
+            kind.set(owner, name, value)
+
+        return __setattr__
+
+    def _deleting(self, kind: _Kind) -> Callable[[Any, str], None]:
+        def __delattr__(owner: Any, name: str) -> None:
+            self._notice(kind, owner, name, sys._getframe(1))
+            kind.delete(owner, name)
+
+        return __delattr__
+
+    def _notice(self, kind: _Kind, owner: Any, name: str, frame: FrameType | None) -> None:
+        process = current_process()
+        if process is None or process is not self._present or not self._is_rank_s(frame) or not self._is_shared(owner):
+            return
+        elsewhere = _ELSEWHERE.get(owner.__name__, {}) if isinstance(owner, ModuleType) else {}
+        if name in elsewhere:
+            slot = elsewhere[name]
+            if slot is not None:
+                self._runtime.separate(slot)
+            return
+        key = id(owner), name
+        if key not in self._of_host:
+            self._of_host[key] = kind, owner, name, vars(owner).get(name, _MISSING)
+        self._of_rank.setdefault(process, {}).setdefault(key, None)
+
+    def _is_rank_s(self, frame: FrameType | None) -> bool:
+        """True for code of the user, and of libraries that each rank has for itself."""
+        while frame is not None:
+            name = frame.f_globals.get("__name__") or ""
+            if name not in _MESSENGERS and frame.f_code.co_name not in _METHODS:
+                return self._sharing.isolates(name) or (is_user_file(frame.f_code.co_filename) and not is_ours(frame))
+            frame = frame.f_back
+        return False
+
+    def _is_shared(self, owner: Any) -> bool:
+        name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+        return isinstance(name, str) and not self._sharing.isolates(name) and name != "builtins"

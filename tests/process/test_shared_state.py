@@ -1,0 +1,144 @@
+"""What a rank leaves in what all ranks share: its own, undone, or named; never silent."""
+
+from __future__ import annotations
+
+import gc
+import string
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from torch._C import _distributed_c10d as _c
+
+import simdist
+from tests.process import ways_to_leave_state
+from tests.process.ways_to_leave_state import NAMED, WAYS, leave
+
+# State that any world keeps apart or puts back, also where ranks share modules.
+OF_THE_PROCESS = [
+    name
+    for name in WAYS
+    if name
+    in {
+        "environment",
+        "working folder",
+        "file mask",
+        "recursion limit",
+        "switch interval",
+        "digits of an integer",
+        "excepthook",
+        "collector",
+        "thresholds of the collector",
+        "timeout of sockets",
+        "locale",
+        "disabled logging",
+        "class of loggers",
+        "name of a level",
+        "filter of warnings",
+        "random numbers",
+        "pickling by type",
+        "signal handler",
+        "faulthandler",
+    }
+]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_a_rank_leaves_is_its_own_and_gone_with_the_world(name: str) -> None:
+    _, look = WAYS[name]
+    before = look()
+
+    result = simdist.run(leave, world_size=2, args=(name,), isolate=True)
+
+    result.raise_for_failure()
+    mine, other = result.values
+    assert mine[0] != mine[1]
+    assert other[0] == other[1]
+    assert look() == before
+    assert result.shared_state == ()
+
+
+@pytest.mark.parametrize("name", OF_THE_PROCESS)
+def test_settings_of_a_process_are_a_ranks_own_where_modules_are_shared_too(name: str) -> None:
+    _, look = WAYS[name]
+    before = look()
+
+    result = simdist.run(leave, world_size=2, args=(name,))
+
+    result.raise_for_failure()
+    mine, other = result.values
+    assert mine[0] != mine[1]
+    assert other[0] == other[1]
+    assert look() == before
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_not_kept_apart_is_named(name: str, isolate: bool) -> None:
+    _, said = NAMED[name]
+
+    result = simdist.run(leave, world_size=2, args=(name,), isolate=isolate)
+
+    result.raise_for_failure()
+    (text,) = result.shared_state
+    assert text.startswith(said)
+    assert result.summary()["shared_state"] == [text]
+    assert not any(getattr(each, "__name__", "") == "left" for each in gc.callbacks)
+
+
+def test_lists_of_the_import_system_get_back_what_they_held() -> None:
+    path = list(sys.path)
+
+    result = simdist.run(lambda: sys.path.append("/left"), world_size=2)
+
+    assert result.shared_state == ("sys.path, put back when the world ended",)
+    assert sys.path == path
+
+
+@pytest.mark.parametrize("name", ["deterministic algorithms", "print options of torch", "hook of all modules"])
+def test_settings_of_torch_end_with_the_world_where_modules_are_shared(name: str) -> None:
+    _, look = WAYS[name]
+    before = look()
+
+    simdist.run(leave, world_size=2, args=(name,)).raise_for_failure()
+
+    assert look() == before
+
+
+def test_what_a_rank_sets_stays_its_own_while_others_run() -> None:
+    result = simdist.run(ways_to_leave_state.turns, world_size=3, isolate=True)
+
+    result.raise_for_failure()
+    assert result.values == [["set by 0"] * 3, ["set by 1"] * 3, ["abc"] * 3]
+    assert not hasattr(string, "left")
+
+
+def test_errors_of_setting_an_attribute_are_pythons_own() -> None:
+    result = simdist.run(ways_to_leave_state.refused, world_size=1, isolate=True)
+
+    assert result.values == [
+        [
+            "cannot set 'left' attribute of immutable type 'int'",
+            "readonly attribute",
+            "type object 'Left' has no attribute 'missing'",
+        ]
+    ]
+
+
+def test_the_functions_that_set_attributes_are_those_of_before() -> None:
+    simdist.run(leave, world_size=2, args=("mock",), isolate=True).raise_for_failure()
+
+    assert type(vars(ModuleType)["__setattr__"]).__name__ == "wrapper_descriptor"
+    assert type(vars(type)["__setattr__"]).__name__ == "wrapper_descriptor"
+    assert type(vars(type(_c.Store))["__setattr__"]).__name__ == "wrapper_descriptor"
+    with pytest.raises(TypeError):
+        int.left = 1  # type: ignore[attr-defined]
+
+
+def test_a_child_process_starts_in_the_working_folder_of_its_rank() -> None:
+    here = str(Path.cwd())
+
+    result = simdist.run(ways_to_leave_state.folder_of_a_child, world_size=2)
+
+    assert result.values == ["/usr", here]
