@@ -157,7 +157,7 @@ WAYS: dict[str, Way] = {
     "threads of torch": (lambda: torch.set_num_threads(3), torch.get_num_threads),
     "warnings of torch": (lambda: torch.set_warn_always(True), torch.is_warn_always_enabled),
     "switch of a backend": (
-        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+        lambda: torch._C._set_mkldnn_enabled(False),
         lambda: torch.backends.mkldnn.enabled,
     ),
     "hook of all modules": (lambda: _torch.nn.modules.module.register_module_forward_hook(left), _hook_of_modules),
