@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,3 +141,22 @@ def test_nothing_of_it_is_left() -> None:
     assert [getattr(owner, name) for owner, name in watched] == before
     assert eval_frame.get_eval_frame_isolate_recompiles_id() == -1
     assert eval_frame._get_total_cache_entry_count(whose.__code__) == 0
+
+
+def test_what_dynamo_logs_counts_from_nothing_on_each_rank_and_in_each_world() -> None:
+    def main() -> list[str]:
+        dist.init_process_group("gloo")
+        for _ in range(2):
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        convert = importlib.import_module("torch._dynamo.convert_frame")
+        return [str(convert.FRAME_COUNTER), str(sorted(convert.FRAME_COMPILE_COUNTER.values()))]
+
+    torch.compile(lambda x: x - 1, backend="eager")(torch.ones(1))
+    convert = importlib.import_module("torch._dynamo.convert_frame")
+    before = convert.FRAME_COUNTER
+
+    worlds = [simdist.run(main, world_size=2) for _ in range(2)]
+
+    assert worlds[0].values == worlds[1].values
+    assert worlds[0].digest == worlds[1].digest
+    assert before == convert.FRAME_COUNTER > 0

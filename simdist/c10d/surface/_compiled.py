@@ -21,6 +21,7 @@ import importlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 import simdist
-from simdist.process import Patches, SimProcess, current_process, current_runtime, original, real_methods
+from simdist.process import Patches, SimProcess, Slot, current_process, current_runtime, original, real_methods
 
 __all__ = ["CompiledCode"]
 
@@ -36,6 +37,24 @@ _NAME = "set_eval_frame_isolate_recompiles_id"
 _OURS = PurePath(str(simdist.__file__)).parent.as_posix() + "/"
 _POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _LOCK_NS = 1_000_000  # between two looks at a lock that another rank holds
+
+
+def _counters() -> tuple[Any, ...]:
+    convert: Any = sys.modules["torch._dynamo.convert_frame"]
+    utils: Any = sys.modules["torch._dynamo.utils"]
+    return convert.FRAME_COUNTER, convert.FRAME_COMPILE_COUNTER, utils.curr_frame
+
+
+def _set_counters(state: tuple[Any, ...]) -> None:
+    convert: Any = sys.modules["torch._dynamo.convert_frame"]
+    utils: Any = sys.modules["torch._dynamo.utils"]
+    convert.FRAME_COUNTER, convert.FRAME_COMPILE_COUNTER, utils.curr_frame = state
+
+
+# Of frames that were compiled: their numbers stand in what dynamo logs, and begin with each process.
+_COUNTERS: Slot[tuple[Any, ...]] = Slot(
+    "dynamo's counters", _counters, _set_counters, lambda process, of_host: (0, Counter(), 0)
+)
 
 
 class CompiledCode:
@@ -119,6 +138,7 @@ class CompiledCode:
         runtime = current_runtime()
         assert runtime is not None
         runtime.slots.add(self._switch)
+        runtime.separate(_COUNTERS)
 
     def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         if self._patches is not None:

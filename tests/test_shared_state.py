@@ -1,0 +1,54 @@
+"""A share of `tools/shared_state.py`: what ranks leave in torch's modules is known, and what is new is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tools._shared_state_programs import PROGRAMS
+from tools.shared_state import main, reason_for, written_by
+
+
+@pytest.mark.parametrize("name", ["collectives", "messages", "ddp", "comm_debug_mode", "autograd", "saving", "flags"])
+def test_what_ranks_leave_in_torch_is_known_to_be_harmless(name: str) -> None:
+    assert [place for place in written_by(PROGRAMS[name]) if reason_for(place) is None] == []
+
+
+def _attribute() -> None:
+    dist.init_process_group("gloo")
+    torch.distributed.left = getattr(torch.distributed, "left", 0) + 1  # type: ignore[attr-defined]
+
+
+def _entry() -> None:
+    torch.serialization._package_registry.append((0, None, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("program", "place", "change"),
+    [
+        (_attribute, "torch.distributed.left", "3 is 5"),
+        (_entry, "torch.serialization._package_registry", "4 entries new"),
+    ],
+)
+def test_what_ranks_leave_in_torch_is_found(
+    program: Callable[[], None], place: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "left", 0, raising=False)
+    monkeypatch.setattr(torch.serialization, "_package_registry", list(torch.serialization._package_registry))
+
+    found = written_by(program)
+
+    assert found[place].startswith(change)
+    assert reason_for(place) is None
+
+
+def test_the_tool_ends_with_0_where_all_is_known_and_refuses_other_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["messages"]) == 0
+    assert "places written by ranks" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as refused:
+        main(["massages"])
+    assert refused.value.code == 2
+    assert "no program is called massages" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""Run programs of every kind on ranks, and list what they leave in torch's Python modules.
+
+    python tools/shared_state.py                  # every program
+    python tools/shared_state.py fsdp2 compile    # some
+    python tools/shared_state.py --all            # also what is known to be harmless, with the reason
+
+All ranks of a world share torch's modules: a container, a cache or a flag in one of them that a rank writes is read by
+the others, and by the next world. Each program runs once, so that what is imported and cached on first use is there,
+and then once more on another number of ranks. What differs after the second run from what was there before it is
+written by ranks: an attribute that is another object, a container with other contents, in modules, in classes and in
+what they hold. Each has to be a rank's own (a slot), or stand in `HARMLESS` with the reason. Exit codes: 0 nothing
+else was found, 1 something was, 2 no such program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gc
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import simdist
+from tools._shared_state_programs import PROGRAMS
+
+_STATISTICS = "a count of what was done, which nothing is decided by"
+_NUMBERS = "numbers that only grow, and are compared within one rank only"
+_OF_SHAPES = "kept by operators, shapes and types, which mean the same on every rank"
+_OF_NO_DEVICE = "waits for a kind of device that is not there"
+HARMLESS = {
+    "torch._dynamo.convert_frame.output_codes.seen": "code that dynamo made, so that it leaves that alone",
+    "torch._dynamo.eval_frame.DynamoTLS.traced_frame_infos": "what compiled calls of each rank traced, for logs",
+    "torch._dynamo.eval_frame.cached_backends": "compilers by their identity, one entry for each",
+    "torch._dynamo.*graph_break_reasons": "a list for `torch._dynamo.explain`, of all ranks together",
+    "torch._dynamo.*.is_from_skip_guard_source": "a cache of a question about sources of guards, by their names",
+    "torch._dynamo.mutation_guard.GenerationTracker.*": _NUMBERS,
+    "torch._dynamo.trace_rules.get_torch_obj_rule_map": "rules made of torch's own objects; dropped and made again",
+    "torch._dynamo.utils.CleanupManager.count": _NUMBERS,
+    "torch._dynamo.utils._compilation_metrics": _STATISTICS,
+    "torch._dynamo.utils.cumulative_time_spent_ns": _STATISTICS,
+    "torch._dynamo.utils.op_count": _STATISTICS,
+    "torch._subclasses.fake_tensor.FakeTensorMode.cache*": _OF_SHAPES,
+    "torch._subclasses.meta_utils.DESCRIBER_NEXT_ID": _NUMBERS,
+    "torch.cpu._current_stream": "streams of the CPU mean nothing",
+    "torch.*._lazy_seed_tracker.call_order": _OF_NO_DEVICE,
+    "torch.fx.experimental.proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT": "for the messages of a failed export",
+    "torch.fx.graph_module._loader.*": (
+        "sources of traced code, by a number that goes on; it stands in tracebacks through such code, so that a "
+        "program that fails there has another digest in the second world of a process"
+    ),
+    "torch.jit._recursive.concrete_type_store.methods_compiled": "scripted types, one entry for each",
+    "torch.utils._stats.simple_call_counter": _STATISTICS,
+    "torch.utils.hooks.RemovableHandle.next_id": _NUMBERS,
+}
+
+_Found = dict[str, object]
+_CONTAINERS = (dict, list, set, deque)
+_LONGEST = 120
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the arguments name, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", help=f"of {', '.join(PROGRAMS)}")
+    parser.add_argument("--all", action="store_true", help="also tell what is known to be harmless")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.programs if name not in PROGRAMS]
+    if unknown:
+        parser.error(f"no program is called {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+    found: dict[str, tuple[str, list[str]]] = {}
+    for name in options.programs or PROGRAMS:
+        for place, change in written_by(PROGRAMS[name]).items():
+            found.setdefault(place, (change, []))[1].append(name)
+    news = {place: each for place, each in found.items() if reason_for(place) is None}
+    for place, (change, programs) in sorted(found.items()):
+        reason = reason_for(place)
+        if reason is None or options.all:
+            print(f"{place}: {change}  ({', '.join(programs)})" + (f"\n    {reason}" if reason else ""))
+    print(f"{len(found)} places written by ranks, {len(found) - len(news)} of them known to be harmless")
+    return 1 if news else 0
+
+
+def reason_for(place: str) -> str | None:
+    """Why it does no harm that ranks share this place; None if nobody has said so."""
+    return next((reason for pattern, reason in HARMLESS.items() if fnmatch.fnmatchcase(place, pattern)), None)
+
+
+def written_by(program: Callable[[], object]) -> dict[str, str]:
+    """What two ranks that run `program` leave in torch's modules, with what changed, after three have run it."""
+    simdist.run(program, world_size=3).raise_for_failure()
+    gc.collect()  # weak tables lose entries whenever that happens
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of deprecated names that are only looked at
+        before = _state()
+        simdist.run(program, world_size=2).raise_for_failure()
+        after = _state()
+    return {
+        place: _told(before.get(place), now)
+        for place, now in after.items()
+        if place in before and not _same(before[place], now)
+    }
+
+
+def _state() -> _Found:
+    """Everything that Python code of torch keeps in modules and classes, by place; of a container, what it holds."""
+    found: _Found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "torch" and isinstance(module, types.ModuleType):
+            for place, value in _attributes(name, vars(module)):
+                found[place] = value
+    return found
+
+
+def _attributes(prefix: str, namespace: Mapping[str, Any], *, deep: bool = True) -> Iterator[tuple[str, object]]:
+    for name, value in list(namespace.items()):
+        place = f"{prefix}.{name}"
+        if name.startswith("__") or isinstance(value, types.ModuleType):
+            continue
+        if isinstance(value, type):
+            if deep and value.__module__ == prefix:
+                yield from _attributes(place, vars(value), deep=False)
+        elif isinstance(value, _CONTAINERS):
+            yield place, _contents(value)
+        elif type(value).__name__ == "_lru_cache_wrapper":
+            yield place, value.cache_info().currsize
+        elif isinstance(value, bool | int | float | str | bytes | tuple | None):
+            yield place, value
+        elif type(value).__module__.partition(".")[0] == "torch" and "__dict__" in dir(type(value)):
+            yield place, id(value)
+            yield from ((f"{place}.{key}", each) for key, each in _plain(object.__getattribute__(value, "__dict__")))
+
+
+def _plain(namespace: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for name, value in list(namespace.items()):
+        if isinstance(value, _CONTAINERS):
+            yield name, _contents(value)
+        elif isinstance(value, bool | int | float | str | bytes | None):
+            yield name, value
+
+
+def _contents(container: Any) -> object:
+    """What is in it, by identity: nothing of the program's is compared, or asked for its hash."""
+    if isinstance(container, dict):
+        return [(id(key), id(value)) for key, value in list(container.items())]
+    return sorted(map(id, container)) if isinstance(container, set) else [id(each) for each in list(container)]
+
+
+def _same(before: object, now: object) -> bool:
+    return type(before) is type(now) and (before == now or before is now or repr(before) == "nan")
+
+
+def _told(before: object, now: object) -> str:
+    if isinstance(before, list) and isinstance(now, list):
+        kept = len(set(before) & set(now))
+        return f"{len(now) - kept} entries new, {len(before) - kept} gone, of {len(now)}"
+    return f"{before!r} is {now!r}"[:_LONGEST]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
