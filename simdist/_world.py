@@ -168,10 +168,13 @@ class World:
         self._base_environ = os.environ._data.copy()  # type: ignore[attr-defined]  # CPython's own attribute
         with contextlib.ExitStack() as stack:
             stack.callback(self._cut_cycles)
+            if hasattr(os, "sched_getaffinity"):
+                self._runtime.cores = os.sched_getaffinity(0)
             stack.enter_context(one_core())
             self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.call)
             self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
+            self._runtime.child_begins.append(self._torch.begin_child)
             stack.callback(self._runtime.deactivate)
             chosen = self._spec.isolate
             if chosen is not False:
@@ -405,15 +408,7 @@ class World:
             if self._runtime.isolation is not None:
                 self._runtime.isolation.handed_back(raised)
         shut_down(process)
-        while process.at_exit:
-            function, args, kwargs = process.at_exit.pop()
-            try:
-                function(*args, **kwargs)
-            except TaskKilled:
-                raise
-            except BaseException as raised:
-                sys.stderr.write(f"[rank{process.rank}]: Exception ignored in atexit callback {function!r}:\n")
-                self._print_exception(process, raised)
+        process.run_at_exit(self._print_exception)
         if self._strict and status == "returned":
             problems = problems_at_end(process)
             if problems:

@@ -46,7 +46,7 @@ from simdist.c10d import _replacements
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend
 from simdist.c10d.engine._rendezvous import connect
-from simdist.c10d.surface import _flags, _generators, _host_stores, _memory, _meshes
+from simdist.c10d.surface import _flags, _generators, _host_stores, _memory, _meshes, _workers
 from simdist.c10d.surface._backend_tables import BackendTables
 from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
 from simdist.c10d.surface._compiled import CompiledCode
@@ -284,6 +284,7 @@ class TorchState:
         _replacements.install(self._patches)
         _meshes.install(self._patches)
         _generators.install(self._patches)
+        _workers.install(self._patches)
         self._compiled.install(self._patches)
         if self._network.cluster.devices_per_host:
             _replacements.install_for_devices(self._patches)
@@ -328,6 +329,17 @@ class TorchState:
         if process.torch_state.world.seen_by:
             for group, name in list(c10d._world.pg_names.items()):
                 _registry._register_process_group(name, group)
+
+    def begin_child(self, parent: SimProcess, child: SimProcess, forked: bool) -> None:
+        """Called by a rank that starts a process: a forked one knows the groups that its parent has."""
+        _workers.separate_workers()
+        mine: RankState = parent.torch_state
+        state = child.torch_state = RankState(mine.debug_level)
+        if forked:
+            state.world.begin_as(mine.world)
+            state.init_method = self._variables["_default_pg_init_method"]
+            state.default_dtype = torch.get_default_dtype()
+            state.backends = mine.backends
 
     # -- switching -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ Three techniques:
 - What is a method of a class is replaced in the class, and found where user code took it before (`_early`).
 
 A process has tasks: threads of control that share all this and end with it. `_threads` makes them of the threads that a
-rank starts, `_locks` and `_descriptors` let them wait in virtual time. It lives on a host of the cluster.
+rank starts, `_locks` and `_descriptors` let them wait in virtual time. It lives on a host of the cluster. What it
+starts with `multiprocessing` are such processes too (`_child_processes`), and they talk over real pipes (`_pipes`).
 
 Open `_process.py` for the process itself, `_runtime.py` for who is running and what is patched; each other file holds
 one group of replacements. Nothing here knows about torch or process groups.
@@ -20,6 +21,7 @@ one group of replacements. Nothing here knows about torch or process groups.
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded
 from simdist.process._events import PointReached, RankBegan, StepReached
+from simdist.process._forked import COPIERS
 from simdist.process._isolation import Isolation, own
 from simdist.process._locks import real_methods
 from simdist.process._process import SimProcess
@@ -34,6 +36,7 @@ from simdist.process._threads import shut_down, waits_of_threads
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 
 __all__ = [
+    "COPIERS",
     "PER_RANK",
     "GlobalGenerator",
     "Isolation",

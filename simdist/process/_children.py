@@ -6,7 +6,7 @@ environment, and files for the streams, which end up in the rank's output.
 
 In doubt: what a child prints comes into the rank's output when somebody waits for the child, or the rank writes or
 ends, so a rank that writes while a child of its own does so too sees their lines in an order that no seed decides.
-What replaces this process, or starts Python anew beside it, is refused: `os.exec*`, `multiprocessing`.
+What replaces this process is refused: `os.exec*`. Processes of `multiprocessing` are simulated (`_multiprocessing`).
 """
 
 from __future__ import annotations

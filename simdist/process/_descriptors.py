@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
+from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
@@ -111,6 +112,53 @@ def _select(original: Any) -> Any:
     return select
 
 
+def _own_pipe(fd: Any) -> tuple[SimProcess, Pipes, int] | None:
+    """The end of a pipe between a rank's processes that the caller means by a number."""
+    runtime, process = current_runtime(), current_process()
+    if runtime is None or process is None:
+        return None
+    pipes: Pipes | None = runtime.extras.get(Pipes)
+    end = None if pipes is None else pipes.number_in(process, fd)
+    return None if pipes is None or end is None else (process, pipes, end)
+
+
+def _read(original: Any) -> Any:
+    def read(fd: int, length: int, /) -> Any:
+        own = _own_pipe(fd)
+        if own is None:
+            return original(fd, length)
+        process, pipes, end = own
+        return pipes.read(process, end, length)
+
+    return read
+
+
+def _write(original: Any) -> Any:
+    telling = _telling(original)
+
+    def write(fd: int, data: Any, /) -> Any:
+        own = _own_pipe(fd)
+        if own is None:
+            return telling(fd, data)
+        process, pipes, end = own
+        return pipes.write(process, end, data)
+
+    return write
+
+
+def _close(original: Any) -> Any:
+    telling = _telling(original)
+
+    def close(fd: int) -> None:
+        own = _own_pipe(fd)
+        if own is None:
+            telling(fd)
+        else:
+            own[1].close(own[2])
+
+    return close
+
+
 def _telling(original: Any) -> Any:
     def write(*args: Any, **kwargs: Any) -> Any:
         done = original(*args, **kwargs)
@@ -130,7 +178,12 @@ if hasattr(select, "poll"):
     _POLLING.append((type(select.poll()), _poll))
 _REPLACEMENTS = (Replacement(select, "select", _select),)
 _SENDING = ("send", "sendall", "sendto", "sendmsg", "shutdown", "close")
-_WRITES = tuple(Replacement(os, name, _telling) for name in ("write", "writev", "close") if hasattr(os, name))
+_WRITES = (
+    Replacement(os, "read", _read),
+    Replacement(os, "write", _write),
+    Replacement(os, "close", _close),
+    *(Replacement(os, name, _telling) for name in ("writev",) if hasattr(os, name)),
+)
 
 
 def install(patches: Patches) -> None:

@@ -34,7 +34,7 @@ def drawn_from(process: SimProcess, stream: str, size: int) -> bytes:
     assert runtime is not None
     stream += _importing()
     index = process.entropy[stream] = process.entropy.get(stream, -1) + 1
-    words = f"{runtime.seed} rank {process.rank} life {process.life} {stream} {index}"
+    words = f"{runtime.seed} rank {process.rank} life {process.life}{process.lineage} {stream} {index}"
     return hashlib.shake_128(words.encode()).digest(size)
 
 

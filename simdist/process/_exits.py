@@ -7,11 +7,10 @@ import functools
 import os
 import signal
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from simdist.process._refusals import refused
-from simdist.process._runtime import Patches, Replacement, current_process
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
 __all__ = ["install"]
 
@@ -39,6 +38,17 @@ def _getppid(original: Callable[[], int]) -> Callable[[], int]:
         return original() if process is None else process.parent_pid
 
     return getppid
+
+
+def _sched_getaffinity(original: Callable[[int], set[int]]) -> Callable[[int], set[int]]:
+    @functools.wraps(original)
+    def sched_getaffinity(pid: int, /) -> set[int]:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None or pid not in (0, process.pid) or runtime.cores is None:
+            return original(pid)
+        return set(runtime.cores)
+
+    return sched_getaffinity
 
 
 def _exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -103,15 +113,15 @@ _REPLACEMENTS = tuple(
     for owner, name, make in (
         (os, "getpid", _getpid),
         (os, "getppid", _getppid),
+        (os, "sched_getaffinity", _sched_getaffinity),
         (os, "_exit", _exit),
         (os, "abort", _abort),
         (atexit, "register", _atexit_register),
         (atexit, "unregister", _atexit_unregister),
-        (os, "fork", _outside("os.fork (and with it DataLoader workers and multiprocessing)")),
+        (os, "fork", _outside("os.fork (multiprocessing.Process is)")),
         (os, "forkpty", _outside("os.forkpty")),
         (os, "execv", _outside("os.execv, which would replace the whole world,")),
         (os, "execve", _outside("os.execve, which would replace the whole world,")),
-        (BaseProcess, "start", _outside("starting a process with multiprocessing")),
     )
     if hasattr(owner, name)
 )

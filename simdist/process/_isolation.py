@@ -164,6 +164,11 @@ class Isolation:
         self._present = view
         self._logging.switch(entering)
 
+    def inherit(self, parent: SimProcess, child: SimProcess) -> None:
+        """A forked child has its parent's modules."""
+        self._views[child] = self._views[parent]
+        self._logging.inherit(child)
+
     def _isolated(self) -> dict[str, Any]:
         isolates = self._sharing.isolates
         shared, modules = self._shared, sys.modules
@@ -260,6 +265,11 @@ class Isolation:
             return cell
         mine = self.own(held)
         return cell if mine is held else CellType(mine)
+
+    def import_main(self) -> None:
+        """In a spawned process: import the program, under the name that guards keep from running."""
+        if self._sharing.isolates("__main__") and "__main__" not in sys.modules:
+            self._import_main()
 
     def _import(self, name: str) -> ModuleType:
         if name == "__main__" and name not in sys.modules:

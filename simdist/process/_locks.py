@@ -43,7 +43,17 @@ from simdist.frames import is_ours
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
 from simdist.process._runtime import Patches, Replacement
 
-__all__ = ["LockWait", "Locks", "give_back", "install", "nanoseconds", "parked_in", "real_methods", "taken_early"]
+__all__ = [
+    "LockWait",
+    "Locks",
+    "give_back",
+    "install",
+    "nanoseconds",
+    "parked_in",
+    "real_methods",
+    "share_between_processes",
+    "taken_early",
+]
 
 _Lock: Any = _thread.LockType
 _RLock: Any = _thread.RLock
@@ -136,6 +146,16 @@ class Locks:
         self._for_host: dict[Task, None] = {}  # tasks that sleep until they look again at a lock that the host holds
         self._stand_ins: dict[tuple[Any, Any], Any] = {}  # by process and lock
         self._stands_for: dict[Any, tuple[Any, Any]] = {}
+        self._of_family: dict[Any, Any] = {}  # locks between the processes of one rank, and the rank's own process
+
+    def share(self, lock: Any, rank: Any) -> None:
+        """A rank made a lock of `multiprocessing`: it is one for the rank and all children."""
+        self._of_family[lock] = rank
+
+    def _is_shared(self, lock: Any, task: Task) -> bool:
+        """True if the lock is one for all processes of the task's rank."""
+        rank = self._of_family.get(lock) if self._of_family else None
+        return rank is not None and rank is task.context.oldest
 
     def holder_of(self, lock: Any) -> Task | None:
         """The task that has it, or will have it next."""
@@ -150,7 +170,7 @@ class Locks:
     def offer(self, task: Task) -> None:
         """Let other threads go first if the policy wants it so."""
         beside = self.simulation.preempts and len(task.context.tasks) > 1
-        if beside and not task.doomed and task.state is TaskState.RUNNING:
+        if beside and not task.doomed and task.state is TaskState.RUNNING and not _importing(sys._getframe(1)):
             self.simulation.offer()
 
     # -- locks ---------------------------------------------------------------------------------------------------
@@ -173,6 +193,11 @@ class Locks:
         if self._promised.get(lock, task) is task and kind.take(lock, False):
             self._held[lock] = task
             return True
+        if self._of_family and self._is_shared(lock, task):
+            if not blocking or timeout == 0:
+                return False
+            limit_ns = None if timeout == -1 else simulation.now_ns + nanoseconds(timeout)
+            return self._wait(kind, lock, task, limit_ns)
         holder = self.holder_of(lock)
         if holder is not None and holder.context is not task.context:
             return self._stand_in(kind, lock, task)
@@ -192,7 +217,7 @@ class Locks:
         if self._stand_ins:
             lock = self._stand_ins.get((self._process(), lock), lock)
         kind.give(lock)
-        if kind.is_free_again(lock):
+        if kind.is_free_again(lock) or lock in self._of_family:
             self._freed(lock)
 
     def locked(self, lock: Any, ask: Callable[[Any], bool]) -> bool:
@@ -268,6 +293,7 @@ class Locks:
         self._promised.clear()
         self._stand_ins.clear()
         self._stands_for.clear()
+        self._of_family.clear()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -299,7 +325,9 @@ class Locks:
                     if kind.take(lock, False):
                         self._held[lock] = task
                         return True
-                    if self._promised.get(lock) is task:  # a thread of the host was faster
+                    if (
+                        self._promised.get(lock) is task and lock not in self._of_family
+                    ):  # a thread of the host was faster
                         return self._wait_for_host(kind, lock, task, deadline_ns)
                 if not in_time:
                     return False
@@ -320,6 +348,10 @@ class Locks:
 
     def _freed(self, lock: Any) -> None:
         self._held.pop(lock, None)
+        if lock in self._of_family and lock.maxvalue > 1:  # a semaphore: it may let several in
+            for wait in self._waiting.get(lock, ()):
+                self.simulation.wake(wait.task)
+            return
         for wait in self._waiting.get(lock, ()):
             if wait.task.state is not TaskState.FROZEN and not wait.task.doomed:
                 self._promised[lock] = wait.task
@@ -370,6 +402,21 @@ def real_methods(lock: Any) -> tuple[Callable[..., bool], Callable[[], None]]:
     return _RECURSIVE.take.__get__(lock), _RECURSIVE.give.__get__(lock)
 
 
+def _importing(frame: types.FrameType | None) -> bool:
+    """True inside an import: only the first world of a process imports a module, and the second has to be the same."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def share_between_processes(lock: Any, rank: Any) -> None:
+    """A rank made a lock of `multiprocessing`, which is one for it and its children."""
+    if _present is not None:
+        _present.share(lock, rank)
+
+
 def nanoseconds(seconds: float) -> int:
     """A time-out. Not less than the clock's step: whoever asks again after it must find that time has passed."""
     return max(1, round(seconds * 1e9)) if seconds > 0 else 0
@@ -383,8 +430,19 @@ def give_back(lock: Any) -> None:
 
 # -- words -----------------------------------------------------------------------------------------------------------
 
-_WAITING = ("threading", "queue", "concurrent.futures._base", "concurrent.futures.thread", "selectors")
-_ROOTS = ("run", "_bootstrap_inner", "_bootstrap", "_worker")
+_WAITING = (
+    "threading",
+    "queue",
+    "concurrent.futures._base",
+    "concurrent.futures.thread",
+    "concurrent.futures.process",
+    "multiprocessing.connection",
+    "multiprocessing.pool",
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+    "selectors",
+)
+_ROOTS = ("run", "_bootstrap_inner", "_bootstrap", "_worker", "worker", "_process_worker", "_feed")
 
 
 def parked_in(task: Task) -> str:

@@ -56,6 +56,11 @@ class LoggingViews:
             object.__setattr__(logger, "__dict__", state)
         self._present = entering
 
+    def inherit(self, child: SimProcess) -> None:
+        """The process with the baton starts a forked child, which goes on with its settings."""
+        for logger in self._of_host:
+            self._of_rank[child, logger] = _fresh(logger.__dict__)
+
     def _noticing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def change(logger: logging.Logger, *args: Any) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
-from simdist.kernel import Simulation, Task, TaskState, Timer
-from simdist.records import ended, printed
+from simdist.kernel import Simulation, Task, TaskKilled, TaskState, Timer
+from simdist.records import child_ended, ended, printed
 
 if TYPE_CHECKING:
     from simdist.process._descriptor import Descriptor
@@ -46,7 +46,11 @@ class SimProcess:
         self.simulation = simulation
         self.rank = rank
         self.pid = pid
-        self.parent_pid = parent_pid  # the launcher's on its host
+        self.parent_pid = parent_pid  # the launcher's on its host, or that of the process that started this one
+        self.parent: SimProcess | None = None  # none of a rank's own
+        self.children: dict[int, SimProcess] = {}  # by pid, until somebody waited for their end
+        self.lineage = ""  # which child of which child it is
+        self.death_signal = 0  # sent to it when its parent has ended
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host
@@ -101,6 +105,14 @@ class SimProcess:
         """The task that the process began with; None before it began, and when its world is gone."""
         return self.tasks[0] if self.tasks else None
 
+    @property
+    def oldest(self) -> SimProcess:
+        """The rank that it belongs to: itself, or what it descends from."""
+        process = self
+        while process.parent is not None:
+            process = process.parent
+        return process
+
     def spawn(self, function: Callable[[], None], name: str) -> Task:
         """Begin a task of this process: the main one, or another beside it, whose `parent` is the one that asks."""
         task = self.simulation.spawn(function, name, self)
@@ -129,13 +141,37 @@ class SimProcess:
         self.exit_code = exit_code
         self.exception = exception
         self.ended_ns = simulation.now_ns
-        simulation.bus.record(ended(simulation.now_ns, self.rank, status, exit_code, self.life))
+        if self.parent is None:
+            simulation.bus.record(ended(simulation.now_ns, self.rank, status, exit_code, self.life))
+        else:
+            simulation.bus.record(child_ended(simulation.now_ns, self.rank, self.pid, status, exit_code))
         for listener in list(self.end_listeners):
             listener(self)
         self.end_listeners.clear()
         for task in self.tasks:
             if task.state is not TaskState.RUNNING:
                 simulation.kill(task)
+        if self.parent is not None and self.parent.running:
+            self.parent.wake()
+            self.parent.signal(_signal.SIGCHLD)
+
+    def on_parent_end(self, parent: SimProcess) -> None:
+        """The process that started this one has ended."""
+        self.parent_pid = 1
+        if self.death_signal and self.running:
+            self.signal(self.death_signal)
+
+    def run_at_exit(self, print_exception: Callable[[SimProcess, BaseException], None]) -> None:
+        """Call what `atexit` was given, the last first. What one raises is printed."""
+        while self.at_exit:
+            function, args, kwargs = self.at_exit.pop()
+            try:
+                function(*args, **kwargs)
+            except TaskKilled:
+                raise
+            except BaseException as raised:
+                sys.stderr.write(f"[rank{self.rank}]: Exception ignored in atexit callback {function!r}:\n")
+                print_exception(self, raised)
 
     def kill(self, signal: int) -> None:
         """Die by a signal. The process may be the running one; then this does not return."""
@@ -240,6 +276,15 @@ class SimProcess:
             if self.partial[name]:
                 lines.append(self.partial[name])
                 self.partial[name] = ""
+
+    def forget(self) -> None:
+        """Let go of what refers to it: its world is gone."""
+        self.tasks.clear()
+        self.torch_state = self.parent = None
+        self.children.clear()
+        self.end_listeners.clear()
+        self.inbox.clear()
+        self.value = self.exception = None
 
     def __repr__(self) -> str:
         return f"<SimProcess rank {self.rank} life {self.life} {self.status}>"

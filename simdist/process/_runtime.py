@@ -173,6 +173,9 @@ class Runtime:
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
         self.thread_begins: list[Callable[[SimProcess], None]] = []  # called by each thread that a rank starts
         self.left_behind: LeftBehind  # in state that all share; there from `activate` on
+        # Called with parent, child and whether it is forked, by a rank that starts a process.
+        self.child_begins: list[Callable[[SimProcess, SimProcess, bool], None]] = []
+        self.cores: set[int] | None = None  # that the host may use; its ranks take turns on one
         self._noticing = False  # writes to file descriptors
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
@@ -192,6 +195,7 @@ class Runtime:
             _following,
             _left_behind,
             _locks,
+            _multiprocessing,
             _process_wide,
             _signals,
             _stdio,
@@ -216,6 +220,7 @@ class Runtime:
             _environ,
             _exits,
             _left_behind,
+            _multiprocessing,
             _process_wide,
             _signals,
             _stdio,
@@ -254,9 +259,12 @@ class Runtime:
         for process in self.processes.values():
             for descriptor in process.descriptors.values():
                 descriptor.close()
+            if process.parent is not None:
+                process.forget()
         self.processes.clear()
         self.extras.clear()
         self.thread_begins.clear()
+        self.child_begins.clear()
 
 
 def _leave_to_parent() -> None:

@@ -23,6 +23,10 @@ Swap = Callable[[SimProcess | None, SimProcess | None], None]
 """Called with the process that loses the baton and the one that gets it; None stands for the host."""
 
 
+def _the_same(state: Any) -> Any:
+    return state
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot(Generic[_S]):
     """A piece of state.
@@ -35,6 +39,7 @@ class Slot(Generic[_S]):
     save: Callable[[], _S]
     load: Callable[[_S], None]
     fresh: Callable[[SimProcess, _S], _S]
+    forked: Callable[[_S], _S] = _the_same  # what a forked child has of its parent's
 
 
 class _Swapped(Generic[_S]):
@@ -58,6 +63,10 @@ class _Swapped(Generic[_S]):
         else:
             slot.load(slot.fresh(entering, kept[None]))
 
+    def inherit(self, child: SimProcess) -> None:
+        """The process with the baton starts a forked child."""
+        self._kept[child] = self._slot.forked(self._slot.save())
+
 
 class Slots:
     """Everything that is swapped when the baton goes from one process to another.
@@ -74,7 +83,7 @@ class Slots:
         self._excepthook = sys.excepthook
         self._system = vars(sys)  # to set an attribute of a module costs three times as much
         self._swaps: list[Swap] = []
-        self._own: set[Slot[Any]] = set()
+        self._own: dict[Slot[Any], _Swapped[Any]] = {}
 
     def remember_host(self) -> None:
         """What is there now, the replacements of streams included, is what threads that are no ranks find."""
@@ -94,8 +103,13 @@ class Slots:
     def separate(self, slot: Slot[Any], running: SimProcess) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
         if slot not in self._own:
-            self._own.add(slot)
-            self._swaps.append(_Swapped(slot, running).swap)
+            swapped = self._own[slot] = _Swapped(slot, running)
+            self._swaps.append(swapped.swap)
+
+    def inherit(self, child: SimProcess) -> None:
+        """The process with the baton starts a forked child, which goes on with what is there."""
+        for swapped in self._own.values():
+            swapped.inherit(child)
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """Swap what is process-wide. Hot: called by the kernel at each hand-over to another process."""

@@ -250,7 +250,7 @@ def _call(function: Callable[[], Any]) -> None:
 
 
 def _end_pools(runtime: Runtime, threads: Threads) -> None:
-    """`concurrent.futures.thread._python_exit`, for the threads of this process only."""
+    """`_python_exit` of both modules of `concurrent.futures`, for the threads of this process only."""
     state: Any = pools
     workers = [
         (thread, queue) for thread, queue in list(state._threads_queues.items()) if thread in threads.objects.values()
@@ -262,6 +262,21 @@ def _end_pools(runtime: Runtime, threads: Threads) -> None:
         for _, queue in workers:
             queue.put(None)
         for thread, _ in workers:
+            thread.join()
+    of_processes: Any = sys.modules.get(_POOL_MODULES[1])
+    if of_processes is None:
+        return
+    managers = [
+        (thread, wakeup)
+        for thread, wakeup in list(of_processes._threads_wakeups.items())
+        if thread in threads.objects.values()
+    ]
+    if managers:
+        runtime.separate(_PROCESS_POOLS_SLOT)
+        of_processes._global_shutdown = True
+        for _, wakeup in managers:
+            wakeup.wakeup()
+        for thread, _ in managers:
             thread.join()
 
 
@@ -307,6 +322,19 @@ def _fresh_pools(process: SimProcess, host: bool) -> bool:
 
 
 _POOLS_SLOT: Slot[bool] = Slot("concurrent.futures", _save_pools, _load_pools, _fresh_pools)
+_POOL_MODULES = ("concurrent.futures.thread", "concurrent.futures.process")
+
+
+def _save_process_pools() -> bool:
+    shut: bool = vars(sys.modules[_POOL_MODULES[1]])["_global_shutdown"]
+    return shut
+
+
+def _load_process_pools(shut: bool) -> None:
+    vars(sys.modules[_POOL_MODULES[1]])["_global_shutdown"] = shut
+
+
+_PROCESS_POOLS_SLOT: Slot[bool] = Slot(_POOL_MODULES[1], _save_process_pools, _load_process_pools, _fresh_pools)
 
 
 # -- replacements ----------------------------------------------------------------------------------------------------
@@ -427,12 +455,28 @@ def _register_atexit(original: Any) -> Any:
         if process is None:
             original(function, *args, **kwargs)
             return
+        if getattr(function, "__module__", "") in _POOL_MODULES:
+            # A rank was the first to import it. `_end_pools` does for ranks what it does.
+            original(function, *args, **kwargs)
+            return
         threads = _threads_of(process)
         if threads.shutting_down:
             raise RuntimeError("can't register atexit after shutdown")
         threads.calls.append(functools.partial(function, *args, **kwargs))
 
     return register_atexit
+
+
+def _shutdown(original: Any) -> Any:
+    @functools.wraps(original)
+    def shutdown() -> None:
+        process = current_process()
+        if process is None:
+            original()
+        else:
+            shut_down(process)  # a child of `multiprocessing` calls this by itself
+
+    return shutdown
 
 
 def _interrupt_main(original: Any) -> Any:
@@ -467,6 +511,7 @@ def _replacements() -> Iterable[Replacement]:
     yield Replacement(threading, "_newname", _newname)
     yield Replacement(threading, "_make_invoke_excepthook", _make_invoke_excepthook)
     yield Replacement(threading, "_register_atexit", _register_atexit)
+    yield Replacement(threading, "_shutdown", _shutdown)
 
 
 _REPLACEMENTS = tuple(_replacements())

@@ -38,11 +38,15 @@ from simdist.records._operations import (
     store_asked,
 )
 from simdist.records._process import (
+    ChildEnded,
+    ChildStarted,
     Ended,
     Printed,
     Slept,
     Started,
     StepBegun,
+    child_ended,
+    child_started,
     ended,
     printed,
     slept,
@@ -55,6 +59,8 @@ from simdist.records._run import Deadlocked, FaultTold, Restarted, deadlocked, f
 __all__ = [
     "ELEMENT_BYTES",
     "SCALAR_TYPES",
+    "ChildEnded",
+    "ChildStarted",
     "Completed",
     "Deadlocked",
     "Delayed",
@@ -74,6 +80,8 @@ __all__ = [
     "Started",
     "StepBegun",
     "StoreAsked",
+    "child_ended",
+    "child_started",
     "completed",
     "deadlocked",
     "delayed",

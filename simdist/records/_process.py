@@ -7,7 +7,22 @@ from typing import Annotated
 from simdist.records._record import Record, packer, record
 from simdist.values import Duration, Maybe, Text, Whole
 
-__all__ = ["Ended", "Printed", "Slept", "Started", "StepBegun", "ended", "printed", "slept", "started", "step_begun"]
+__all__ = [
+    "ChildEnded",
+    "ChildStarted",
+    "Ended",
+    "Printed",
+    "Slept",
+    "Started",
+    "StepBegun",
+    "child_ended",
+    "child_started",
+    "ended",
+    "printed",
+    "slept",
+    "started",
+    "step_begun",
+]
 
 _NUMBER, _TEXT = Maybe(Whole()), Maybe(Text())
 
@@ -28,6 +43,23 @@ class Ended(Record):
     status: Annotated[str, _TEXT]
     exit_code: Annotated[int | None, _NUMBER]
     life: Annotated[int, _NUMBER]
+
+
+@record("child-start")
+class ChildStarted(Record):
+    """The rank starts a process with `multiprocessing`."""
+
+    pid: Annotated[int, _NUMBER]
+    name: Annotated[str, _TEXT]
+
+
+@record("child-exit")
+class ChildEnded(Record):
+    """A process that the rank started has ended."""
+
+    pid: Annotated[int, _NUMBER]
+    status: Annotated[str, _TEXT]
+    exit_code: Annotated[int | None, _NUMBER]
 
 
 @record("sleep")
@@ -55,6 +87,8 @@ class Printed(Record):
 
 started = packer(Started)
 ended = packer(Ended)
+child_started = packer(ChildStarted)
+child_ended = packer(ChildEnded)
 slept = packer(Slept)
 step_begun = packer(StepBegun)
 printed = packer(Printed)

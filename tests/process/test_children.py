@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import connection
 from typing import Any
 
 import pytest
-import torch.multiprocessing as mp
 
 import simdist
 from simdist.errors import UnsupportedError
@@ -111,21 +111,12 @@ def test_a_child_of_the_host_stays_the_hosts(capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr().out == "ours\n-\n"
 
 
-def spawn() -> None:
-    start: Any = mp.spawn  # type: ignore[attr-defined]  # torch exports it without saying so
-    start(spawned, nprocs=2)
-
-
-def spawned(rank: int = 0) -> None:
-    raise AssertionError("a real process ran a simulated rank's function")
-
-
 @pytest.mark.parametrize(
     ("start", "named"),
     [
-        (spawn, "starting a process with multiprocessing"),
-        (lambda: mp.Process(target=spawned).start(), "starting a process with multiprocessing"),
-        (lambda: multiprocessing.get_context("forkserver").Process(target=spawned).start(), "with multiprocessing"),
+        (multiprocessing.Manager, "multiprocessing.Manager is not simulated"),
+        (lambda: connection.Listener(), "multiprocessing.connection.Listener and Client are not simulated"),
+        (lambda: connection.Client(("localhost", 1)), "Listener and Client are not simulated"),
         (lambda: os.execv(sys.executable, ["python"]), "os.execv, which would replace the whole world,"),
         (lambda: os.execlp("true", "true"), "os.execv, which would replace the whole world,"),
         (lambda: os.execve(sys.executable, ["python"], {}), "os.execve, which would replace the whole world,"),

@@ -70,6 +70,11 @@ class Member:
         Raises:
             SimdistError: always.
         """
+        if caller.parent is not None:
+            raise SimdistError(
+                f"a child process of rank {caller.rank} uses the rank's group {self.communicator.name!r}; connections "
+                "do not survive a fork: let the parent call, or make a group in the child"
+            )
         raise SimdistError(
             f"rank {caller.rank} uses rank {self.process.rank}'s object of group {self.communicator.name!r}; ranks "
             "share what is global in a module or closed over, and each process has group objects of its own: keep them "

@@ -59,6 +59,12 @@ class RankWorld:
         """At the end: what the threads see holds the list of all that they see, and so itself and the groups."""
         self.seen_by.clear()
 
+    def begin_as(self, parent: RankWorld) -> None:
+        """Of a forked child: what its parent knows at this moment."""
+        for name, value in (parent.seen_by[0] if parent.seen_by else vars(parent)).items():
+            if name != "seen_by":
+                setattr(self, name, value.copy() if isinstance(value, dict | list) else value)
+
 
 class _OfHost:
     """An attribute that a thread of the host reads from torch's own object; a rank's thread has one of its own."""

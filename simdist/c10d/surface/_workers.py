@@ -1,0 +1,195 @@
+"""Child processes of a rank, as far as torch is concerned: DataLoader's workers above all.
+
+DataLoader watches its workers in C++, by their pids and with handlers of signals of the whole process. Here the same is
+asked of the simulated children, with the texts of C++ (2.13, torch/csrc/DataLoader.cpp). What torch keeps per process
+for its workers is a slot each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch.utils.data import dataloader
+from torch.utils.data._utils import signal_handling, worker
+
+from simdist.process import COPIERS, Patches, Replacement, SimProcess, Slot, current_process, current_runtime
+
+__all__ = ["install", "separate_workers"]
+
+_LARGE_BYTES = 1 << 20
+_watched: dict[tuple[SimProcess, int], dict[int, SimProcess]] = {}  # by process and loader
+_spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
+_worker: Any = worker
+_handling: Any = signal_handling
+
+
+def install(patches: Patches) -> None:
+    """Replace what would act on the host process."""
+    for name, make in _HANDLING.items():
+        patches.wrap(_handling, name, make)
+    patches.wrap(_spawn, "_prctl_pr_set_pdeathsig", _death_signal)
+    patches.redirect(_REPLACEMENTS)
+    patches.on_undo(_watched.clear)
+
+
+def separate_workers() -> None:
+    """Called by a rank that starts a process: what torch keeps for workers is each process's own."""
+    runtime = current_runtime()
+    assert runtime is not None
+    runtime.separate(_INFO)
+    runtime.separate(_HANDLER_SET)
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+def _load_info(info: Any) -> None:
+    _worker._worker_info = info
+
+
+def _load_handler_set(is_set: bool) -> None:
+    _handling._SIGCHLD_handler_set = is_set
+
+
+_INFO: Slot[Any] = Slot("DataLoader worker", lambda: _worker._worker_info, _load_info, lambda process, host: None)
+_HANDLER_SET: Slot[bool] = Slot(
+    "DataLoader handler", lambda: bool(_handling._SIGCHLD_handler_set), _load_handler_set, lambda process, host: False
+)
+
+
+# -- replacements ----------------------------------------------------------------------------------------------------
+
+
+def _set_handlers(original: Callable[[], None]) -> Callable[[], None]:
+    def set_worker_signal_handlers() -> None:
+        if current_process() is None:
+            original()
+
+    return set_worker_signal_handlers
+
+
+def _set_pids(original: Callable[..., None]) -> Callable[..., None]:
+    def set_worker_pids(loader: int, pids: tuple[int, ...]) -> None:
+        process = current_process()
+        if process is None:
+            original(loader, pids)
+            return
+        children = dict(process.children)
+        _watched[process, loader] = {pid: children[pid] for pid in pids if pid in children}
+
+    return set_worker_pids
+
+
+def _remove_pids(original: Callable[..., None]) -> Callable[..., None]:
+    def remove_worker_pids(loader: int) -> None:
+        process = current_process()
+        if process is None:
+            original(loader)
+        else:
+            _watched.pop((process, loader), None)
+
+    return remove_worker_pids
+
+
+def _error_if_any_fails(original: Callable[[], None]) -> Callable[[], None]:
+    def error_if_any_worker_fails() -> None:
+        process = current_process()
+        if process is None:
+            original()
+            return
+        for (owner, _), workers in _watched.items():
+            if owner is not process:
+                continue
+            for pid, child in workers.items():
+                code = child.exit_code
+                if not code:
+                    continue
+                workers.clear()  # tell it once
+                if code > 0:
+                    raise RuntimeError(
+                        f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. Details are lost "
+                        "due to multiprocessing. Rerunning with num_workers=0 may give better error trace."
+                    )
+                said = (
+                    f"DataLoader worker (pid {pid}) is killed by signal: {_SAID.get(-code, signal.strsignal(-code))}. "
+                )
+                if -code == signal.SIGBUS:
+                    said += (
+                        "It is possible that dataloader's workers are out of shared memory. Please try to raise your "
+                        "shared memory limit."
+                    )
+                raise RuntimeError(said)
+
+    return error_if_any_worker_fails
+
+
+_SAID: dict[int, str] = {}
+_HANDLING: dict[str, Callable[[Any], Any]] = {
+    "_set_worker_signal_handlers": _set_handlers,
+    "_set_worker_pids": _set_pids,
+    "_remove_worker_pids": _remove_pids,
+    "_error_if_any_worker_fails": _error_if_any_fails,
+}
+
+
+def _death_signal(original: Callable[[int], None]) -> Callable[[int], None]:
+    def set_death_signal(number: int) -> None:
+        process = current_process()
+        if process is None:
+            original(number)
+        else:
+            process.death_signal = int(number)
+
+    return set_death_signal
+
+
+def _collected(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def delete(iterator: Any) -> None:
+        workers = vars(iterator).get("_workers")
+        child: SimProcess | None = getattr(workers[0]._popen, "simulated", None) if workers else None
+        if child is None or child.parent is current_process() is not None:
+            original(iterator)
+        elif child.parent is not None and child.parent.running:  # the collector may strike on any rank
+            child.parent.deliver(lambda: original(iterator))
+
+    return delete
+
+
+_REPLACEMENTS = (Replacement(vars(dataloader)["_MultiProcessingDataLoaderIter"], "__del__", _collected),)
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+def _copy_tensor(tensor: Any) -> Any:
+    """A forked child's: shared memory stays shared; what is large is copied when one of the two writes to it."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return tensor
+    if tensor.device.type != "cpu" or tensor.is_shared():
+        return tensor
+    plain = tensor.detach()
+    copied = _lazily(plain) if plain.nbytes > _LARGE_BYTES else plain.clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, tensor.requires_grad)
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def _lazily(tensor: Any) -> Any:
+    lazy_clone: Any = vars(torch)["_lazy_clone"]
+    try:
+        return lazy_clone(tensor)
+    except RuntimeError:  # its memory belongs to somebody else: numpy's, a file's
+        return tensor.clone()
+
+
+def _copy_generator(generator: Any) -> Any:
+    return generator.clone_state() if generator.device.type == "cpu" else generator
+
+
+COPIERS[torch.Tensor] = _copy_tensor
+COPIERS[torch.Generator] = _copy_generator

@@ -1,0 +1,304 @@
+"""Processes that a rank starts with `multiprocessing`: simulated ones, beside it on its host.
+
+The Python code of `multiprocessing` runs as it is; what it asks of the operating system is answered here. A child has a
+pid, an environment, arguments, generators, handlers, threads and an exit code of its own; what it prints is its rank's
+output. A *forked* child goes on with its parent's generators and modules and gets copies of what it is handed
+(`_forked`); a *spawned* one, or one of a fork server, begins afresh and is handed what pickle carries over, and with
+modules per rank it imports them for itself.
+
+A child whose parent is gone is an orphan, with pid 1 as its parent, as on a machine.
+
+In doubt: a forked child shares module globals, closures and what nobody can copy with its parent; under a real fork it
+would have copies of these too.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing import context, popen_fork, reduction, spawn, util
+from multiprocessing import process as processes
+from typing import Any
+
+from simdist.kernel import Task, TaskKilled
+from simdist.process._forked import copy_for_child
+from simdist.process._pipes import Pipes
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Runtime, current_runtime
+from simdist.process._threads import shut_down
+from simdist.records import child_started
+
+__all__ = ["HandedEnd", "launch_forked", "launch_spawned", "pipes_here", "wait_for_child"]
+
+_FIRST_PID = 20_000
+_START_NS = 1_000_000  # until a new process runs its first line; its parent is busy with its next ones meanwhile
+_PIDS, _HANDED = "pids of children", "descriptors on their way"
+_module: Any = processes  # has what the stubs leave out
+_popen: Any = popen_fork
+
+
+class _End:
+    """What is waited for: the end of a child."""
+
+    __slots__ = ("_children", "_name")
+    interruptible = True
+    timed = False
+
+    def __init__(self, name: str, children: list[SimProcess]) -> None:
+        self._name = name
+        self._children = children
+
+    def describe(self) -> str:
+        return f"join of process {self._name}"
+
+    def waits_for(self) -> list[Task]:
+        return [child.main for child in self._children if child.main is not None]
+
+
+def pipes_here(runtime: Runtime) -> Pipes:
+    """The pipes of the world, from when a rank first asks for one."""
+    found: Pipes | None = runtime.extras.get(Pipes)
+    if found is None:
+        runtime.notice_writes()
+        found = runtime.extras[Pipes] = Pipes()
+        runtime.patches.on_undo(found.close_all)
+    return found
+
+
+def _here() -> tuple[Runtime, SimProcess]:
+    runtime = current_runtime()
+    assert runtime is not None
+    task = runtime.simulation.check()
+    process: SimProcess = task.context
+    return runtime, process
+
+
+# -- begin -----------------------------------------------------------------------------------------------------------
+
+
+def launch_forked(popen: Any, process_obj: Any) -> None:
+    """What `Popen._launch` does under "fork"."""
+    runtime, parent = _here()
+    pipes = pipes_here(runtime)
+    parent_read, child_write = pipes.make(parent)
+    child_read, parent_write = pipes.make(parent)
+    child = _new_child(runtime, parent, forked=True)
+    pipes.inherit(parent, child)
+    own = {number: pipes.number_in(child, number) for number in (parent_read, parent_write, child_read)}
+    mine = copy_for_child(process_obj, popen, lambda end: pipes.own_connection(end, child))
+    for number in (parent_read, parent_write):
+        pipes.close(own[number])  # type: ignore[arg-type]
+
+    def main() -> int:
+        random.seed()  # as Python itself does in a forked child
+        code: int = mine._bootstrap(parent_sentinel=own[child_read])
+        return code
+
+    _begin(runtime, parent, child, process_obj, main)
+    pipes.close(child_write)
+    pipes.close(child_read)
+    _finish(popen, child, parent_read, parent_write)
+
+
+def launch_spawned(popen: Any, process_obj: Any) -> None:
+    """What `Popen._launch` does under "spawn" and "forkserver".
+
+    Raises:
+        PicklingError, AttributeError, TypeError: as pickle says it of the process object.
+    """
+    runtime, parent = _here()
+    pipes = pipes_here(runtime)
+    popen._fds = []
+    file = io.BytesIO()
+    context.set_spawning_popen(popen)
+    try:
+        told = spawn.get_preparation_data(process_obj._name)
+        reduction.dump(process_obj, file)
+    except BaseException:
+        for end in popen._fds:
+            os.close(end)
+        raise
+    finally:
+        context.set_spawning_popen(None)
+    parent_read, child_write = pipes.make(parent)
+    child_read, parent_write = pipes.make(parent)
+    child = _new_child(runtime, parent, forked=False)
+    for end in (*popen._fds, child_write, child_read):
+        pipes.give(end, child)
+    del popen._fds[:]
+
+    def main() -> int:
+        current = _module.current_process()
+        current._inheriting = True
+        try:
+            _prepare(runtime, told)
+            mine = reduction.pickle.loads(file.getbuffer())  # type: ignore[attr-defined]
+        finally:
+            del current._inheriting
+        code: int = mine._bootstrap(child_read)
+        child.run_at_exit(_print_exception)
+        return code
+
+    _begin(runtime, parent, child, process_obj, main)
+    _finish(popen, child, parent_read, parent_write)
+
+
+def _prepare(runtime: Runtime, told: dict[str, Any]) -> None:
+    """`multiprocessing.spawn.prepare`, but for what all processes share: the search path and the working directory."""
+    current = _module.current_process()
+    current.name = told["name"]
+    current.authkey = told["authkey"]
+    if told.get("log_to_stderr"):
+        util.log_to_stderr()
+    if "log_level" in told:
+        util.get_logger().setLevel(told["log_level"])
+    sys.argv = list(told["sys_argv"])
+    context._default_context.set_start_method(told["start_method"], force=True)
+    if runtime.isolation is not None:
+        runtime.isolation.import_main()
+
+
+def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProcess:
+    pids = runtime.extras.setdefault(_PIDS, itertools.count(_FIRST_PID))
+    child = SimProcess(
+        runtime.simulation,
+        rank=parent.rank,
+        pid=next(pids),
+        life=parent.life,
+        host=parent.host,
+        parent_pid=parent.pid,
+        epoch_ns=parent.epoch_ns,
+        environ=dict(parent.environ),
+        argv=list(sys.argv),
+        echo=parent.echo,
+    )
+    child.parent = parent
+    child.stdout, child.stderr = parent.stdout, parent.stderr
+    child.lineage = f"{parent.lineage} child {len(parent.children)}"
+    random_states = runtime.slots.random
+    child.random_states = random_states.save() if forked else random_states.fresh()
+    if forked:
+        child.streams, child.excepthook = (sys.stdout, sys.stderr), sys.excepthook
+        child.handlers = dict(parent.handlers)
+        runtime.slots.inherit(child)
+    else:
+        ignored = {number: each for number, each in parent.handlers.items() if each == signal.SIG_IGN}
+        child.handlers.update(ignored)
+    if runtime.isolation is not None and forked:
+        runtime.isolation.inherit(parent, child)
+    for begins in runtime.child_begins:
+        begins(parent, child, forked)
+    return child
+
+
+def _begin(
+    runtime: Runtime, parent: SimProcess, child: SimProcess, process_obj: Any, function: Callable[[], int]
+) -> None:
+    runtime.processes[child.pid] = child
+    parent.children[child.pid] = child
+    parent.end_listeners[child.on_parent_end] = None
+    simulation = runtime.simulation
+    assert simulation.current is not None
+    rank = parent.oldest.tasks[0].name
+    name = f"{rank}, process {process_obj.name!r} (pid {child.pid})"
+    task = child.spawn(lambda: _main(runtime, child, function), name)
+    task.daemon = bool(process_obj.daemon)
+    simulation.bus.record(child_started(simulation.now_ns, child.rank, child.pid, process_obj.name))
+
+
+def _finish(popen: Any, child: SimProcess, parent_read: int, parent_write: int) -> None:
+    popen.pid = child.pid
+    popen.simulated = child
+    popen.sentinel = parent_read
+    popen.finalizer = util.Finalize(popen, vars(util)["close_fds"], (parent_read, parent_write))
+
+
+def _main(runtime: Runtime, child: SimProcess, function: Callable[[], int]) -> None:
+    """A child's life."""
+    for begins in runtime.thread_begins:
+        begins(child)
+    code = 1
+    try:
+        runtime.simulation.sleep(_START_NS)
+        code = function()
+    except TaskKilled:
+        raise
+    except BaseException:
+        # Before `multiprocessing` could take care: a spawned child that could not read what it was handed.
+        sys.excepthook(*sys.exc_info())
+        shut_down(child)
+    child.end("exited", code & 0xFF)
+
+
+def _print_exception(child: SimProcess, error: BaseException) -> None:
+    traceback.print_exception(error)
+
+
+# -- end -------------------------------------------------------------------------------------------------------------
+
+
+def wait_for_child(pid: int, options: int) -> tuple[int, int] | None:
+    """`os.waitpid` for simulated children; None if there is none such.
+
+    Raises:
+        TaskKilled: as `Simulation.park`.
+    """
+    runtime, process = _here()
+    simulation = runtime.simulation
+    while True:
+        awaited = [child for number, child in process.children.items() if pid in (number, -1, 0)]
+        if not awaited:
+            return None
+        ended = next((child for child in awaited if not child.running), None)
+        if ended is not None:
+            del process.children[ended.pid]
+            code = ended.exit_code or 0
+            return ended.pid, code << 8 if code >= 0 else -code
+        if options & os.WNOHANG:
+            simulation.polls += 1
+            simulation.sleep(1)  # who asks again and again must see time pass
+            if all(child.running for child in awaited):
+                return 0, 0
+            continue
+        names = ", ".join(str(child.pid) for child in awaited)
+        simulation.park(_End(names, awaited))
+        process.drain()
+
+
+# -- descriptors in messages -----------------------------------------------------------------------------------------
+
+
+class HandedEnd:
+    """Stands in for `resource_sharer.DupFd`: a descriptor that goes to another process inside a message."""
+
+    def __init__(self, fd: int) -> None:
+        runtime, process = _here()
+        pipes = pipes_here(runtime)
+        handed: dict[int, tuple[int, bool]] | None = runtime.extras.get(_HANDED)
+        if handed is None:
+            handed = runtime.extras[_HANDED] = {}
+            runtime.patches.on_undo(functools.partial(_drop, handed))
+        end = pipes.number_in(process, fd)
+        self._key = max(handed, default=0) + 1
+        handed[self._key] = pipes.copy(fd if end is None else end, process.oldest), end is not None
+
+    def detach(self) -> int:
+        """Get the descriptor. This should only be called once."""
+        runtime, process = _here()
+        fd: int = runtime.extras[_HANDED].pop(self._key)[0]
+        pipes_here(runtime).give(fd, process)
+        return fd
+
+
+def _drop(handed: dict[int, tuple[int, bool]]) -> None:
+    for fd, is_pipe in handed.values():
+        if not is_pipe:  # pipes close with their process
+            os.close(fd)
+    handed.clear()

@@ -1,0 +1,132 @@
+"""What a forked child has of its parent's objects: a copy of its own, made in the one memory that all processes share.
+
+A fork copies everything. Here what the child is handed is copied, and all that hangs on it: the process object, the
+arguments, the data set with its lists, caches and counters. So what a child writes there stays its own. The copy goes
+over pickle, but objects of the user's classes are copied attribute by attribute, without their `__getstate__`, which
+no fork would call.
+
+Not copied, so that parent and child have one: functions and classes, and with them module globals and closures; what
+nobody can copy (open files, locks, generators); what is shared memory under a real fork as well. Shared by purpose are
+the locks, events and values of `multiprocessing`; its queues and connections are copies with ends of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import types
+from collections.abc import Callable
+from multiprocessing import connection, context, queues, synchronize
+from typing import Any
+
+__all__ = ["COPIERS", "copy_for_child"]
+
+# Of types that layers above know how to copy: the copy of an object, or the object itself where it is to be shared.
+COPIERS: dict[type, Callable[[Any], Any]] = {}
+
+_AS_THEY_ARE = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    synchronize.SemLock,
+    synchronize.Condition,
+    synchronize.Event,
+    ctypes._SimpleCData,
+    ctypes.Array,
+    ctypes.Structure,
+)
+_BY_MODULE = ("multiprocessing.sharedctypes", "multiprocessing.heap", "multiprocessing.shared_memory")
+_taken: list[Any] = []  # what the pickle being read refers to by its place
+_HEAP_TYPE = 1 << 9  # made by a class statement
+
+
+class _Copying(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, end_for_child: Callable[[Any], Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.shared: list[Any] = []
+        self._end_for_child = end_for_child
+
+    def reducer_override(self, thing: Any) -> Any:
+        if thing is _nth:
+            return NotImplemented
+        kind = type(thing)
+        if isinstance(thing, _AS_THEY_ARE) or kind.__module__ in _BY_MODULE:
+            return self._share(thing)
+        for base, copier in COPIERS.items():
+            if isinstance(thing, base):
+                return self._share(copier(thing))
+        if isinstance(thing, connection.Connection):
+            return self._share(self._end_for_child(thing))
+        if isinstance(thing, queues.Queue | queues.SimpleQueue):
+            return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
+        try:
+            if _is_plain(kind):
+                return _bare, (kind,), _state_of(thing), None, None, _set_state
+            reduced = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            return self._share(thing)
+        return self._share(thing) if isinstance(reduced, str) else reduced
+
+    def _share(self, thing: Any) -> Any:
+        self.shared.append(thing)
+        return _nth, (len(self.shared) - 1,)
+
+
+def copy_for_child(thing: Any, popen: Any, end_for_child: Callable[[Any], Any]) -> Any:
+    """A copy for a forked child; `end_for_child` gives its own `Connection` for its parent's.
+
+    What can't be copied as a whole is returned as it is.
+    """
+    file = io.BytesIO()
+    copying = _Copying(file, end_for_child)
+    context.set_spawning_popen(popen)
+    try:
+        copying.dump(thing)
+        _taken[:] = copying.shared
+        return pickle.loads(file.getbuffer())
+    except Exception:
+        return thing
+    finally:
+        _taken.clear()
+        context.set_spawning_popen(None)
+
+
+def _nth(place: int) -> Any:
+    return _taken[place]
+
+
+def _is_plain(kind: type) -> bool:
+    """True for a class of Python with nothing of its own to say on how it is pickled, and no state in C."""
+    for name in ("__reduce_ex__", "__reduce__"):
+        if getattr(kind, name) is not getattr(object, name):
+            return False
+    return all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1])
+
+
+def _state_of(thing: Any) -> Any:
+    slots = {}
+    for base in type(thing).__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            place = f"_{base.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name
+            if place not in ("__dict__", "__weakref__") and hasattr(thing, place):
+                slots[place] = getattr(thing, place)
+    return getattr(thing, "__dict__", None), slots
+
+
+def _bare(kind: type) -> Any:
+    return object.__new__(kind)
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    attributes, slots = state
+    if attributes is not None:
+        vars(thing).update(attributes)
+    for name, value in slots.items():
+        object.__setattr__(thing, name, value)
+
+
+def _set_state_by_method(thing: Any, state: Any) -> None:
+    thing.__setstate__(state)

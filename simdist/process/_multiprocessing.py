@@ -1,0 +1,360 @@
+"""`multiprocessing` on a rank: its state per process, and what it asks of the operating system.
+
+Its Python code keeps the current process, its children, a registry of finalizers and a start method in module globals:
+one slot, from the moment on that a rank makes a process, a pipe or a lock. Processes start, end and are waited for in
+`_child_processes`; pipes are those of `_pipes`; locks are real ones on which tasks wait (`_locks`).
+
+The helper process that cleans up semaphores and shared memory after a crash is never started: what ranks leave is
+unlinked when their world ends. Servers (`multiprocessing.Manager`, `Listener`) are refused: they wait on sockets.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from multiprocessing import (
+    connection,
+    context,
+    popen_fork,
+    popen_forkserver,
+    popen_spawn_posix,
+    resource_sharer,
+    resource_tracker,
+    synchronize,
+    util,
+)
+from multiprocessing import process as processes
+from typing import Any
+
+from simdist.errors import UnsupportedError
+from simdist.process._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here, wait_for_child
+from simdist.process._locks import share_between_processes
+from simdist.process._process import SimProcess
+from simdist.process._redirect import original as real
+from simdist.process._refusals import refused
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._slots import Slot
+
+__all__ = ["install"]
+
+_processes: Any = processes  # have what the stubs leave out
+_util: Any = util
+_HEAP = "multiprocessing.heap"
+_context: Any = context
+
+
+class _MainProcess(processes.BaseProcess):
+    """What `multiprocessing.current_process()` is in a process that it has not started."""
+
+    def __init__(self, authkey: bytes) -> None:
+        self._identity = ()
+        self._name = "MainProcess"
+        self._parent_pid = None
+        self._popen = None
+        self._closed = False
+        self._config = {"authkey": _processes.AuthenticationString(authkey), "semprefix": "/mp"}
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+_State = tuple[Any, ...]
+
+
+def _save() -> _State:
+    return (
+        _processes._current_process,
+        _processes._parent_process,
+        _processes._process_counter,
+        _processes._children,
+        dict(_util._finalizer_registry),
+        _util._afterfork_registry,
+        _util._exiting,
+        _context._default_context._actual_context,
+        _heap_of(sys.modules.get(_HEAP)),
+    )
+
+
+def _heap_of(module: Any) -> Any:
+    """Where shared values get their memory; None if nobody has asked for any."""
+    return None if module is None else module.BufferWrapper._heap
+
+
+def _load(state: _State) -> None:
+    (
+        _processes._current_process,
+        _processes._parent_process,
+        _processes._process_counter,
+        _processes._children,
+        finalizers,
+        _util._afterfork_registry,
+        _util._exiting,
+        _context._default_context._actual_context,
+        heap,
+    ) = state
+    registry = _util._finalizer_registry  # whose functions keep the dictionary itself
+    registry.clear()
+    registry.update(finalizers)
+    module: Any = sys.modules.get(_HEAP)
+    if module is not None:
+        module.BufferWrapper._heap = heap or module.Heap()
+
+
+def _fresh(process: SimProcess, host: _State) -> _State:
+    authkey = hashlib.sha256(f"{process.rank} {process.pid}".encode()).digest()
+    none: Any = weakref.WeakValueDictionary()
+    return _MainProcess(authkey), None, itertools.count(1), set(), {}, none, False, None, None
+
+
+def _forked(state: _State) -> _State:
+    current, parent, counter, *_, chosen, _ = state
+    none: Any = weakref.WeakValueDictionary()
+    return current, parent, counter, set(), {}, none, False, chosen, None
+
+
+_SLOT: Slot[_State] = Slot("multiprocessing", _save, _load, _fresh, _forked)
+
+
+def _separate() -> SimProcess | None:
+    """The calling process, with a state of its own."""
+    runtime = current_runtime()
+    process = current_process()
+    if runtime is None or process is None:
+        return None
+    if _SLOT not in runtime.extras:
+        runtime.extras[_SLOT] = {}
+        runtime.separate(_SLOT)
+    known = runtime.extras[_SLOT]
+    if process not in known:
+        known[process] = None
+        if process.parent is None:  # a child of `multiprocessing` calls it by itself
+            process.at_exit.insert(0, (_util._exit_function, (), {}))
+    return process
+
+
+def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _separate()
+        return original(*args, **kwargs)
+
+    return call
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def _launching(launch: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
+    def make(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        @functools.wraps(original)
+        def _launch(popen: Any, process_obj: Any) -> None:
+            process = _separate()
+            if process is None:
+                original(popen, process_obj)
+                return
+            target = getattr(getattr(process_obj, "_target", None), "__qualname__", "")
+            if target == "BaseManager._run_server":
+                raise UnsupportedError(
+                    f"rank {process.rank}: multiprocessing.Manager is not simulated: its server waits on sockets; "
+                    "queues, pipes, locks, events and shared values of multiprocessing are"
+                )
+            launch(popen, process_obj)
+
+        return _launch
+
+    return make
+
+
+def _duplicate_for_child(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    @functools.wraps(original)
+    def duplicate_for_child(popen: Any, fd: int) -> Any:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None:
+            return original(popen, fd)
+        pipes = pipes_here(runtime)
+        end = pipes.number_in(process, fd)
+        copied = pipes.copy(fd if end is None else end, process)
+        popen._fds.append(copied)
+        return copied
+
+    return duplicate_for_child
+
+
+def _detach(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    @functools.wraps(original)
+    def detach(wrapper: Any) -> int:
+        return original(wrapper) if current_process() is None else int(wrapper.ind)
+
+    return detach
+
+
+def _poll(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def poll(popen: Any, flag: int = os.WNOHANG) -> Any:
+        if current_process() is None:
+            return original(popen, flag)
+        return popen_fork.Popen.poll(popen, flag)
+
+    return poll
+
+
+def _waitpid(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    @functools.wraps(original)
+    def waitpid(pid: int, options: int, /) -> Any:
+        process = current_process()
+        if process is None or not process.children:
+            return original(pid, options)
+        return wait_for_child(pid, options) or original(pid, options)
+
+    return waitpid
+
+
+def _wait(original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def wait() -> Any:
+        process = current_process()
+        if process is None or not process.children:
+            return original()
+        return wait_for_child(-1, 0)
+
+    return wait
+
+
+# -- pipes and locks -------------------------------------------------------------------------------------------------
+
+
+def _pipe(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def Pipe(duplex: bool = True) -> Any:
+        process = _separate()
+        if process is None:
+            return original(duplex)
+        runtime = current_runtime()
+        assert runtime is not None
+        return pipes_here(runtime).connections(process, duplex=bool(duplex))
+
+    return Pipe
+
+
+def _init_lock(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        process = _separate()
+        original(self, *args, **kwargs)
+        if process is not None:
+            share_between_processes(self._semlock, process.oldest)
+
+    return init
+
+
+def _get_lock_state(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def getstate(self: Any) -> Any:
+        state = original(self)
+        runtime = current_runtime()
+        if runtime is not None:
+            runtime.extras.setdefault(synchronize.SemLock, {})[state[0]] = self._semlock
+        return state
+
+    return getstate
+
+
+def _set_lock_state(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    @functools.wraps(original)
+    def setstate(self: Any, state: Any) -> None:
+        runtime = current_runtime()
+        known = None if runtime is None else runtime.extras.get(synchronize.SemLock, {}).get(state[0])
+        if known is None:
+            original(self, state)
+        else:
+            self._semlock = known
+            self._is_fork_ctx = False
+            self._make_methods()
+
+    return setstate
+
+
+def _rebuild_connection(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def rebuild(*args: Any) -> Any:
+        made = original(*args)
+        runtime = current_runtime()
+        if runtime is not None:
+            pipes_here(runtime).hold(made)
+        return made
+
+    return rebuild
+
+
+def _duplicate(original: Any) -> Any:
+    @functools.wraps(original, updated=())
+    def DupFd(fd: int) -> Any:
+        return original(fd) if current_process() is None else HandedEnd(fd)
+
+    return DupFd
+
+
+def _of_host_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if current_process() is None else None
+
+    return call
+
+
+_SOCKETS = refused(
+    "multiprocessing.connection.Listener and Client are not simulated: they wait on sockets; multiprocessing.Pipe is"
+)
+_connection: Any = connection
+_MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
+    (processes.BaseProcess, "__init__", _separating),
+    (context.DefaultContext, "set_start_method", _separating),
+    (processes, "active_children", _separating),
+    (util.Finalize, "__init__", _separating),
+    (popen_fork.Popen, "_launch", _launching(launch_forked)),
+    (popen_spawn_posix.Popen, "_launch", _launching(launch_spawned)),
+    (popen_spawn_posix.Popen, "duplicate_for_child", _duplicate_for_child),
+    (popen_forkserver.Popen, "_launch", _launching(launch_spawned)),
+    (popen_forkserver.Popen, "duplicate_for_child", _duplicate_for_child),
+    (popen_forkserver.Popen, "poll", _poll),
+    (vars(popen_forkserver)["_DupFd"], "detach", _detach),
+    (os, "waitpid", _waitpid),
+    (os, "wait", _wait),
+    (connection, "Pipe", _pipe),
+    (connection, "rebuild_connection", _rebuild_connection),
+    (connection, "Client", _SOCKETS),
+    (connection.Listener, "__init__", _SOCKETS),
+    (synchronize.SemLock, "__init__", _init_lock),
+    (synchronize.SemLock, "__getstate__", _get_lock_state),
+    (synchronize.SemLock, "__setstate__", _set_lock_state),
+    (util, "_close_stdin", _of_host_alone),
+    (resource_tracker.ResourceTracker, "ensure_running", _of_host_alone),
+    (resource_tracker.ResourceTracker, "_send", _of_host_alone),
+]
+
+
+class _Names:
+    """Names of locks that no other program on this machine has; ranks see none of them, and no generator is touched."""
+
+    def __iter__(self) -> _Names:
+        return self
+
+    def __next__(self) -> str:
+        name: str = real(os.urandom)(8).hex()
+        return name
+
+
+_NAMES = _Names()
+_REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))
+
+
+def install(patches: Patches) -> None:
+    """Let ranks start processes."""
+    patches.redirect(_REPLACEMENTS)
+    patches.wrap(resource_sharer, "DupFd", _duplicate)
+    patches.replace(synchronize.SemLock, "_rand", _NAMES)

@@ -1,0 +1,237 @@
+"""Pipes between processes of one rank: real ones, whose readers and writers wait in virtual time.
+
+A rank and the children that it starts talk over pipes of the operating system, as real ones do: how much one holds,
+when it has ended and when nobody reads it any more is the system's own answer. All ends lie in one process here, so
+each process has a *table* of those that are its own:
+
+- A forked child gets a copy of every end that its parent has, as under a fork, and closes its copies by itself. It may
+  call them by the parent's numbers; the table knows which of its own is meant.
+- A process that ends closes all of its ends, and what is left of the objects that held them forgets their numbers.
+
+No end blocks: a task that would have to wait parks, until somebody reads, writes or closes at the same pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing import connection
+from typing import Any
+
+from simdist.kernel import Task, TaskKilled
+from simdist.process._locks import parked_in
+from simdist.process._process import SimProcess
+from simdist.process._redirect import original
+
+__all__ = ["Pipes"]
+
+
+class _Channel:
+    """One pipe, whoever has its ends: the tasks that wait for something to happen to it."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: dict[Task, None] = {}
+
+
+class _PipeWait:
+    """What a task is parked on that reads an empty pipe, or writes to a full one."""
+
+    __slots__ = ("_task", "_verb")
+    interruptible = True  # by signals
+    timed = False
+
+    def __init__(self, task: Task, verb: str) -> None:
+        self._task = task
+        self._verb = verb
+
+    def describe(self) -> str:
+        """The method of `multiprocessing` that waits."""
+        return parked_in(self._task) or f"{self._verb} of a pipe"
+
+    def waits_for(self) -> Iterable[Task]:
+        """Whoever has another end."""
+        return ()
+
+
+class Pipes:
+    """The ends of pipes that the processes of one world have."""
+
+    def __init__(self) -> None:
+        self._channels: dict[int, _Channel] = {}  # by end
+        self._owners: dict[int, SimProcess] = {}  # likewise; every end has one
+        self._inherited: dict[SimProcess, dict[int, int]] = {}  # a child's own ends, by its parent's numbers
+        self._users: dict[SimProcess, None] = {}  # those that have, or had, an end
+        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._read: Callable[[int, int], bytes] = original(os.read)
+        self._write: Callable[[int, Any], int] = original(os.write)
+        self._close: Callable[[int], None] = original(os.close)
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def make(self, process: SimProcess, *, duplex: bool = False) -> tuple[int, int]:
+        """A new pipe: the end to read from and the one to write to; both serve both if it is `duplex`."""
+        if duplex:
+            one, other = socket.socketpair()
+            ends = one.detach(), other.detach()
+        else:
+            ends = os.pipe()
+        channel = _Channel()
+        for end in ends:
+            os.set_blocking(end, False)
+            self._enter(end, channel, process)
+        return ends
+
+    def connections(self, process: SimProcess, *, duplex: bool) -> tuple[Any, Any]:
+        """What `multiprocessing.Pipe` returns."""
+        one, other = self.make(process, duplex=duplex)
+        first = connection.Connection(one, writable=duplex)
+        second = connection.Connection(other, readable=duplex)
+        self.hold(first)
+        self.hold(second)
+        return first, second
+
+    def hold(self, made: Any) -> None:
+        """This object has an end, and is told to forget it when its process has ended."""
+        self._connections.add(made)
+
+    def copy(self, end: int, process: SimProcess) -> int:
+        """Another descriptor of the same pipe, or file, for a process."""
+        copied = os.dup(end)
+        channel = self._channels.get(end)
+        if channel is not None:
+            self._enter(copied, channel, process)
+        return copied
+
+    def give(self, end: int, process: SimProcess) -> None:
+        """Let the process have the end."""
+        if end in self._owners:
+            self._owners[end] = process
+            self._use(process)
+
+    def inherit(self, parent: SimProcess, child: SimProcess) -> None:
+        """Give a forked child what its parent has."""
+        table = self._inherited[child] = {}
+        for end, owner in list(self._owners.items()):
+            if owner is parent:
+                table[end] = self.copy(end, child)
+        for number, end in self._inherited.get(parent, {}).items():
+            table.setdefault(number, table[end])
+
+    def own_connection(self, of_parent: Any, child: SimProcess) -> Any:
+        """A forked child's `Connection` for one of its parent's."""
+        made = connection.Connection.__new__(type(of_parent))
+        made.__dict__.update(vars(of_parent))
+        if made._handle is not None:
+            end = self.number_in(child, made._handle)
+            if end is not None:
+                made._handle = end
+        self.hold(made)
+        return made
+
+    def number_in(self, process: SimProcess, number: int) -> int | None:
+        """The end that a process means by a number; None if it is no pipe of ours."""
+        table = self._inherited.get(process)
+        if table is not None and number in table:
+            return table[number]
+        return number if number in self._owners else None
+
+    def close(self, end: int) -> None:
+        """Close an end, whoever has it."""
+        channel = self._channels.pop(end)
+        del self._owners[end]
+        for table in self._inherited.values():
+            table.pop(end, None)  # the number will be another file's
+            for number in [number for number, own in table.items() if own == end]:
+                del table[number]
+        self._close(end)
+        self._tell(channel)
+
+    def close_all_of(self, process: SimProcess) -> None:
+        """A process has ended."""
+        ends = {end for end, owner in self._owners.items() if owner is process}
+        for made in list(self._connections):
+            if made._handle in ends:
+                made._handle = None
+        for end in sorted(ends):
+            self.close(end)
+        self._inherited.pop(process, None)
+        self._users.pop(process, None)
+
+    def close_all(self) -> None:
+        """The world is over."""
+        for made in list(self._connections):
+            made._handle = None
+        for end in list(self._owners):
+            self._owners.pop(end)
+            self._close(end)
+        self._channels.clear()
+        self._inherited.clear()
+        self._users.clear()
+
+    # -- bytes ---------------------------------------------------------------------------------------------------
+
+    def read(self, process: SimProcess, end: int, size: int) -> bytes:
+        """Read as `os.read` does; nothing comes out when every other end is closed."""
+        channel = self._channels[end]
+        while True:
+            try:
+                found = self._read(end, size)
+            except BlockingIOError:
+                self._park(process, channel, "read")
+                if end not in self._channels:  # closed meanwhile, by a handler of a signal or by another thread
+                    raise OSError(9, "Bad file descriptor") from None
+            else:
+                self._tell(channel)
+                return found
+
+    def write(self, process: SimProcess, end: int, data: Any) -> int:
+        """Write all of it, as `os.write` does to a pipe that blocks."""
+        channel = self._channels[end]
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left:
+            try:
+                written = self._write(end, left)
+            except BlockingIOError:
+                self._park(process, channel, "write")
+                if end not in self._channels:
+                    raise OSError(9, "Bad file descriptor") from None
+            else:
+                left = left[written:]
+                self._tell(channel)
+        return size
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _enter(self, end: int, channel: _Channel, process: SimProcess) -> None:
+        self._channels[end] = channel
+        self._owners[end] = process
+        self._use(process)
+
+    def _use(self, process: SimProcess) -> None:
+        if process not in self._users and process.running:
+            self._users[process] = None
+            process.end_listeners[self.close_all_of] = None
+
+    def _park(self, process: SimProcess, channel: _Channel, verb: str) -> None:
+        task = process.simulation.check()
+        channel.waiting[task] = None
+        try:
+            process.simulation.park(_PipeWait(task, verb))
+        finally:
+            channel.waiting.pop(task, None)
+        if task.doomed:
+            raise TaskKilled
+        process.drain()
+
+    def _tell(self, channel: _Channel) -> None:
+        """Something has happened to a pipe."""
+        for task in list(channel.waiting):
+            task.simulation.wake(task)
+        for process in self._users:
+            for task in list(process.polling):
+                task.simulation.wake(task)

@@ -1,0 +1,179 @@
+"""DataLoader with workers: the batches, seeds and texts that real workers give."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+import simdist
+
+ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Drawing(Dataset[Any]):
+    """Each item tells what its worker draws, and how many it has had."""
+
+    def __init__(self) -> None:
+        self.data = torch.arange(12.0)
+        self.seen: list[int] = []
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        self.seen.append(index)
+        info = get_worker_info()
+        who = (-1, 0) if info is None else (info.id, info.seed)
+        drawn = float(torch.rand(())), random.random(), float(np.random.rand())
+        return self.data[index], *drawn, *who, len(self.seen)
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 7, info.num_workers))
+
+
+class Failing(Dataset[int]):
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            self.action()
+        return index
+
+
+def raise_error() -> None:
+    raise KeyError("missing 2")
+
+
+def leave() -> None:
+    os._exit(3)
+
+
+def die() -> None:
+    os.kill(os.getpid(), 9)
+
+
+def seed_again(worker: int) -> None:
+    random.seed(worker)
+
+
+def batches(method: str, options: dict[str, Any]) -> str:
+    torch.manual_seed(3)
+    data = Drawing()
+    loader: Any = DataLoader(data, batch_size=3, num_workers=2, shuffle=True, multiprocessing_context=method, **options)
+    found = [[part.tolist() for part in batch] for _ in range(2) for batch in loader]
+    assert data.seen == []
+    assert get_worker_info() is None
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:8]
+
+
+def counted(method: str) -> list[Any]:
+    loader: Any = DataLoader(Counting(), batch_size=2, num_workers=2, multiprocessing_context=method)
+    return [batch.tolist() for batch in loader]
+
+
+def failure(method: str, action: Callable[[], None]) -> tuple[str, str, str]:
+    loader: Any = DataLoader(Failing(action), num_workers=2, multiprocessing_context=method)
+    with pytest.raises((KeyError, RuntimeError)) as caught:
+        list(loader)
+    said = re.sub(r"pid(\(s\))? \d+(, \d+)*", "pid N", str(caught.value))
+    return (
+        type(caught.value).__name__,
+        re.sub(r"Traceback.*\n  File .*", "...", said, flags=re.DOTALL),
+        str(re.sub(r"pid \d+", "pid N", str(caught.value.__cause__))),
+    )
+
+
+BATCHES = {  # digests of what real workers gave
+    "": "4115f57f",
+    "persistent_workers": "a0df5378",
+    "prefetch_factor": "4115f57f",
+    "worker_init_fn": "5c2ffa82",
+}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"persistent_workers": True},
+    {"prefetch_factor": 4},
+    {"worker_init_fn": seed_again},
+]
+DETAILS = "Details are lost due to multiprocessing. Rerunning with num_workers=0 may give better error trace."
+FAILURES = {
+    raise_error: ("KeyError", "Caught KeyError in DataLoader worker process 0.\nOriginal ...", "None"),
+    leave: (
+        "RuntimeError",
+        "DataLoader worker (pid N) exited unexpectedly",
+        f"DataLoader worker (pid N) exited unexpectedly with exit code 3. {DETAILS}",
+    ),
+    die: (
+        "RuntimeError",
+        "DataLoader worker (pid N) exited unexpectedly",
+        "DataLoader worker (pid N) is killed by signal: Killed. ",
+    ),
+}
+
+
+@ONE_CORE
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "".join(options) or "plain")
+def test_workers_give_the_batches_of_real_ones(method: str, options: dict[str, Any]) -> None:
+    result = simdist.run(batches, world_size=2, args=(method, options))
+
+    result.raise_for_failure()
+    assert result.values == [BATCHES["".join(options)]] * 2
+
+
+@ONE_CORE
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_iterable_data_set_is_divided_among_workers(method: str) -> None:
+    assert simdist.run(counted, world_size=1, args=(method,)).values == [[[0, 2], [1, 3], [4, 6], [5]]]
+
+
+@ONE_CORE
+@pytest.mark.parametrize("action", FAILURES, ids=lambda action: action.__name__)
+def test_a_worker_that_fails_is_told_in_torchs_words(action: Callable[[], None]) -> None:
+    assert simdist.run(failure, world_size=1, args=("fork", action)).values == [FAILURES[action]]
+
+
+@ONE_CORE
+def test_workers_are_the_same_in_every_run() -> None:
+    first, second = (simdist.run(batches, world_size=2, args=("fork", {}), policy="random") for _ in range(2))
+
+    assert first.digest == second.digest
+
+
+def put_batches(answers: Any, method: str) -> None:
+    answers.put([batches(method, options) for options in OPTIONS])
+    answers.put(counted(method))
+    answers.put([failure("fork", action) for action in FAILURES])
+
+
+@pytest.mark.real
+@ONE_CORE
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_real_workers_do_all_that(method: str) -> None:
+    context = mp.get_context("spawn")
+    answers = context.SimpleQueue()
+    runner = context.Process(target=put_batches, args=(answers, method))
+    runner.start()
+
+    assert answers.get() == [BATCHES["".join(options)] for options in OPTIONS]
+    assert answers.get() == [[0, 2], [1, 3], [4, 6], [5]]
+    assert answers.get() == list(FAILURES.values())
+    runner.join()
