@@ -11,11 +11,14 @@ from simdist.kernel import Simulation, Timer
 from simdist.process import SimProcess
 from simdist.records import restarted
 
-__all__ = ["Agent"]
+__all__ = ["GRACE_NS", "MONITOR_NS", "Agent"]
 
 MONITOR_NS = 100_000_000  # torchrun's monitor interval (torch.distributed.run, --monitor-interval)
 RESTART_NS = 1_000_000_000  # a new rendezvous round and fresh processes
-_GRACE_NS = 30_000_000_000  # from SIGTERM to SIGKILL, for a worker that handles it (torchelastic's MultiprocessContext)
+GRACE_NS = 30_000_000_000  # from SIGTERM to SIGKILL, for a worker that handles it (torchelastic's MultiprocessContext)
+# Of a rendezvous (torchelastic's DynamicRendezvousHandler): from when enough nodes are there, and for them to come.
+_LAST_CALL_NS = 30_000_000_000
+_JOIN_NS = 600_000_000_000
 
 
 class Agent:
@@ -24,6 +27,10 @@ class Agent:
     `start` begins a life. With `stop_on_failure`, workers that still run when another has failed get SIGTERM once no
     restart is left, as torchrun and `torch.multiprocessing.spawn` do. One that handles it has 30 s to end, then gets
     SIGKILL. A restart waits for every host to be up.
+
+    With `min_hosts` it waits for so long as a rendezvous does, and goes on with the hosts that are left if these are
+    enough, the first host, which serves the rendezvous, among them. One that comes back later is taken in: all workers
+    are stopped for a new round, which is no restart that `max_restarts` counts.
     """
 
     def __init__(
@@ -34,12 +41,22 @@ class Agent:
         stop_on_failure: bool,
         start: Callable[[int], None],
         hosts: Collection[Host],
+        min_hosts: int | None = None,
+        monitor_ns: int = MONITOR_NS,
+        grace_ns: int = GRACE_NS,
     ) -> None:
         self._simulation = simulation
         self._max_restarts = max_restarts
         self._stop_on_failure = stop_on_failure
         self._start = start
         self._hosts = hosts
+        self._min_hosts = min_hosts
+        self._monitor_ns = monitor_ns
+        self._grace_ns = grace_ns
+        self._deadline: Timer | None = None  # of the present rendezvous
+        self._awaited: list[Host] = []  # what it waits for
+        self._joining = False  # a host has come back, and is the reason for the new round
+        self._life = 0
         self._workers: list[SimProcess] = []
         self._alarmed = False
         self.restarts = 0
@@ -56,9 +73,12 @@ class Agent:
         if worker.exit_code == 0 or self._alarmed or worker not in self._workers:
             return
         self._alarmed = True
+        self._react_at_next_look()
+
+    def _react_at_next_look(self) -> None:
         now = self._simulation.now_ns
         self._simulation.keep_open()
-        self._simulation.call_at(now - now % MONITOR_NS + MONITOR_NS, self._react)
+        self._simulation.call_at(now - now % self._monitor_ns + self._monitor_ns, self._react)
 
     def _react(self) -> None:
         for worker in self._workers:
@@ -69,7 +89,7 @@ class Agent:
                 worker.kill(signal.SIGTERM)
         left = [worker for worker in self._workers if worker.running]
         if left:
-            deadline = self._simulation.call_at(self._simulation.now_ns + _GRACE_NS, lambda: _kill(left))
+            deadline = self._simulation.call_at(self._simulation.now_ns + self._grace_ns, lambda: _kill(left))
             for worker in left:
                 worker.end_listeners[functools.partial(self._on_stopped, deadline)] = None
         else:
@@ -83,27 +103,66 @@ class Agent:
 
     def _go_on(self) -> None:
         """All workers have stopped."""
-        if self.restarts < self._max_restarts:
+        if self._joining or self.restarts < self._max_restarts:
             self._simulation.call_at(self._simulation.now_ns + RESTART_NS, self._rejoin)
         else:
             self._simulation.let_end()
 
     def _rejoin(self) -> None:
-        """The new rendezvous round is complete when every host is there."""
+        """The new rendezvous round is complete when every host is there, or enough are and the last call is over."""
         missing = [host for host in self._hosts if not host.up]
-        if missing:
-            missing[0].listeners.append(self._on_return)
-        else:
-            self.restarts += 1
-            self._begin(self.restarts)
+        if not missing:
+            self._begin()
+            return
+        self._awaited = missing
+        for host in missing:
+            host.listeners.append(self._on_return)
+        if self._min_hosts is not None:
+            enough = missing[0] is not next(iter(self._hosts)) and len(self._hosts) - len(missing) >= self._min_hosts
+            now = self._simulation.now_ns
+            if enough:
+                self._deadline = self._simulation.call_at(now + _LAST_CALL_NS, self._begin_without)
+            else:
+                self._deadline = self._simulation.call_at(now + _JOIN_NS, self._give_up)
 
     def _on_return(self, host: Host) -> None:
-        host.listeners.remove(self._on_return)
+        self._end_round()
         self._simulation.call_at(self._simulation.now_ns + RESTART_NS, self._rejoin)
 
-    def _begin(self, life: int) -> None:
-        self._simulation.bus.record(restarted(self._simulation.now_ns, -1, life))
-        self._start(life)
+    def _end_round(self) -> None:
+        for host in self._awaited:
+            host.listeners.remove(self._on_return)
+        self._awaited = []
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._end_round()
+        self._simulation.let_end()
+
+    def _begin_without(self) -> None:
+        lost = self._awaited
+        self._end_round()
+        for host in lost:
+            host.listeners.append(self._on_late)
+        self._begin()
+
+    def _on_late(self, host: Host) -> None:
+        """A host is back that the present round does without."""
+        host.listeners.remove(self._on_late)
+        if not self._alarmed and any(worker.running for worker in self._workers):
+            self._alarmed = self._joining = True
+            self._react_at_next_look()
+
+    def _begin(self) -> None:
+        if self._joining:
+            self._joining = False
+        else:
+            self.restarts += 1
+        self._life += 1
+        self._simulation.bus.record(restarted(self._simulation.now_ns, -1, self._life))
+        self._start(self._life)
         self._simulation.let_end()
 
 

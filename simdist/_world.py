@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from simdist._agent import Agent
+from simdist._agent import GRACE_NS, MONITOR_NS, Agent
 from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen
@@ -59,6 +59,11 @@ class WorldSpec(RunSettings):
     """
 
     call: Callable[[int], Any]
+    # More environment, by life, rank, local rank and number of the host.
+    rank_env: Callable[[int, int, int, int], Mapping[str, str]] | None = None
+    min_hosts: int | None = None  # a restart goes on without lost hosts if so many are left; None: it waits for all
+    monitor_ns: int = MONITOR_NS  # how often the agent looks after its workers
+    grace_ns: int = GRACE_NS  # from SIGTERM to SIGKILL
     stop_on_failure: bool = False
     torchrun: bool = True  # set the environment that torchrun sets
     replay: str = ""
@@ -130,6 +135,9 @@ class World:
             stop_on_failure=spec.stop_on_failure,
             start=self._start_life,
             hosts=self._hosts.values(),
+            min_hosts=spec.min_hosts,
+            monitor_ns=spec.monitor_ns,
+            grace_ns=spec.grace_ns,
         )
         self._network = network
         self._injector: Injector | None = None
@@ -307,6 +315,7 @@ class World:
     # -- lives ---------------------------------------------------------------------------------------------------
 
     def _start_life(self, life: int) -> None:
+        """Begin with the hosts that are up: ranks are numbered over these, in the order of their places."""
         simulation = self._simulation
         placement = self._cluster.placement
         processes = []
@@ -317,20 +326,22 @@ class World:
                 self._torch.servers, _AGENT_HOST, port, lambda host: self._cluster.path(first, host)[0]
             )
         local: dict[str, int] = {}
-        hosts = self._cluster.hosts
-        sizes = {name: len(host.ranks) for name, host in self._hosts.items()}
-        shared = self._shared_environ(life, port)
-        for rank in range(self._spec.world_size):
-            host = placement[rank]
+        hosts = [name for name in self._cluster.hosts if self._hosts[name].up]
+        places = [place for place in range(self._spec.world_size) if self._hosts[placement[place]].up]
+        shared = self._shared_environ(life, port, len(places), len(hosts))
+        for rank, place in enumerate(places):
+            host = placement[place]
             index = local[host] = local.get(host, -1) + 1
+            size = len(self._hosts[host].ranks)
             process = SimProcess(
                 simulation,
                 rank=rank,
-                pid=_FIRST_PID + life * self._spec.world_size + rank,
+                place=place,
+                pid=_FIRST_PID + life * self._spec.world_size + place,
                 life=life,
                 host=self._hosts[host],
                 parent_pid=_AGENT_PID,
-                environ={**shared, **self._rank_environ(rank, index, sizes[host], hosts.index(host))},
+                environ={**shared, **self._rank_environ(life, rank, index, size, hosts.index(host))},
                 epoch_ns=self._epoch_ns,
                 echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
@@ -349,18 +360,18 @@ class World:
         assert self._injector is not None
         self._injector.start_life(life, dict(enumerate(processes)))
 
-    def _shared_environ(self, life: int, port: int) -> dict[Any, Any]:
+    def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[Any, Any]:
         extra: dict[str, str] = {}
         if self._spec.torchrun:
-            size = str(self._spec.world_size)
+            size = str(world_size)
             extra = {
                 "WORLD_SIZE": size,
                 "ROLE_WORLD_SIZE": size,
                 "ROLE_NAME": "default",
-                "GROUP_WORLD_SIZE": str(len(self._cluster.hosts)),
+                "GROUP_WORLD_SIZE": str(hosts),
                 "MASTER_ADDR": _AGENT_HOST,
                 "MASTER_PORT": str(port),
-                "TORCHELASTIC_RESTART_COUNT": str(life),
+                "TORCHELASTIC_RESTART_COUNT": str(self._agent.restarts),
                 "TORCHELASTIC_MAX_RESTARTS": str(self._spec.max_restarts),
                 "TORCHELASTIC_RUN_ID": "simdist",
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -369,18 +380,19 @@ class World:
             }
         return {**self._base_environ, **encoded(extra), **encoded(dict(self._spec.env or {}))}
 
-    def _rank_environ(self, rank: int, local_rank: int, local_size: int, host_index: int) -> dict[Any, Any]:
+    def _rank_environ(self, life: int, rank: int, local_rank: int, local_size: int, host_index: int) -> dict[Any, Any]:
         if not self._spec.torchrun:
             return {}
-        return encoded(
-            {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(local_rank),
-                "LOCAL_WORLD_SIZE": str(local_size),
-                "GROUP_RANK": str(host_index),
-                "ROLE_RANK": str(rank),
-            }
-        )
+        found = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_size),
+            "GROUP_RANK": str(host_index),
+            "ROLE_RANK": str(rank),
+        }
+        if self._spec.rank_env is not None:
+            found |= self._spec.rank_env(life, rank, local_rank, host_index)
+        return encoded(found)
 
     def _main(self, process: SimProcess) -> None:
         """A rank's life: the user's function, and how a process ends after it."""

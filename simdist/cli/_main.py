@@ -132,6 +132,18 @@ def run(
     context.exit(run_file(file, seed, overrides, outputs, repeat=check_determinism, show_output=show_output))
 
 
+@main.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False, name="launch"
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
+    """Run a script on simulated ranks, by torchrun's command line: launch --nproc-per-node 4 train.py --lr 0.1"""
+    from simdist.cli._launch import launch_words
+
+    context.exit(launch_words(words))
+
+
 @main.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(

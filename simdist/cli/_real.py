@@ -89,7 +89,7 @@ def run_real_file(
         return 0
     if outputs.json is not None:
         write_text(outputs.json, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
-    replace(outputs, flight_recorder=None).write_events(report.result, plan)
+    replace(outputs, flight_recorder=None).write_events(report.result, plan.heading)
     missing_dumps: list[str] = []
     if outputs.flight_recorder is not None:
         with told(outputs.flight_recorder):

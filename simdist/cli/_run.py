@@ -20,7 +20,7 @@ from simdist.cli._progress import LiveLine
 from simdist.cli._summary import print_summary
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
-from simdist.scenario import Plan, ScenarioReport, check_plan, format_duration, load, run_scenario
+from simdist.scenario import ScenarioReport, check_plan, format_duration, load, run_scenario
 from simdist.trace import (
     Trace,
     save,
@@ -58,16 +58,16 @@ class Outputs:
         """Write the files; `stacks` tells Flight Recorder's dumps from where operations were called."""
         if self.json is not None:
             write_text(self.json, lambda stream: stream.write(_json_text(report, determinism)))
-        self.write_events(report.result, report.plan, stacks)
+        self.write_events(report.result, report.plan.heading, stacks)
 
-    def write_events(self, result: RunResult, plan: Plan, stacks: CallStacks | None = None) -> None:
+    def write_events(self, result: RunResult, title: str, stacks: CallStacks | None = None) -> None:
         """Write the files that hold a run's events."""
         if self.trace is not None:
             write_text(self.trace, lambda stream: write_chrome_trace(result, stream))
         if self.events is not None:
             write_text(self.events, lambda stream: write_events(result.events, stream))
         if self.timeline is not None:
-            write_timeline(trace_of(result), self.timeline, f"{plan.name}: {plan.title}" if plan.title else plan.name)
+            write_timeline(trace_of(result), self.timeline, title)
         if self.flight_recorder is not None:
             folder = Path(self.flight_recorder)
             with told(self.flight_recorder):

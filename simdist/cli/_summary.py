@@ -31,7 +31,7 @@ _TIMELINE = 20
 def print_summary(out: Console, report: ScenarioReport, determinism: DeterminismReport | None) -> None:
     """Print the report; the same text for equal runs."""
     plan, result = report.plan, report.result
-    out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
+    out.print(Text(plan.heading, style="bold"), soft_wrap=True)
     out.print(_setting(plan))
     out.print()
     print_ranks(out, result.ranks)

@@ -156,6 +156,8 @@ class Injector:
         fault = entry.fault
         if not isinstance(fault, RankFault) or fault.life not in (self._life, None) or entry.lifted:
             return
+        if fault.rank not in self._processes:  # a life with fewer ranks
+            return
         now_ns = self.simulation.now_ns
         earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
         watch = Watch(fault.trigger, draws_for(fault, earlier, seed=self._seed, life=self._life), now_ns)

@@ -22,7 +22,7 @@ from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
-from simdist.process._isolation import Isolation, own
+from simdist.process._isolation import Isolation, own, run_program
 from simdist.process._locks import real_methods
 from simdist.process._process import SimProcess
 from simdist.process._process_wide import followed
@@ -63,6 +63,7 @@ __all__ = [
     "own",
     "real_methods",
     "refusal_of",
+    "run_program",
     "shut_down",
     "waits_of_threads",
     "words_at",

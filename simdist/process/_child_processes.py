@@ -170,6 +170,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
     child = SimProcess(
         runtime.simulation,
         rank=parent.rank,
+        place=parent.place,
         pid=next(pids),
         life=parent.life,
         host=parent.host,

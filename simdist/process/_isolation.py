@@ -28,6 +28,7 @@ import functools
 import importlib._bootstrap as bootstrap
 import importlib.machinery
 import marshal
+import runpy
 import sys
 from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -40,9 +41,10 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
 from simdist.process._sharing import Sharing
 
-__all__ = ["Isolation", "own"]
+__all__ = ["Isolation", "own", "run_program"]
 
 _bootstrap: Any = bootstrap
+_runpy: Any = runpy
 
 
 _PATHS = ("path", "meta_path", "path_hooks")  # lists in `sys` that say where modules come from
@@ -108,6 +110,9 @@ class Isolation:
         self._attributes = AttributeViews(runtime, sharing)
         self._specs: dict[str, Any] = {}  # by module: found once for all ranks
         self._codes: dict[str, bytes] = {}  # likewise, marshalled
+        self._program: Any = (
+            None  # the spec of `__mp_main__` for processes that ranks spawn, while a script is `__main__`
+        )
         self._imported = False  # something, since the present view was read
         self._count = 0  # of entries in `sys.modules` then
         self._known: frozenset[str] = frozenset()  # their names when the world began
@@ -281,12 +286,33 @@ class Isolation:
 
     def _import_main(self) -> None:
         """Import the program as multiprocessing's spawn does: as `__mp_main__`, which is `__main__` as well."""
-        main = self._host.modules["__main__"]
-        loader = importlib.machinery.SourceFileLoader("__mp_main__", main.__file__)
-        spec = importlib.machinery.ModuleSpec("__mp_main__", loader, origin=main.__file__)
+        file = self._program or self._host.modules["__main__"].__file__
+        loader = importlib.machinery.SourceFileLoader("__mp_main__", file)
+        spec = importlib.machinery.ModuleSpec("__mp_main__", loader, origin=file)
         spec.has_location = True
         self._specs["__mp_main__"] = spec
         sys.modules["__main__"] = _bootstrap._load(self.spec_for("__mp_main__"))
+
+    def run_program(self, script: str, *, module: bool) -> None:
+        """Run a script, or a module as `python -m` does, as the rank's `__main__`."""
+        main = ModuleType("__main__")
+        names = main.__dict__
+        self._imported = True
+        sys.modules["__main__"] = main
+        if module:
+            _, spec, code = _runpy._get_module_details(script)
+            self._program = spec.origin
+            names.update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader, __cached__=spec.cached)
+            sys.argv[0] = spec.origin
+        else:
+            loader = importlib.machinery.SourceFileLoader("__main__", script)
+            self._program = script
+            names.update(__spec__=None, __package__=None, __loader__=loader, __cached__=None)
+            if script not in self._codes:
+                self._codes[script] = marshal.dumps(loader.get_code("__main__"))
+            code = marshal.loads(self._codes[script])
+        names.update(__file__=self._program, __builtins__=self._present.builtins)
+        exec(code, names)
 
     def handed_back(self, thing: Any) -> Any:
         """What a rank returned or raised, in terms of the host's classes where the host has the same ones."""
@@ -306,3 +332,15 @@ def own(thing: Any) -> Any:
     """On a rank: its own version of what the host hands it. All else, and all of it without isolation, stays."""
     runtime = current_runtime()
     return thing if runtime is None or runtime.isolation is None else runtime.isolation.own(thing)
+
+
+def run_program(script: str, *, module: bool = False) -> None:
+    """Run a script on a rank as its `__main__`, or a module as `python -m` does; the world isolates modules.
+
+    Raises:
+        BaseException: whatever the program raises.
+    """
+    runtime = current_runtime()
+    assert runtime is not None
+    assert runtime.isolation is not None
+    runtime.isolation.run_program(script, module=module)

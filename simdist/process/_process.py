@@ -40,11 +40,13 @@ class SimProcess:
         parent_pid: int = 1,
         epoch_ns: int = 0,
         environ: dict[str, str],
+        place: int | None = None,
         argv: list[str],
         echo: Callable[[int, int, str, str], None] | None = None,
     ) -> None:
         self.simulation = simulation
         self.rank = rank
+        self.place = rank if place is None else place  # in the cluster; ranks are numbered anew when a host is lost
         self.pid = pid
         self.parent_pid = parent_pid  # the launcher's on its host, or that of the process that started this one
         self.parent: SimProcess | None = None  # none of a rank's own

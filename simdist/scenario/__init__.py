@@ -10,12 +10,12 @@ Open `_schema.py` for the keys of a file, `_oracles.py` for the expectations, `_
 
 from simdist.scenario._determinism import check_plan
 from simdist.scenario._equality import difference
-from simdist.scenario._loader import load
+from simdist.scenario._loader import load, load_faults
 from simdist.scenario._oracles import judge_real
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdict, Workload
 from simdist.scenario._runner import ScenarioReport, run_scenario
 from simdist.scenario._state import state_of
-from simdist.scenario._workload import fill, filled_faults
+from simdist.scenario._workload import fill, filled_faults, importable
 from simdist.values import format_duration, parse_bandwidth, parse_duration, rank_text, without_source
 
 __all__ = [
@@ -30,8 +30,10 @@ __all__ = [
     "fill",
     "filled_faults",
     "format_duration",
+    "importable",
     "judge_real",
     "load",
+    "load_faults",
     "parse_bandwidth",
     "parse_duration",
     "rank_text",

@@ -32,7 +32,7 @@ from simdist.scenario._schema import (
 from simdist.scenario._workload import WorkloadError, import_workload, importable
 from simdist.values import brief, found
 
-__all__ = ["load"]
+__all__ = ["load", "load_faults"]
 
 
 def load(source: str, *, overrides: Sequence[str] = (), import_target: bool = True) -> Plan:
@@ -54,6 +54,27 @@ def load(source: str, *, overrides: Sequence[str] = (), import_target: bool = Tr
     if plan is None or problems:
         raise ScenarioError(source, [_line(problem, set_paths) for problem in problems])
     return plan
+
+
+def load_faults(source: str, world_size: int | None, max_restarts: int) -> tuple[faults.Fault, ...]:
+    """The faults of a TOML file that holds `[[faults]]` and nothing else, for a world of that size.
+
+    Raises:
+        ScenarioError: names everything that is wrong with the file.
+    """
+    problems: list[Problem] = []
+    table = read(source, problems)
+    found_faults: tuple[faults.Fault, ...] = ()
+    if table is not None:
+        problems += [
+            Problem((key,), "unknown key; a file of faults has [[faults]] only") for key in table if key != "faults"
+        ]
+        about = {} if world_size is None else {"world_size": world_size}
+        loader = _Loader(source, {"faults": table.get("faults", []), "max_restarts": max_restarts, **about}, problems)
+        found_faults = loader.struck_by()
+    if problems:
+        raise ScenarioError(source, [str(problem) for problem in problems])
+    return found_faults
 
 
 def _line(problem: Problem, set_paths: Iterable[Sequence[str | int]]) -> str:
@@ -78,7 +99,7 @@ class _Loader:
         workload = self._workload(import_target)
         cluster = self._cluster()
         env = check_spec(ENV, self.table.get("env", {}), ("env",), self.problems)
-        struck_by = self._faults()
+        struck_by = self.struck_by()
         expect = self._expect()
         if top is None or workload is None or env is None or expect is None or self.problems:
             return None
@@ -163,7 +184,8 @@ class _Loader:
         except SimdistError as error:
             self._problem(("cluster",), str(error))
 
-    def _faults(self) -> tuple[faults.Fault, ...]:
+    def struck_by(self) -> tuple[faults.Fault, ...]:
+        """Those of the file; world size and restarts are what they are held against."""
         raw = self.table.get("faults", [])
         if not isinstance(raw, list):
             self._problem(("faults",), f"expected a list of tables, [[faults]], found {found(raw)}")

@@ -91,6 +91,11 @@ class Plan:
         return Path(self.source).stem
 
     @property
+    def heading(self) -> str:
+        """The file's name, and its title if it has one."""
+        return f"{self.name}: {self.title}" if self.title else self.name
+
+    @property
     def replay_words(self) -> list[str]:
         """The command that repeats the run, word by word."""
         words = ["simdist", "run", self.source, "--seed", str(self.seed)]

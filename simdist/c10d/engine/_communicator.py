@@ -333,7 +333,7 @@ class Communicator:
         member = self.members[rank]
         if member is None:
             raise InternalError(f"group {self.name!r} was used before rank {rank} joined")
-        return member.process.rank
+        return member.process.place
 
     # -- trouble -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,76 @@
+"""`simdist launch`: run a script as torchrun does, and say how it ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TextIO
+
+from simdist.cli._console import say
+from simdist.cli._outputs import output_problems
+from simdist.cli._run import Outputs, timeline_problems
+from simdist.launch import Launch, LaunchError, failure_summary, launch, parsed, repeat
+from simdist.launch import log_folder as folder_for
+from simdist.result import RunResult, report_of
+from simdist.values import format_duration
+
+__all__ = ["launch_words"]
+
+
+def launch_words(words: Sequence[str]) -> int:
+    """Run what the words of the command line say; the exit code, which is torchrun's.
+
+    Raises:
+        LaunchError: a word is wrong; nothing has run then.
+    """
+    from simdist.determinism import Job, check_recording, recording
+
+    problems: list[str] = []
+    try:
+        plan, options = parsed(words)
+    except LaunchError as error:
+        raise LaunchError([*error.problems, *problems]) from None
+    outputs = Outputs(trace=options.trace, events=options.events, timeline=options.timeline)
+    files = {"--trace": options.trace, "--events": options.events, "--timeline": options.timeline}
+    inputs = [each for each in (plan.script, options.faults) if each is not None]
+    problems = [] if options.timeline is None else timeline_problems("--timeline", options.timeline)
+    problems += output_problems(files, inputs=inputs)
+    if problems:
+        raise LaunchError(problems)
+    with folder_for(plan) as folder, recording() if options.check_determinism else nullcontext() as first:
+        result = launch(plan, folder, echo=_echo(plan, sys.stdout, sys.stderr))
+        summary = failure_summary(plan, result, folder)
+    outputs.write_events(result, plan.script)
+    if not result.ok:
+        _tell(result, summary)
+    same = True
+    if first is not None:
+        job = Job("simdist.launch", "repeat", (plan,))
+        report = check_recording(first, job, lambda: repeat(plan), target=plan.script)
+        same = report.ok
+        for line in report.lines():
+            say(line, err=True)
+        if same:
+            say(f"determinism: the same digest in a fresh process with PYTHONHASHSEED={report.hash_seed}", err=True)
+    ranks = f"{len(result.ranks)} {'rank' if len(result.ranks) == 1 else 'ranks'}"
+    say(
+        f"simdist: {ranks}, {format_duration(result.virtual_time_ns)} of virtual time, digest {result.digest}", err=True
+    )
+    return 0 if result.ok and same else 1
+
+
+def _tell(result: RunResult, summary: str) -> None:
+    if summary:
+        say(f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: {summary}", err=True)
+    say(str(report_of(result)), err=True)
+
+
+def _echo(plan: Launch, out: TextIO, err: TextIO) -> Callable[[int, int, str, str], None]:
+    def echo(rank: int, time_ns: int, stream: str, text: str) -> None:
+        if plan.shown is None or rank % plan.workers in plan.shown:
+            to = out if stream == "stdout" else err
+            to.write(text + "\n")
+            to.flush()
+
+    return echo

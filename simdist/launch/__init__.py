@@ -1,0 +1,17 @@
+"""`simdist launch`: torchrun's command line, over simulated nodes.
+
+    words -> `_options` (torchrun's own parser, and ours) -> Launch -> `_run` (a world) -> RunResult -> `_failures`
+
+Every node and every worker is simulated in this process: what torchrun would be told on each node is said once. The
+script runs as `__main__` on each rank, with modules of its own (`simdist.process.Isolation`), under the agent that
+restarts workers and forms a new group from the nodes that are left (`simdist._agent`).
+
+Open `_options.py` for what is taken and what is refused, `_run.py` for what a run does.
+"""
+
+from simdist.launch._failures import failure_summary
+from simdist.launch._options import LaunchError, parsed
+from simdist.launch._plan import Launch
+from simdist.launch._run import launch, log_folder, repeat
+
+__all__ = ["Launch", "LaunchError", "failure_summary", "launch", "log_folder", "parsed", "repeat"]

@@ -1,0 +1,225 @@
+"""torchrun's command line and ours, from words to a `Launch`, everything that is wrong with it told at once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.run import get_args_parser, parse_min_max_nnodes
+
+from simdist.errors import ScenarioError, SimdistError
+from simdist.faults import Fault
+from simdist.launch._plan import Launch
+from simdist.scenario import load_faults
+from simdist.values import brief
+
+__all__ = ["LaunchError", "parsed"]
+
+_MOST_RANKS = 4096
+# Options of torchrun that mean nothing here when they are not as they are by default, and why.
+_REFUSED = {
+    "no_python": "ranks are simulated in Python; run the script itself",
+    "redirects": "there are no files of workers' output; `simdist launch ... > FILE` has all of it",
+    "tee": "there are no files of workers' output; `simdist launch ... | tee FILE` has all of it",
+    "logs_specs": "there are no log files of workers",
+    "numa_binding": "a simulated node has no processors to bind to",
+    "virtual_local_rank": "workers are told apart by LOCAL_RANK",
+    "duplicate_stdout_filters": "there are no log files of workers",
+    "duplicate_stderr_filters": "there are no log files of workers",
+    "event_log_handler": "simdist keeps its own events; see --events",
+}
+
+
+class LaunchError(SimdistError):
+    """The command line is not what it has to be; one line for each problem."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(tuple(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        head = f"simdist launch: {count} {'problem' if count == 1 else 'problems'}"
+        return "\n".join([head, *(f"  {problem}" for problem in self.problems)])
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what argparse would print before it ends the process."""
+
+    def error(self, message: str) -> Any:
+        raise LaunchError([f"{message}; see simdist launch --help"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    """torchrun's options, and in a group of their own simdist's."""
+    made = get_args_parser()
+    made.__class__ = _Parser
+    made.prog = "simdist launch"
+    made.description = "Run a script as torchrun does, on simulated ranks."
+    ours = made.add_argument_group("simdist")
+    ours.add_argument("--seed", default="0", help="Drives the order of chance and all that is drawn; 0 by default.")
+    ours.add_argument("--faults", metavar="FILE", help="A TOML file with [[faults]], as in a scenario.")
+    ours.add_argument("--devices", default="0", metavar="N", help="Virtual CUDA devices on each node.")
+    ours.add_argument("--trace", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
+    ours.add_argument("--events", metavar="OUT", help="Write each event as a line of JSON.")
+    ours.add_argument("--timeline", metavar="OUT", help="Draw the run, as SVG or PNG.")
+    ours.add_argument(
+        "--check-determinism",
+        "--check_determinism",
+        action="store_true",
+        help="Repeat in a fresh process and compare event for event.",
+    )
+    return made
+
+
+def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
+    """The launch, and all options as they were given.
+
+    Raises:
+        LaunchError: names everything that is wrong.
+        SystemExit: help was asked for, and printed.
+    """
+    made = _parser()
+    options = made.parse_args(list(words))
+    problems: list[str] = []
+    for name, why in _REFUSED.items():
+        if getattr(options, name) != made.get_default(name) and getattr(options, name) not in (None, "0", [], False):
+            problems.append(f"--{name.replace('_', '-')}: not supported: {why}")
+    nodes = _nodes(options.nnodes, problems)
+    if options.node_rank != 0:
+        problems.append("--node-rank: all nodes are simulated here, and started by one command; leave it out")
+    devices = _whole("--devices", options.devices, 0, problems)
+    workers = _workers(options.nproc_per_node, devices or 0, problems)
+    seed = _whole("--seed", options.seed, 0, problems)
+    if options.max_restarts < 0:
+        problems.append(f"--max-restarts: {options.max_restarts} is too small; the least is 0")
+    if options.monitor_interval <= 0:
+        problems.append(f"--monitor-interval: {options.monitor_interval} is too small; it must be greater than 0")
+    if nodes is not None and workers is not None and nodes[1] * workers > _MOST_RANKS:
+        problems.append(f"{nodes[1]} nodes with {workers} workers each: more than {_MOST_RANKS} ranks")
+        workers = None
+    _check_script(options, problems)
+    faults: tuple[Fault, ...] = ()
+    if options.faults is not None:
+        size = nodes[1] * workers if nodes is not None and workers is not None else None
+        try:
+            faults = load_faults(options.faults, size, max(0, options.max_restarts))
+        except ScenarioError as error:
+            problems += [f"--faults {error.source}: {problem}" for problem in error.problems]
+    shown = _local_ranks(options.local_ranks_filter, problems)
+    if problems:
+        raise LaunchError(problems)
+    assert nodes is not None
+    assert workers is not None
+    rendezvous = _rendezvous(options, nodes[1], seed or 0)
+    launch = Launch(
+        script=options.training_script,
+        script_args=tuple(options.training_script_args),
+        module=options.module,
+        min_nodes=nodes[0],
+        nodes=nodes[1],
+        workers=workers,
+        max_restarts=options.max_restarts,
+        role=options.role,
+        monitor_ns=round(options.monitor_interval * 1e9),
+        grace_ns=round((30 if options.shutdown_timeout is None else options.shutdown_timeout) * 1e9),
+        signals=options.signals_to_handle,
+        log_dir=options.log_dir,
+        shown=shown,
+        devices=devices or 0,
+        seed=seed or 0,
+        faults=faults,
+        words=tuple(words),
+        **rendezvous,
+    )
+    return launch, options
+
+
+def _nodes(text: str, problems: list[str]) -> tuple[int, int] | None:
+    try:
+        least, most = parse_min_max_nnodes(text)
+    except (RuntimeError, ValueError):
+        problems.append(f"--nnodes: expected a number or MIN:MAX, found {brief(text)}")
+        return None
+    if not 0 < least <= most:
+        problems.append(f"--nnodes: expected 0 < MIN <= MAX, found {brief(text)}")
+        return None
+    return least, most
+
+
+def _workers(text: str, devices: int, problems: list[str]) -> int | None:
+    if text in ("gpu", "auto") and devices:
+        return devices
+    if text in ("gpu", "auto", "cpu", "xpu"):
+        hint = "" if text in ("cpu", "xpu") else ", or say how many devices a node has with --devices"
+        problems.append(
+            f"--nproc-per-node: {text!r} would ask this machine, which is none of the nodes; give a number{hint}"
+        )
+        return None
+    return _whole("--nproc-per-node", text, 1, problems)
+
+
+def _whole(name: str, text: str, least: int, problems: list[str]) -> int | None:
+    try:
+        number = int(text)
+    except ValueError:
+        problems.append(f"{name}: expected a whole number, found {brief(text)}")
+        return None
+    if number < least:
+        problems.append(f"{name}: {number} is too small; the least is {least}")
+        return None
+    if number >= 2**64:
+        problems.append(f"{name}: {brief(text)} is too large; the most is {2**64 - 1}")
+        return None
+    return number
+
+
+def _local_ranks(text: str, problems: list[str]) -> frozenset[int] | None:
+    if not text:
+        return None
+    try:
+        return frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        problems.append(f"--local-ranks-filter: expected numbers with commas, such as 0,1, found {brief(text)}")
+        return None
+
+
+def _check_script(options: argparse.Namespace, problems: list[str]) -> None:
+    script = options.training_script
+    if options.module:
+        try:
+            top = importlib.util.find_spec(script.partition(".")[0])
+        except (ImportError, ValueError):
+            top = None
+        if top is None and not _is_here(script.partition(".")[0]):
+            problems.append(f"-m: no module named {brief(script)}")
+    elif not Path(script).is_file():
+        problems.append(f"{script}: no such file; expected a Python script, or a module with -m")
+
+
+def _is_here(name: str) -> bool:
+    return Path(f"{name}.py").is_file() or Path(name).is_dir()
+
+
+def _rendezvous(options: argparse.Namespace, nodes: int, seed: int) -> dict[str, Any]:
+    """Where the group meets, as torchrun works it out."""
+    alone = options.standalone or (
+        options.rdzv_backend == "static" and not options.rdzv_endpoint and options.master_port is None and nodes == 1
+    )
+    endpoint = options.rdzv_endpoint
+    if not alone and options.rdzv_backend == "static" and not endpoint:
+        endpoint = f"{options.master_addr}:{options.master_port or 29500}"
+    host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+    own_id = str(uuid.UUID(int=seed, version=4))  # torchrun draws one
+    return {
+        "run_id": own_id if alone else options.rdzv_id,
+        "master_addr": "localhost" if alone or not host else host,
+        "master_port": int(port) if port.isdigit() and int(port) else 29500,
+        "agent_store": (alone or options.rdzv_backend != "static")
+        and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
+    }

@@ -1,0 +1,47 @@
+"""What a launch does: a frozen, plain description."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+
+from simdist.faults import Fault
+
+__all__ = ["Launch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One command line, checked."""
+
+    script: str  # a path, or with `module` a module's name
+    script_args: tuple[str, ...] = ()
+    module: bool = False
+    min_nodes: int = 1
+    nodes: int = 1  # those that are there in the beginning: the most that may take part
+    workers: int = 1  # on each node
+    max_restarts: int = 0
+    run_id: str = "none"
+    role: str = "default"
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29500
+    agent_store: bool = True  # the agent serves the store that `env://` finds
+    monitor_ns: int = 100_000_000
+    grace_ns: int = 30_000_000_000
+    signals: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    log_dir: str | None = None
+    shown: frozenset[int] | None = None  # local ranks whose output is; None: all
+    devices: int = 0  # virtual CUDA devices on each node
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    words: tuple[str, ...] = field(default=(), compare=False)  # as they were given
+
+    @property
+    def world_size(self) -> int:
+        """Workers on all nodes together."""
+        return self.nodes * self.workers
+
+    @property
+    def replay(self) -> str:
+        """The command that repeats it, as a shell takes it."""
+        return shlex.join(["simdist", "launch", *self.words])

@@ -1,0 +1,267 @@
+"""`simdist launch`: scripts run as under torchrun, on simulated nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from simdist.cli import main
+
+Launched = Callable[..., Result]
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+SHOWS = """
+import os, sys, pickle
+import torch.distributed as dist
+
+class Here:
+    pass
+
+def main():
+    dist.init_process_group("gloo")
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"]
+    names += ["ROLE_NAME", "ROLE_WORLD_SIZE", "OMP_NUM_THREADS", "TORCHELASTIC_RESTART_COUNT"]
+    names += ["TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_USE_AGENT_STORE"]
+    here = type(pickle.loads(pickle.dumps(Here()))) is Here
+    where = os.path.basename(__file__), os.path.basename(sys.argv[0]), sys.argv[1:]
+    where = *where, sys.modules["__main__"].Here is Here
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, ([os.environ[name] for name in names], __name__, here, *where))
+    if dist.get_rank() == 0:
+        print(said)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+TRAINS = """
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+import simdist
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+def main(path):
+    dist.init_process_group("gloo")
+    begin = torch.load(path) if os.path.exists(path) else 0
+    for step in range(begin, 6):
+        simdist.step(step)
+        total = sum(DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn"))
+        dist.all_reduce(total)
+        time.sleep(10)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            torch.save(step + 1, path + ".new")
+            os.replace(path + ".new", path)
+            print(step, int(total) // 6, "restart", os.environ["TORCHELASTIC_RESTART_COUNT"])
+        dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+FAILS = """
+import os, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("boom")
+    time.sleep(60)
+
+main()
+"""
+
+
+@pytest.fixture
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """Writes the script, and runs the command in its folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *words: str, before: tuple[str, ...] = (), script: str = "script.py") -> Result:
+        (tmp_path / "script.py").write_text(text)
+        return CliRunner().invoke(main, ["launch", *before, script, *words])
+
+    return run
+
+
+def test_a_script_finds_what_torchrun_sets(launched: Launched) -> None:
+    result = launched(SHOWS, "--lr", "3", before=("--nnodes", "2", "--nproc-per-node=2", "--rdzv-backend=c10d"))
+
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    assert eval(line) == [
+        (
+            [*map(str, (rank, rank % 2, 4, 2, rank // 2, 2, rank)), "default", "4", "1", "0", "0", SIGNALS, "True"],
+            "__main__",
+            True,
+            "script.py",
+            "script.py",
+            ["--lr", "3"],
+            True,
+        )
+        for rank in range(4)
+    ]
+
+
+def test_a_module_runs_as_with_python_m(launched: Launched) -> None:
+    by_name = launched(SHOWS, "x", before=("--nproc-per-node", "2", "-m"), script="script")
+    by_path = launched(SHOWS, "x", before=("--nproc-per-node", "2"))
+
+    assert by_name.exit_code == 0, by_name.output
+    assert by_name.stdout == by_path.stdout
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("words", [("--nproc-per-node=2",), ("--standalone", "--nproc-per-node=2", "--role=trainer")])
+def test_torchrun_sets_that(launched: Launched, words: tuple[str, ...]) -> None:
+    simulated = launched(SHOWS, "--lr", "3", before=words)
+
+    real = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words, "script.py", "--lr", "3"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ),
+    )
+
+    assert simulated.stdout == real.stdout
+
+
+SUMMARY = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+script.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-01-01_00:00:00
+  host      : host0
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 1000)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 1000
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : host0
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 1001) 
+  error_file: {file}
+  traceback : Traceback (most recent call last):
+"""  # noqa: W291  # torch's
+
+
+def test_a_failed_job_ends_with_torchruns_summary(launched: Launched, tmp_path: Path) -> None:
+    result = launched(FAILS, before=("--nproc-per-node", "2", "--log-dir", "logs"))
+
+    assert result.exit_code == 1
+    (file,) = tmp_path.glob("logs/*/attempt_0/1/error.json")
+    assert SUMMARY.format(file=Path("logs") / file.relative_to(tmp_path / "logs")) in result.stderr
+    assert "\n  ValueError: boom\n" in result.stderr
+    assert "rank 1, first to fail, at 0 ns, script.py:8: raised ValueError: boom" in result.stderr
+    assert result.stderr.splitlines()[-2:-1] == ["replay: simdist launch --nproc-per-node 2 --log-dir logs script.py"]
+
+
+def faults(folder: Path, text: str) -> str:
+    (folder / "faults.toml").write_text(f"[[faults]]\n{text}\n")
+    return "--faults=faults.toml"
+
+
+NODES = ("--nnodes=2:3", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=host0:29400")
+
+
+def test_all_workers_start_again_when_one_dies(launched: Launched, tmp_path: Path) -> None:
+    strike = faults(tmp_path, 'kind = "crash"\nrank = 1\nstep = 2')
+
+    result = launched(TRAINS, "state.pt", before=("--nproc-per-node=2", "--max-restarts=1", strike))
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [f"{step} 2 restart {int(step >= 2)}" for step in range(6)]
+
+
+def test_a_job_goes_on_without_a_lost_node_and_numbers_ranks_anew(launched: Launched, tmp_path: Path) -> None:
+    strike = faults(tmp_path, 'kind = "host_crash"\nrank = 2\nstep = 2')
+
+    result = launched(TRAINS, "state.pt", before=(*NODES, "--max-restarts=1", strike))
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["0 6 restart 0", "1 6 restart 0", *(f"{n} 4 restart 1" for n in range(2, 6))]
+    assert "simdist: 4 ranks, 91." in result.stderr  # 20 s, 30 s of last call, 40 s
+
+
+def test_a_node_that_comes_back_is_taken_in(launched: Launched, tmp_path: Path) -> None:
+    strike = faults(tmp_path, 'kind = "host_crash"\nrank = 2\nstep = 2\ndown = "45s"')
+
+    result = launched(TRAINS, "state.pt", before=(*NODES, "--max-restarts=1", strike))
+
+    assert result.exit_code == 0, result.output
+    counts = [line.split()[1:] for line in result.stdout.splitlines()]
+    assert counts == [["6", "restart", "0"]] * 2 + [["4", "restart", "1"]] + [["6", "restart", "1"]] * 3
+
+
+@pytest.mark.parametrize(("rank", "least"), [(2, 3), (0, 1)], ids=["too few nodes", "the rendezvous is lost"])
+def test_a_job_gives_up_when_no_round_can_complete(launched: Launched, tmp_path: Path, rank: int, least: int) -> None:
+    strike = faults(tmp_path, f'kind = "host_crash"\nrank = {rank}\nstep = 2')
+    before = (f"--nnodes={least}:3", *NODES[1:], "--max-restarts=3", strike)
+
+    result = launched(TRAINS, "state.pt", before=before)
+
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == ["0 6 restart 0", "1 6 restart 0"]
+    assert "of virtual time, digest" in result.stderr.splitlines()[-1]
+
+
+def test_files_and_the_comparison_are_those_of_run(launched: Launched, tmp_path: Path) -> None:
+    options = ("--trace=trace.json", "--events=events.jsonl", "--timeline=timeline.svg", "--check-determinism")
+
+    result = launched(SHOWS, before=("--nproc-per-node=2", "--seed=3", *options))
+
+    assert result.exit_code == 0, result.output
+    assert "determinism: the same digest in a fresh process with PYTHONHASHSEED=" in result.stderr
+    assert all((tmp_path / name).stat().st_size > 500 for name in ("trace.json", "events.jsonl", "timeline.svg"))
+
+
+def test_everything_that_is_wrong_is_told_at_once(launched: Launched, tmp_path: Path) -> None:
+    strike = faults(tmp_path, 'kind = "crash"\nrank = 7\nat_step = 2')
+    words = ("--nnodes=2:1", "--nproc-per-node=gpu", "--no-python", "--tee=3", "--seed=-1", "--node-rank=1", strike)
+
+    result = launched(SHOWS, before=words, script="nothing.py")
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "simdist launch: 8 problems",
+        "  --no-python: not supported: ranks are simulated in Python; run the script itself",
+        "  --tee: not supported: there are no files of workers' output; `simdist launch ... | tee FILE` has all of it",
+        "  --nnodes: expected 0 < MIN <= MAX, found '2:1'",
+        "  --node-rank: all nodes are simulated here, and started by one command; leave it out",
+        "  --nproc-per-node: 'gpu' would ask this machine, which is none of the nodes; give a number, or say how many "
+        "devices a node has with --devices",
+        "  --seed: -1 is too small; the least is 0",
+        "  nothing.py: no such file; expected a Python script, or a module with -m",
+        "  --faults faults.toml: faults[0].at_step: unknown key; did you mean 'step'?",
+    ]
+
+
+def test_an_unknown_option_is_told_in_one_line(launched: Launched) -> None:
+    result = launched(SHOWS, before=("--nproc=2", "--frobnicate"))
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("simdist launch: 1 problem\n")
+    assert len(result.stderr.splitlines()) == 2
