@@ -20,6 +20,7 @@ from simdist.faults import (
     LinkDelay,
     Partition,
     Raise,
+    Signal,
     SlowRank,
     StoreDelay,
     StoreLost,
@@ -74,6 +75,12 @@ def faults(world_size: int) -> SearchStrategy[Fault]:
             ranks,
             triggers,
             st.none() | delays_ns,
+        ),
+        st.builds(
+            lambda rank, trigger, signal: Signal(rank=rank, signal=signal, **trigger),
+            ranks,
+            triggers,
+            st.sampled_from(["SIGTERM", "SIGUSR1", "SIGCHLD"]),
         ),
         st.builds(
             lambda rank, op, nth, error: Raise(rank=rank, op=op, nth=nth, error=error),

@@ -346,6 +346,7 @@ _FAULTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "Crash": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "signal", "exit_code")),
     "HostCrash": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "down_ns")),
     "Hang": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "duration_ns")),
+    "Signal": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "signal")),
     "Raise": ({"rank": "0", "nth": "1"}, (*_TRIGGER, "error", "message")),
     "SlowRank": ({"rank": "0", "delay_ns": "5"}, ("rank", "delay_ns", "start_ns", "until_ns")),
     "LinkDelay": ({"src": "0", "dst": "1", "delay_ns": "5"}, ("src", "dst", "delay_ns", "start_ns", "both_ways")),

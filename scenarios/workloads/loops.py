@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import torch
@@ -47,3 +48,24 @@ def reduce_with_retries(steps: int) -> dict[str, float]:
         total += value[0].item()
     dist.destroy_process_group()
     return {"sum": total, "retries": retries}
+
+
+def leave_together(steps: int = 6) -> dict[str, int]:
+    """Count steps until any rank has got SIGTERM; all of them agree on it, and leave in the same step."""
+    told = torch.zeros(())
+
+    def note(number: int, frame: object) -> None:
+        told.fill_(1.0)
+
+    signal.signal(signal.SIGTERM, note)
+    dist.init_process_group("gloo")
+    done = 0
+    for step in range(steps):
+        simdist.step(step)
+        anyone = told.clone()
+        dist.all_reduce(anyone, op=dist.ReduceOp.MAX)
+        if anyone.item():
+            break
+        done += 1
+    dist.destroy_process_group()
+    return {"steps": done, "told": int(told.item())}

@@ -1,7 +1,8 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
-A fault is a class: `Crash`, `HostCrash`, `Hang`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`, `StoreDelay`,
-`StoreLost`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault` and `Fault`.
+A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
+`StoreDelay`, `StoreLost`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`
+and `Fault`.
 All that there is to know about a kind stands in its class: fields, problems in a world, the simulated and the real arm,
 words. Nothing else in simdist knows a kind; where a fault can strike is told by its base.
 
@@ -30,6 +31,7 @@ from simdist.faults._partition import Partition
 from simdist.faults._problems import FaultProblem, problems_among, problems_of
 from simdist.faults._raise import Raise
 from simdist.faults._rank_fault import RankFault
+from simdist.faults._signal import Signal
 from simdist.faults._slow_rank import SlowRank
 from simdist.faults._stage import Stage, StruckRank
 from simdist.faults._store_delay import StoreDelay
@@ -60,6 +62,7 @@ __all__ = [
     "Problem",
     "Raise",
     "RankFault",
+    "Signal",
     "SlowRank",
     "Stage",
     "StoreDelay",

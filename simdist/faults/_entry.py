@@ -147,6 +147,14 @@ class SimulatedRank:
         self._ends("exited")
         self.process.exit(code)
 
+    def signal(self, signal: str) -> None:
+        number = _signal.Signals[signal]
+        if self.process.dies_of(number):
+            self._ends("killed")
+        self.process.signal(number)
+        if self.process.has_baton:
+            self.process.handle_signals()
+
     def stop(self, duration_ns: int | None) -> None:
         self._ends("hung")
         self.injector.stop(self.entry, self.process, duration_ns)

@@ -13,11 +13,12 @@ from simdist.faults._host_crash import HostCrash
 from simdist.faults._link_delay import LinkDelay
 from simdist.faults._partition import Partition
 from simdist.faults._raise import Raise
+from simdist.faults._signal import Signal
 from simdist.faults._slow_rank import SlowRank
 from simdist.faults._store_delay import StoreDelay
 from simdist.faults._store_lost import StoreLost
 
 __all__ = ["KINDS"]
 
-_CLASSES = (Crash, HostCrash, Hang, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost)
+_CLASSES = (Crash, HostCrash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost)
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

@@ -38,6 +38,10 @@ class StruckRank(Protocol):
         """The process leaves as by `os._exit`."""
         ...
 
+    def signal(self, signal: str) -> None:
+        """The process gets a signal, "SIGTERM": its handler runs, or what is usual without one happens."""
+        ...
+
     def stop(self, duration_ns: int | None) -> None:
         """The process stops, as under SIGSTOP, for a while or (None) until the fault is lifted."""
         ...

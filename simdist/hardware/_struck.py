@@ -12,6 +12,8 @@ from simdist.hardware._journal import Journal
 
 __all__ = ["RealRank"]
 
+_HARMLESS = (_signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT)  # to a program without a handler
+
 
 class RealRank:
     """This process, as a fault strikes it; see `simdist.faults.StruckRank`. `index` is the fault's place in the job.
@@ -42,6 +44,13 @@ class RealRank:
         """`os._exit`."""
         self._ends("exited")
         os._exit(code)
+
+    def signal(self, signal: str) -> None:
+        """The signal, for real; a handler runs on the main thread when Python gets to it."""
+        number = _signal.Signals[signal]
+        dies = _signal.getsignal(number) == _signal.SIG_DFL and number not in _HARMLESS
+        self._ends("killed" if dies else "")
+        os.kill(os.getpid(), number)
 
     def stop(self, duration_ns: int | None) -> None:
         """SIGSTOP; the supervisor sends SIGCONT."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SimProcess"]
 
+# What does nothing to a process without a handler; 0 only asks whether it is there.
+_HARMLESS = (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT, _signal.SIGSTOP)
+
 Status = Literal["running", "returned", "raised", "exited", "killed"]
 
 
@@ -212,8 +215,14 @@ class SimProcess:
                 main = self.main
                 if main is not None and getattr(main.waiting, "interruptible", False):
                     self.simulation.wake(main)
-        elif number not in (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH):
+        elif self.dies_of(number):
             self.kill(number)
+
+    def dies_of(self, number: int) -> bool:
+        """True if a signal would end it."""
+        if number == _signal.SIGKILL:
+            return True
+        return number not in _HARMLESS and self.handlers.get(number, _signal.SIG_DFL) == _signal.SIG_DFL
 
     def deliver(self, callback: Callable[[], None]) -> None:
         """Run `callback` on a thread of the process, as soon as one gets the baton that waits for its like."""

@@ -16,6 +16,7 @@ from simdist.faults import (
     LinkDelay,
     Partition,
     Raise,
+    Signal,
     SlowRank,
     StoreDelay,
     StoreLost,
@@ -136,7 +137,7 @@ def test_faults_made_for_a_world_fit_it(data: st.DataObject) -> None:
     assert problems_of(data.draw(st.lists(faults(world_size), max_size=3)), world_size) == []
 
 
-@pytest.mark.parametrize("kind", [Crash, Hang, Raise, SlowRank, LinkDelay, Partition, StoreDelay, StoreLost])
+@pytest.mark.parametrize("kind", [Crash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, StoreDelay, StoreLost])
 def test_faults_are_frozen_and_take_keywords_only(kind: Any) -> None:
     assert kind.__dataclass_params__.frozen
     assert all(field.kw_only for field in dataclasses.fields(kind))
