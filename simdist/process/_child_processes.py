@@ -104,7 +104,7 @@ def launch_forked(popen: Any, process_obj: Any) -> None:
     _begin(runtime, parent, child, process_obj, main)
     pipes.close(child_write)
     pipes.close(child_read)
-    _finish(popen, child, parent_read, parent_write)
+    _finish(popen, process_obj, child, parent_read, parent_write)
 
 
 def launch_spawned(popen: Any, process_obj: Any) -> None:
@@ -147,7 +147,7 @@ def launch_spawned(popen: Any, process_obj: Any) -> None:
         return code
 
     _begin(runtime, parent, child, process_obj, main)
-    _finish(popen, child, parent_read, parent_write)
+    _finish(popen, process_obj, child, parent_read, parent_write)
 
 
 def _prepare(runtime: Runtime, told: dict[str, Any]) -> None:
@@ -214,9 +214,17 @@ def _begin(
     simulation.bus.record(child_started(simulation.now_ns, child.rank, child.pid, process_obj.name))
 
 
-def _finish(popen: Any, child: SimProcess, parent_read: int, parent_write: int) -> None:
+def _left_to_host(popen: Any, process_obj: Any, child: SimProcess) -> None:
+    """The world is over. Whoever still has the object, a finalizer above all, finds a process that has ended."""
+    if popen.returncode is None:
+        popen.returncode = -signal.SIGKILL if child.exit_code is None else child.exit_code
+    process_obj._parent_pid = os.getpid()
+
+
+def _finish(popen: Any, process_obj: Any, child: SimProcess, parent_read: int, parent_write: int) -> None:
     popen.pid = child.pid
     popen.simulated = child
+    child.on_forget = functools.partial(_left_to_host, popen, process_obj, child)
     popen.sentinel = parent_read
     popen.finalizer = util.Finalize(popen, vars(util)["close_fds"], (parent_read, parent_write))
 

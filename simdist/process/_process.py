@@ -54,6 +54,7 @@ class SimProcess:
         self.parent_pid = parent_pid  # the launcher's on its host, or that of the process that started this one
         self.parent: SimProcess | None = None  # none of a rank's own
         self.children: dict[int, SimProcess] = {}  # by pid, until somebody waited for their end
+        self.on_forget: Callable[[], None] | None = None  # called when its world is gone; of a child
         self.lineage = ""  # which child of which child it is
         self.death_signal = 0  # sent to it when its parent has ended
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
@@ -290,6 +291,9 @@ class SimProcess:
 
     def forget(self) -> None:
         """Let go of what refers to it: its world is gone."""
+        if self.on_forget is not None:
+            self.on_forget()
+            self.on_forget = None
         self.tasks.clear()
         self.torch_state = self.parent = None
         self.children.clear()

@@ -5,6 +5,7 @@ The bodies are ordinary programs. Without simdist they run on real processes: th
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -22,6 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 import simdist
 
@@ -411,3 +413,23 @@ def test_nothing_is_left_behind() -> None:
 
     after = open_files(), vars(multiprocessing.process)["_current_process"], multiprocessing.active_children()
     assert after == before
+
+
+def save_by_a_process(folder: str) -> list[float]:
+    dist.init_process_group("gloo")
+    state = {"x": torch.arange(2.0) + dist.get_rank(), "shared": torch.ones(1)}
+    for name in ("first", "second"):  # the process stays for the next one
+        kind = state_dict_saver.AsyncCheckpointerType.PROCESS
+        saving: Any = state_dict_saver.async_save(state, checkpoint_id=f"{folder}/{name}", async_checkpointer_type=kind)
+        saving.result()
+    loaded = {"shared": torch.zeros(1)}
+    state_dict_loader.load(loaded, checkpoint_id=f"{folder}/second")
+    dist.destroy_process_group()
+    return [float(loaded["shared"]), float(sum(1 for _ in Path(folder, "second").iterdir()))]
+
+
+def test_a_checkpoint_is_saved_by_a_process_of_its_own(tmp_path: Path) -> None:
+    result = simdist.run(save_by_a_process, world_size=2, args=(str(tmp_path),))
+
+    assert result.values == [[1.0, 3.0]] * 2
+    gc.collect()  # what is left of the processes is quiet

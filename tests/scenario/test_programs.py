@@ -17,6 +17,7 @@ from simdist.scenario import load, run_scenario
 PROGRAMS = Path(__file__).parents[2] / "scenarios" / "programs"
 FILES = sorted(PROGRAMS.glob("*.toml"))
 LIBRARIES = {
+    "plain_ddp": "tensorboard",
     "with_accelerate": "accelerate",
     "with_hydra": "hydra",
     "with_lightning": "lightning",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed.elastic.utils.distributed
 import torch.multiprocessing
 from torch.utils.data import dataloader
 from torch.utils.data._utils import signal_handling, worker
@@ -22,6 +24,8 @@ from simdist.process import COPIERS, Patches, Replacement, SimProcess, Slot, cur
 __all__ = ["install", "separate_workers"]
 
 _LARGE_BYTES = 1 << 20
+_FIRST_PORT = 50_000  # of those that torch's `get_free_port` gives a rank
+_EXECUTOR = "torch.distributed.checkpoint._async_process_executor"
 _watched: dict[tuple[SimProcess, int], dict[int, SimProcess]] = {}  # by process and loader
 _spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
 _worker: Any = worker
@@ -43,6 +47,7 @@ def separate_workers() -> None:
     assert runtime is not None
     runtime.separate(_INFO)
     runtime.separate(_HANDLER_SET)
+    runtime.separate(_CHECKPOINTS)
 
 
 # -- state -----------------------------------------------------------------------------------------------------------
@@ -60,6 +65,19 @@ _INFO: Slot[Any] = Slot("DataLoader worker", lambda: _worker._worker_info, _load
 _HANDLER_SET: Slot[bool] = Slot(
     "DataLoader handler", lambda: bool(_handling._SIGCHLD_handler_set), _load_handler_set, lambda process, host: False
 )
+
+
+def _save_checkpoints() -> Any:
+    return vars(sys.modules[_EXECUTOR])["_CHECKPOINT_PROCESS"] if _EXECUTOR in sys.modules else None
+
+
+def _load_checkpoints(process: Any) -> None:
+    if _EXECUTOR in sys.modules:
+        vars(sys.modules[_EXECUTOR])["_CHECKPOINT_PROCESS"] = process
+
+
+# The process of `async_save`, which DCP keeps for the next checkpoint.
+_CHECKPOINTS: Slot[Any] = Slot(_EXECUTOR, _save_checkpoints, _load_checkpoints, lambda process, host: None)
 
 
 # -- replacements ----------------------------------------------------------------------------------------------------
@@ -129,6 +147,21 @@ def _error_if_any_fails(original: Callable[[], None]) -> Callable[[], None]:
 
 
 _SAID: dict[int, str] = {}
+
+
+def _free_port(original: Callable[[], int]) -> Callable[[], int]:
+    def get_free_port() -> int:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None:
+            return original()
+        given = runtime.extras.setdefault("free ports", {})
+        given[process.host.name] = given.get(process.host.name, _FIRST_PORT - 1) + 1
+        port: int = given[process.host.name]
+        return port
+
+    return get_free_port
+
+
 _HANDLING: dict[str, Callable[[Any], Any]] = {
     "_set_worker_signal_handlers": _set_handlers,
     "_set_worker_pids": _set_pids,
@@ -160,7 +193,10 @@ def _collected(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return delete
 
 
-_REPLACEMENTS = (Replacement(vars(dataloader)["_MultiProcessingDataLoaderIter"], "__del__", _collected),)
+_REPLACEMENTS = (
+    Replacement(vars(dataloader)["_MultiProcessingDataLoaderIter"], "__del__", _collected),
+    Replacement(torch.distributed.elastic.utils.distributed, "get_free_port", _free_port),
+)
 
 
 # -- copies ----------------------------------------------------------------------------------------------------------
