@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "result": {"errors", "frames", "values"},
     "kernel": {"errors", "frames", "records", "networkx", "numpy", "simpy"},
     "cluster": {"errors", "values", "kernel", "networkx"},
+    "storage": set(),
     "process": {"errors", "frames", "records", "kernel", "cluster", "numpy"},
     "_content": {"torch"},
     "device": {"errors", "cluster", "process", "torch"},

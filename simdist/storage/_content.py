@@ -1,0 +1,100 @@
+"""The bytes of a file, as what was there and what was done to it since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["NOTHING", "Change", "Content", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something done to a file's bytes: `data` written at `offset`, or, with data None, the size set to `size`.
+
+    `before` and `size` are the file's sizes before and after. `entry` is the place of a change of size in the disk's
+    log, where sizes are ordered with names; -1 otherwise.
+    """
+
+    offset: int
+    data: bytes | None
+    before: int
+    size: int
+    entry: int = -1
+
+    def alters(self, start: int, end: int) -> bool:
+        """True if bytes between `start` and `end` that were there are others afterwards, or new ones are."""
+        if self.data is not None:
+            return self.offset < end and start < self.offset + len(self.data)
+        return self.size < min(end, self.before) and start < self.before
+
+    def frees(self, start: int) -> bool:
+        """True if a change of size leaves nothing of what begins at `start`."""
+        return self.data is None and self.size <= start < self.before
+
+
+class Content:
+    """Bytes that do not change. Read from somewhere when first asked for, if `load` is given.
+
+    Example:
+        >>> Content(b"abc").with_changes([Change(4, b"e", 3, 5)]).read(0, 6)
+        b'abc\\x00e\\x00'
+    """
+
+    __slots__ = ("_data", "_load", "size")
+
+    def __init__(self, data: bytes = b"", *, size: int = -1, load: Callable[[], bytes] | None = None) -> None:
+        self._data = data
+        self._load = load
+        self.size = len(data) if size < 0 else size
+
+    @property
+    def data(self) -> bytes:
+        """All of it."""
+        if self._load is not None:
+            self._data, self._load = self._load(), None
+        return self._data
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes from `start` to `end`, zeros beyond the size."""
+        found = self.data[start:end]
+        return found + bytes(end - start - len(found))
+
+    def with_changes(self, changes: Sequence[Change]) -> Content:
+        """What all these make of it."""
+        if not changes:
+            return self
+        first = changes[0]
+        if len(changes) == 1 and first.data is not None and first.offset == 0 and first.size == len(first.data):
+            return Content(first.data)
+        made = bytearray(b"" if _forgets(changes) else self.data)
+        for change in changes:
+            if change.data is None:
+                del made[change.size :]
+                made.extend(bytes(change.size - len(made)))
+            else:
+                made.extend(bytes(max(change.offset - len(made), 0)))
+                made[change.offset : change.offset + len(change.data)] = change.data
+        return Content(bytes(made))
+
+
+def _forgets(changes: Sequence[Change]) -> bool:
+    """True if nothing is left of what was there before."""
+    return changes[0].data is None and changes[0].size == 0
+
+
+NOTHING = Content()
+
+
+def after(base: Content, changes: Sequence[Change], start: int, end: int) -> bytes:
+    """What stands between `start` and `end` after the changes; zeros where the file does not reach."""
+    made = bytearray(base.read(start, end))
+    for change in changes:
+        if change.data is None:
+            if change.alters(start, end):
+                at = max(change.size, start) - start
+                made[at:] = bytes(len(made) - at)
+        elif change.alters(start, end):
+            low, high = max(change.offset, start), min(change.offset + len(change.data), end)
+            made[low - start : high - start] = memoryview(change.data)[low - change.offset : high - change.offset]
+    return bytes(made)

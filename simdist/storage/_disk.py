@@ -1,0 +1,380 @@
+"""A disk: what its host sees, and what is durable of it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from simdist.storage._content import NOTHING, Change, Content
+from simdist.storage._inode import Draw, FileState, Inode, Range
+from simdist.storage._names import Log, Names
+from simdist.storage._profile import Profile
+
+__all__ = ["Disk", "Image"]
+
+_ROOT = 0
+_SMALL = 1 << 16  # bytes up to which contents are compared
+_FEW, _MANY = 32, 4096  # states of one file that are looked at: by itself, together with other files
+
+State = FileState | int
+"""What is left of a file; of a folder or a link its number, since nothing can become of those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What a disk holds: the state of what stands at each path, folders before what is in them."""
+
+    nodes: tuple[tuple[str, State], ...]
+
+    @property
+    def paths(self) -> Mapping[str, State]:
+        """By path, without a slash at the beginning."""
+        return dict(self.nodes)
+
+
+class Disk:
+    """A disk of one host, by the rules of a profile. Paths are relative to it; the real calls are somebody else's.
+
+    What a call does is told when it has been done. With `read`, bytes that are durable and still in the file are not
+    kept here but asked for, before they change.
+
+    Example:
+        >>> disk = Disk(PROFILES["ext4"])
+        >>> file = disk.create("a")
+        >>> disk.write(file, 0, b"new")
+        >>> [disk.contents(image) for image in disk.outcomes()]
+        [{'a': b''}, {}, {'a': b'\\x00\\x00\\x00'}, {'a': b'new'}]
+        >>> disk.sync_file(file)
+        >>> [disk.contents(image) for image in disk.outcomes()]
+        [{'a': b'new'}]
+    """
+
+    def __init__(self, profile: Profile, *, read: Callable[[Inode], bytes] | None = None) -> None:
+        self.profile = profile
+        self._read = read
+        self._inodes: dict[int, Inode] = {_ROOT: Inode(_ROOT, "folder")}
+        self._live: Names = {}
+        self._log = Log(profile, {})
+        self._count = 0
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def find(self, path: str) -> Inode | None:
+        """What stands there."""
+        number = _ROOT
+        for name in _parts(path):
+            found = self._live.get((number, name))
+            if found is None:
+                return None
+            number = found
+        return self._inodes[number]
+
+    def paths_of(self, inode: Inode) -> list[str]:
+        """Every name that a file has now; the one name of a folder."""
+        return [path for path, number in _walk(self._live, self._inodes) if number == inode.number]
+
+    @property
+    def pending(self) -> bool:
+        """True if a crash could lose anything."""
+        return bool(self._log.open) or any(inode.changes for inode in self._inodes.values())
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def create(self, path: str, kind: Literal["file", "folder", "link"] = "file", *, target: str = "") -> Inode:
+        """There is a new file, folder or symbolic link."""
+        inode = self._new(kind)
+        inode.target = target
+        self._set(path, inode, resizes=True)
+        return inode
+
+    def link(self, inode: Inode, path: str) -> None:
+        """A file has one more name."""
+        self._set(path, inode)
+
+    def remove(self, path: str) -> None:
+        """A file has lost a name, or an empty folder is gone."""
+        place = self._place(path)
+        gone = self._inodes[self._live[place]]
+        self._pin(gone)
+        del self._live[place]
+        self._log.add([(place, None)], about=[gone.number])
+        self._forget()
+
+    def rename(self, path: str, to: str) -> None:
+        """Something has another name, and what had that before has lost it."""
+        place, new_place = self._place(path), self._place(to)
+        inode, replaced = self._inodes[self._live[place]], self._live.get(new_place)
+        if replaced == inode.number:
+            return  # two names of one file: nothing is done
+        about = [inode.number]
+        if replaced is not None:
+            self._pin(self._inodes[replaced])
+            about.append(replaced)
+            self._allocate(inode)
+        del self._live[place]
+        self._live[new_place] = inode.number
+        self._log.add([(new_place, inode.number), (place, None)], about=about)
+        self._forget()
+
+    # -- bytes -------------------------------------------------------------------------------------------------------
+
+    def write(self, inode: Inode, offset: int, data: bytes) -> None:
+        """Bytes were written."""
+        if data:
+            self._pin(inode)
+            before = inode.size
+            inode.changes.append(Change(offset, data, before, max(before, offset + len(data))))
+
+    def resize(self, inode: Inode, size: int) -> None:
+        """A file was cut off, or has grown by zeros."""
+        before = inode.size
+        if size == 0:
+            inode.emptied = before > 0 or inode.emptied
+        if size != before:
+            self._pin(inode)
+            self._mark_size(inode, size)
+
+    def close(self, inode: Inode) -> None:
+        """A file that was open for writing was closed."""
+        if self.profile.close_syncs:
+            self.sync_file(inode)
+        elif inode.emptied:
+            self._allocate(inode)
+        inode.emptied = False
+
+    def _allocate(self, inode: Inode) -> None:
+        """Space is found for all of a file, so that its full size is ordered with names from now on."""
+        if self.profile.allocates_early and inode.changes and inode.kind == "file":
+            self._mark_size(inode, inode.size)
+
+    def _mark_size(self, inode: Inode, size: int) -> None:
+        entry = self._log.add([], about=[inode.number], resizes=True) if self.profile.orders_sizes else -1
+        inode.changes.append(Change(0, None, inode.size, size, entry))
+
+    # -- syncing -----------------------------------------------------------------------------------------------------
+
+    def sync_file(self, inode: Inode, *, data_only: bool = False) -> None:
+        """fsync, or fdatasync, of a file has returned."""
+        if self.profile.names == "in order" and inode.grows:
+            self._log.keep_all()  # the new size goes through the journal, behind everything that is in it
+        else:
+            self._log.keep_about(inode.number, data_only=data_only)
+        if inode.changes:
+            self._settle(inode)
+        self._forget()
+
+    def sync_folder(self, inode: Inode) -> None:
+        """fsync of a folder has returned."""
+        self._log.keep_about(inode.number)
+        self._forget()
+
+    def sync(self) -> None:
+        """Everything is durable: `sync` has returned."""
+        self._log.keep_all()
+        for inode in self._inodes.values():
+            if inode.changes:
+                self._settle(inode)
+        self._forget()
+
+    def _settle(self, inode: Inode) -> None:
+        """A file's bytes are durable."""
+        if self._read is None:
+            inode.base = inode.base.with_changes(inode.changes)
+        else:
+            inode.base = Content(size=inode.size, load=functools.partial(self._read, inode))
+        inode.changes.clear()
+
+    def _pin(self, inode: Inode) -> None:
+        """Keep what is durable of a file before the file itself changes."""
+        if inode.kind == "file" and not inode.changes:
+            _ = inode.base.data
+
+    # -- crashes -----------------------------------------------------------------------------------------------------
+
+    def now(self) -> Image:
+        """What the host sees, and what every crash leaves that is none of the host."""
+        return self._image(self._log.open, Range.newest)
+
+    def outcomes(self) -> Iterator[Image]:
+        """What the disk may hold after a crash of its host: each once, the most suspicious first, perhaps very many.
+
+        First the names without the bytes, then nothing of either, then one file at a time that is not as the host saw
+        it, then one name at a time, then everything else.
+        """
+        seen: set[object] = set()
+        known: dict[State, object] = {}
+        for image in self._suspicious():
+            key = tuple((path, self._told_apart(state, known)) for path, state in image.nodes)
+            if key not in seen:
+                seen.add(key)
+                yield image
+
+    def _told_apart(self, state: State, known: dict[State, object]) -> object:
+        """What a state is the same by as another: the bytes, if there are few."""
+        if isinstance(state, int) or state.size > _SMALL:
+            return state
+        if state not in known:
+            known[state] = state.inode, self.content(state)
+        return known[state]
+
+    def _suspicious(self) -> Iterator[Image]:
+        every = tuple(self._log.open)
+        yield self._image(every, Range.oldest)
+        yield self._image((), Range.oldest)
+        ranges = self._ranges(every)
+        yield self._image(every, Range.unwritten)
+        for number, each in ranges.items():
+            yield self._image(every, functools.partial(_fixed, {number: each.oldest()}))
+        yield self.now()
+        for chosen in itertools.islice(self._log.choices(), 1, None):
+            yield self._image(chosen, Range.newest)
+            yield self._image(chosen, Range.oldest)
+        for chosen in self._log.choices():
+            for number, each in self._ranges(chosen).items():
+                for state in _first_states(each, _FEW):
+                    yield self._image(chosen, functools.partial(_fixed, {number: state}))
+        for chosen in self._log.choices():
+            ranges = self._ranges(chosen)
+            for states in itertools.product(*(_first_states(each, _MANY) for each in ranges.values())):
+                yield self._image(chosen, functools.partial(_fixed, dict(zip(ranges, states, strict=True))))
+
+    def drawn(self, draw: Draw) -> Image:
+        """One of the outcomes."""
+        chosen = self._log.drawn(draw)
+        return self._image(chosen, lambda file: file.drawn(draw))
+
+    def contents(self, image: Image) -> dict[str, bytes | None]:
+        """The bytes of each file; None for a folder."""
+        return {path: self.content(state) for path, state in image.nodes}
+
+    def content(self, state: State) -> bytes | None:
+        """The bytes of a file, or the target of a link; None for a folder."""
+        if isinstance(state, int):
+            inode = self._inodes[state]
+            return inode.target.encode() if inode.kind == "link" else None
+        inode = self._inodes[state.inode]
+        # Which changes of size were chosen follows from how many: they are in order.
+        ordered = [change.entry for change in inode.changes if change.entry >= 0]
+        chosen = {e for e in ordered if e in self._log.kept or e not in self._log.open}
+        chosen |= {c.entry for c in inode.changes[: state.applied] if c.entry >= 0}
+        return Range(inode, self.profile, chosen).content(state)
+
+    def inode_of(self, state: State) -> Inode:
+        """What is in that state."""
+        return self._inodes[state if isinstance(state, int) else state.inode]
+
+    def settle(self, image: Image) -> None:
+        """The host is up again, and the disk holds this, all of it durable."""
+        contents = {state: self.content(state) for _, state in image.nodes}
+        inodes = {_ROOT: self._inodes[_ROOT]}
+        names: Names = {}
+        at: dict[str, int] = {"": _ROOT}
+        for path, state in image.nodes:
+            inode = self.inode_of(state)
+            if inode.number not in inodes:
+                inodes[inode.number] = inode
+                inode.emptied = False
+                if inode.kind == "file" and (inode.changes or not isinstance(state, FileState)):
+                    data = contents[state]
+                    assert data is not None
+                    inode.base, inode.changes = Content(data), []
+            folder, _, name = path.rpartition("/")
+            names[at[folder], name] = at[path] = inode.number
+        self._inodes, self._live = inodes, names
+        self._log = Log(self.profile, dict(names))
+
+    # -- the inside --------------------------------------------------------------------------------------------------
+
+    def _new(self, kind: Literal["file", "folder", "link"]) -> Inode:
+        self._count += 1
+        inode = self._inodes[self._count] = Inode(self._count, kind, NOTHING)
+        return inode
+
+    def adopt(self, path: str, kind: Literal["file", "folder", "link"], content: Content, target: str = "") -> Inode:
+        """Something is on the disk from the beginning, and durable."""
+        inode = self._new(kind)
+        inode.base, inode.target = content, target
+        place = self._place(path)
+        self._live[place] = self._log.durable[place] = inode.number
+        return inode
+
+    def _set(self, path: str, inode: Inode, *, resizes: bool = False) -> None:
+        place = self._place(path)
+        self._live[place] = inode.number
+        self._log.add([(place, inode.number)], about=[inode.number], resizes=resizes)
+
+    def _place(self, path: str) -> tuple[int, str]:
+        *above, name = _parts(path)
+        folder = self.find("/".join(above))
+        if folder is None:
+            raise KeyError(path)
+        return folder.number, name
+
+    def _image(self, chosen: tuple[int, ...] | list[int], state: Callable[[Range], FileState]) -> Image:
+        names = self._log.with_entries(chosen)
+        there = self._there(chosen)
+        states: dict[int, State] = {}
+        nodes = []
+        for path, number in _walk(names, self._inodes):
+            if number not in states:
+                inode = self._inodes[number]
+                is_file = inode.kind == "file"
+                states[number] = state(Range(inode, self.profile, there)) if is_file else number
+            nodes.append((path, states[number]))
+        return Image(tuple(nodes))
+
+    def _there(self, chosen: tuple[int, ...] | list[int]) -> set[int]:
+        """The entries that are durable in that case."""
+        lost = set(self._log.open).difference(chosen)
+        return {change.entry for i in self._inodes.values() for change in i.changes} - lost
+
+    def _ranges(self, chosen: tuple[int, ...] | list[int]) -> dict[int, Range]:
+        """The files that would be there, and have more than one state."""
+        there = self._there(chosen)
+        found: dict[int, Range] = {}
+        for _, number in _walk(self._log.with_entries(chosen), self._inodes):
+            inode = self._inodes[number]
+            if inode.kind == "file" and inode.changes and number not in found:
+                found[number] = Range(inode, self.profile, there)
+        return found
+
+    def _forget(self) -> None:
+        """Drop what no name leads to any more, now or after any crash."""
+        used = {_ROOT, *self._live.values(), *self._log.durable.values()}
+        for entry in self._log.entries:
+            used.update(entry.about)
+        for number in [number for number in self._inodes if number not in used]:
+            del self._inodes[number]
+
+
+def _fixed(states: Mapping[int, FileState], file: Range) -> FileState:
+    """Those states; other files have all that may be there."""
+    return states.get(file.inode.number) or file.newest()
+
+
+def _first_states(file: Range, most: int) -> list[FileState]:
+    return list(itertools.islice(dict.fromkeys(itertools.islice(file.states(), 4 * most)), most))
+
+
+def _parts(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
+
+
+def _walk(names: Names, inodes: Mapping[int, Inode]) -> list[tuple[str, int]]:
+    """Every path and what stands there, folders first, by name."""
+    children: dict[int, list[tuple[str, int]]] = {}
+    for (folder, name), number in names.items():
+        children.setdefault(folder, []).append((name, number))
+    found: list[tuple[str, int]] = []
+    waiting = [("", _ROOT)]
+    while waiting:
+        above, folder = waiting.pop()
+        for name, number in sorted(children.get(folder, ())):
+            path = f"{above}{name}"
+            found.append((path, number))
+            if inodes[number].kind == "folder" and len(waiting) < len(names):
+                waiting.append((f"{path}/", number))
+    return found

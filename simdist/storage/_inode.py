@@ -1,0 +1,229 @@
+"""A file, folder or symbolic link of a disk, and what may have become of a file after a crash."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+from typing import Literal
+
+from simdist.storage._content import NOTHING, Change, Content, after
+from simdist.storage._profile import Profile
+
+__all__ = ["Draw", "FileState", "Inode", "Range"]
+
+_EXPLICIT = 64  # blocks up to which states are told apart block by block
+_MOST_BLOCKS = 1024  # of a larger file several go together
+
+Draw = Callable[[int], int]
+"""Called with n, it gives a number below n."""
+
+
+class Inode:
+    """What a name stands for. `base` is what is durable of a file's bytes, `changes` what came after, in order."""
+
+    __slots__ = ("base", "changes", "emptied", "kind", "mode", "number", "target")
+
+    def __init__(self, number: int, kind: Literal["file", "folder", "link"], base: Content = NOTHING) -> None:
+        self.number = number
+        self.kind = kind
+        self.base = base
+        self.changes: list[Change] = []
+        self.target = ""  # of a link
+        self.mode = 0o777 if kind == "folder" else 0o666
+        self.emptied = False  # its bytes were thrown away, and it was not closed since
+
+    @property
+    def size(self) -> int:
+        """What a process sees."""
+        return self.changes[-1].size if self.changes else self.base.size
+
+    @property
+    def grows(self) -> bool:
+        """True if bytes wait that lie beyond what is durable, so that space has to be found for them."""
+        return any(change.data is not None and change.size > self.base.size for change in self.changes)
+
+    def __repr__(self) -> str:
+        return f"<Inode {self.number} {self.kind} {self.size} bytes, {len(self.changes)} changes>"
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What a crash leaves of a file: its size, and of each block which version.
+
+    Blocks have the newest version that the crash could leave, or the oldest; those in `others` have the one after so
+    many changes. `applied` and `limit` are those of the `Range` that it lies in.
+    """
+
+    inode: int
+    size: int
+    newest: bool
+    others: tuple[tuple[int, int], ...] = ()
+    applied: int = 0
+    limit: int = 0
+
+
+class Range:
+    """What may be left of one file, if the changes of size in `chosen` are, and those of the disk's log that are not.
+
+    A version of a block is the number of changes after which it was written; 0 is what was durable.
+    """
+
+    def __init__(self, inode: Inode, profile: Profile, chosen: Set[int]) -> None:
+        self.inode = inode
+        self._block = profile.block_bytes
+        top = max([inode.base.size, *(change.size for change in inode.changes)])
+        while self._block * _MOST_BLOCKS < top:
+            self._block *= 2
+        self._zeros = profile.shows_zeros
+        self._changes = changes = inode.changes
+        ordered = [(place, change) for place, change in enumerate(changes, 1) if change.entry >= 0]
+        self.applied = max((place for place, change in ordered if change.entry in chosen), default=0)
+        lost = [place for place, change in ordered if change.entry not in chosen]
+        self.limit = min(lost, default=len(changes) + 1)
+        least = changes[self.applied - 1].size if self.applied else inode.base.size
+        between = [change.size for change in changes[self.applied : self.limit - 1]]
+        self.sizes = self._sizes([least, *between])
+        self.least, self.most = self.sizes[0], self.sizes[-1]
+        self._end = between[-1] if between else least  # with everything done that may be
+        self._found: dict[int, list[int]] = {}
+        self._touched = self._all_touched(top)
+        self._altered = [block for block in self._touched if len(self._versions(block)) > 1]
+
+    def _sizes(self, seen: list[int]) -> list[int]:
+        low, high = min(seen), max(seen)
+        first = low // self._block + 1
+        steps = range(first * self._block, high, self._block)
+        between = set(steps) if len(steps) <= _EXPLICIT else {steps[0], steps[len(steps) // 2], steps[-1]}
+        return sorted({*seen, *between})
+
+    def _all_touched(self, top: int) -> list[int]:
+        """The blocks that any change alters."""
+        found: set[int] = set()
+        for change in self._changes:
+            if change.data is not None:
+                start, end = change.offset, change.offset + len(change.data)
+            else:
+                start, end = change.size, change.before
+            found.update(range(start // self._block, -(-min(end, top) // self._block)))
+        return sorted(found)
+
+    def _versions(self, block: int) -> list[int]:
+        """The versions that a block may have, if the size allows them; the oldest first."""
+        known = self._found.get(block)
+        if known is not None:
+            return known
+        start, end = block * self._block, (block + 1) * self._block
+        found = [0]
+        for place, change in enumerate(self._changes, 1):
+            if not change.alters(start, end):
+                continue
+            if change.entry < 0 or not change.frees(start):
+                found.append(place)
+            elif place <= self.applied:
+                found = [place]
+            elif place >= self.limit:
+                break  # what comes after goes elsewhere
+        self._found[block] = found
+        return found
+
+    def _allowed(self, block: int, size: int) -> list[int]:
+        """Those that go with a size: a file does not grow before its bytes are there, unless it may show zeros."""
+        versions = self._versions(block)
+        if self._zeros:
+            return versions
+        end = min(size, (block + 1) * self._block)
+        start = max(self.least, block * self._block)
+        if start >= end:
+            return versions
+        needed = 0
+        for place in versions:
+            if self.applied < place < self.limit:
+                change = self._changes[place - 1]
+                if change.before < end and change.alters(start, end):
+                    needed = place
+        return [place for place in versions if place >= needed]
+
+    def blocks(self, size: int) -> list[int]:
+        """The blocks of a file of this size of which there is more than one version."""
+        return [block for block in self._altered if block * self._block < size]
+
+    def _state(self, size: int, *, newest: bool, others: dict[int, int] | None = None) -> FileState:
+        blocks, pick = self.blocks(size), -1 if newest else 0
+        if len(blocks) <= _EXPLICIT:  # told apart by what each block has, however that came about
+            others = {block: self._allowed(block, size)[pick] for block in blocks} | (others or {})
+            others = {block: place for block, place in others.items() if place != self._allowed(block, size)[-1]}
+            newest = True
+        return FileState(
+            self.inode.number, size, newest, tuple(sorted((others or {}).items())), self.applied, self.limit
+        )
+
+    def newest(self) -> FileState:
+        """All that may be there."""
+        return self._state(self._end, newest=True)
+
+    def oldest(self) -> FileState:
+        """Nothing that has not to be there."""
+        first = self._changes[self.applied - 1].size if self.applied else self.inode.base.size
+        return self._state(first, newest=False)
+
+    def unwritten(self) -> FileState:
+        """The full size, and of the bytes as little as that allows."""
+        return self._state(self._end, newest=False)
+
+    def states(self) -> Iterator[FileState]:
+        """Every one, the most suspicious first, some of them several times; of a large file only a choice."""
+        yield self.oldest()
+        yield self.unwritten()
+        yield self.newest()
+        if not self._changes:
+            return
+        for size in (self.sizes[len(self.sizes) // 2], *self.sizes):
+            yield self._state(size, newest=True)
+        blocks = self.blocks(self._end)
+        if len(blocks) > _EXPLICIT:
+            blocks = [blocks[0], blocks[-1], blocks[len(blocks) // 2]]
+        for newest, pick in ((True, 0), (False, -1)):
+            for block in blocks:
+                yield self._state(self._end, newest=newest, others={block: self._allowed(block, self._end)[pick]})
+        if len(self._altered) > _EXPLICIT:
+            return
+        for size in self.sizes:
+            blocks = self.blocks(size)
+            for versions in itertools.product(*(self._allowed(block, size) for block in blocks)):
+                yield self._state(size, newest=True, others=dict(zip(blocks, versions, strict=True)))
+
+    def drawn(self, draw: Draw) -> FileState:
+        """One of them, as `draw` says: `draw(n)` is a number below n."""
+        way = draw(4)
+        if way == 0:
+            return self.oldest()
+        if way == 1:
+            return self._state(self._end, newest=draw(2) == 0)
+        size = self.sizes[draw(len(self.sizes))]
+        blocks = self.blocks(size)
+        if way == 2 or not blocks:
+            return self._state(size, newest=True)
+        if len(blocks) > _EXPLICIT:
+            blocks = sorted({blocks[draw(len(blocks))] for _ in range(_EXPLICIT)})
+        allowed = {block: self._allowed(block, size) for block in blocks}
+        return self._state(size, newest=True, others={b: found[draw(len(found))] for b, found in allowed.items()})
+
+    def content(self, state: FileState) -> bytes:
+        """The bytes of a file in this state."""
+        changes, size = self._changes, state.size
+        if state.newest and not state.others and size == self._end and self.limit > len(changes):
+            return self.inode.base.with_changes(changes).read(0, size)
+        made = bytearray(self.inode.base.read(0, size))
+        others = dict(state.others)
+        for block in self._touched:
+            start, end = block * self._block, min((block + 1) * self._block, size)
+            if start >= size:
+                break
+            version = others.get(block, self._allowed(block, size)[-1 if state.newest else 0])
+            made[start:end] = after(self.inode.base, changes[:version], start, end)
+            for change in changes[version : self.applied]:  # what was cut off does not come back
+                if change.entry >= 0 and change.size < end:
+                    at = max(change.size, start)
+                    made[at:end] = bytes(end - at)
+        return bytes(made)

@@ -1,0 +1,159 @@
+"""What has been done to a disk's names and sizes, in order, and how much of it has to outlive the host."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from simdist.storage._inode import Draw
+from simdist.storage._profile import Profile
+
+__all__ = ["Entry", "Log", "Names", "Place"]
+
+Place = tuple[int, str]
+"""A folder's number, and a name in it."""
+
+Names = dict[Place, int]
+"""What stands at each place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing done: what stands at some places from then on, None for nothing. Without places: a change of size.
+
+    `about` are the inodes that it concerns as what is named; `resizes` is true if a sync of data alone needs it.
+    """
+
+    number: int
+    sets: tuple[tuple[Place, int | None], ...]
+    about: tuple[int, ...]
+    resizes: bool = False
+
+    def touches(self, inode: int) -> bool:
+        """True if it concerns this file, or what is in this folder."""
+        return inode in self.about or any(place[0] == inode for place, _ in self.sets)
+
+
+class Log:
+    """Names that are durable, and entries that may not be. Those in `kept` are, whatever comes.
+
+    Example:
+        >>> log = Log(PROFILES["ext4"], {})
+        >>> number = log.add([((0, "a"), 1)], about=[1])
+        >>> list(log.choices())
+        [(0,), ()]
+        >>> log.keep_about(1)
+        >>> log.durable
+        {(0, 'a'): 1}
+    """
+
+    def __init__(self, profile: Profile, durable: Names) -> None:
+        self._profile = profile
+        self.durable = durable
+        self.entries: list[Entry] = []
+        self.kept: set[int] = set()
+        self._count = 0
+
+    def add(self, sets: Iterable[tuple[Place, int | None]], *, about: Iterable[int] = (), resizes: bool = False) -> int:
+        """Something is done to names, or to the size of a file; its number."""
+        sets, about = tuple(sets), tuple(about)
+        parts: list[tuple[tuple[Place, int | None], ...]] = [sets]
+        if self._profile.names == "any" and len({place[0] for place, _ in sets}) > 1:
+            parts = [(each,) for each in sets]  # two folders, each with a fate of its own
+        for part in parts:
+            self.entries.append(Entry(self._count, part, about, resizes))
+            self._count += 1
+        if self._profile.names == "at once":
+            self.keep_all()
+        return self._count - 1
+
+    def keep_all(self) -> None:
+        """All that is done so far is durable."""
+        self.kept.update(entry.number for entry in self.entries)
+        self._fold()
+
+    def keep_about(self, inode: int, *, data_only: bool = False) -> None:
+        """A file or folder was synced: what concerns it is durable, and what that brings with it."""
+        about = [e for e in self.entries if e.touches(inode) and (e.resizes or not data_only)]
+        rule = self._profile.names
+        if rule == "any":
+            self.kept.update(e.number for e in self.entries if any(place[0] == inode for place, _ in e.sets))
+        elif rule == "in order" and about:
+            self.kept.update(e.number for e in self.entries if e.number <= about[-1].number)
+        elif rule == "apart":
+            self.kept.update(e.number for e in about)
+            self._keep_ways(inode)
+        self._fold()
+
+    def _keep_ways(self, inode: int) -> None:
+        """The folders that lead there are durable, too."""
+        seen = {inode}
+        waiting = [inode]
+        while waiting:
+            child = waiting.pop()
+            for entry in self.entries:
+                folders = [place[0] for place, value in entry.sets if value == child]
+                if folders:
+                    self.kept.add(entry.number)
+                waiting += [folder for folder in folders if folder not in seen]
+                seen.update(folders)
+            above = [place[0] for place, value in self.durable.items() if value == child and place[0] not in seen]
+            waiting += above
+            seen.update(above)
+
+    def _fold(self) -> None:
+        """Entries that are durable, and have no other before them, are forgotten."""
+        count = 0
+        for entry in self.entries:
+            if entry.number not in self.kept:
+                break
+            _apply(self.durable, entry)
+            self.kept.discard(entry.number)
+            count += 1
+        del self.entries[:count]
+
+    def with_entries(self, chosen: Iterable[int]) -> Names:
+        """The names, if of the entries that may be lost only these are there."""
+        there = self.kept.union(chosen)
+        names = dict(self.durable)
+        for entry in self.entries:
+            if entry.number in there:
+                _apply(names, entry)
+        return names
+
+    @property
+    def open(self) -> list[int]:
+        """The entries that may be lost."""
+        return [entry.number for entry in self.entries if entry.number not in self.kept]
+
+    def choices(self) -> Iterator[tuple[int, ...]]:
+        """Which entries a crash may leave, of those that it may lose: all, none, then what lies between."""
+        numbers = self.open
+        yield tuple(numbers)
+        if not numbers:
+            return
+        yield ()
+        if self._profile.names != "any":
+            for count in range(len(numbers) - 1, 0, -1):
+                yield tuple(numbers[:count])
+            return
+        for count in range(1, len(numbers)):  # one that is lost, then two
+            for lost in itertools.combinations(numbers, count):
+                yield tuple(number for number in numbers if number not in lost)
+
+    def drawn(self, draw: Draw) -> tuple[int, ...]:
+        """One of the choices."""
+        numbers = self.open
+        if self._profile.names != "any":
+            return tuple(numbers[: draw(len(numbers) + 1)])
+        way = draw(3)
+        return tuple(number for number in numbers if way == 0 or (way == 1 and draw(2)))
+
+
+def _apply(names: Names, entry: Entry) -> None:
+    for place, inode in entry.sets:
+        if inode is None:
+            names.pop(place, None)
+        else:
+            names[place] = inode

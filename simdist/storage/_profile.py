@@ -1,0 +1,52 @@
+"""What file systems promise, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+__all__ = ["PROFILES", "Profile"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The rules by which a disk decides what outlives its host.
+
+    Names become durable `"in order"` (a journal: a crash keeps a prefix of what was done to names and sizes), `"apart"`
+    (a prefix, and beyond it what concerns files and folders that were synced), `"any"` (each by itself, in no order)
+    or `"at once"` (a server keeps them).
+    """
+
+    name: str
+    names: Literal["in order", "apart", "any", "at once"]
+    block_bytes: int = 4096  # written whole or not at all
+    shows_zeros: bool = False  # a file may have grown before its new bytes are there
+    allocates_early: bool = False  # a file that replaces another has its full size at once, if not yet its bytes
+    close_syncs: bool = False  # whoever closes a file has waited for its bytes
+
+    @property
+    def sync_keeps_name(self) -> bool:
+        """True if an fsync of a file makes its name durable, too."""
+        return self.names != "any"
+
+    @property
+    def orders_sizes(self) -> bool:
+        """True if truncations stand in the same order as what is done to names."""
+        return self.names != "any"
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Profile(name="ext4", names="in order", shows_zeros=True, allocates_early=True),
+            Profile(name="xfs", names="in order"),
+            Profile(name="btrfs", names="apart"),
+            Profile(name="posix", names="any", block_bytes=512, shows_zeros=True),
+            Profile(name="nfs", names="at once", close_syncs=True),
+        )
+    }
+)
+"""By name: Linux's ext4 with default options (data=ordered), XFS and btrfs, the least that POSIX promises, NFS."""

@@ -1,0 +1,251 @@
+"""What a disk may hold after a crash, found in another way: a small machine is run through all that it may do.
+
+Its cache writes any block back at any time, it raises the sizes on the disk as a file system would, and its journal is
+cut anywhere. It shares no code with `simdist.storage`. Blocks are of two bytes, files of a few, programs of some calls.
+
+A program is a list of calls: ("create", name), ("write", name, offset, data), ("resize", name, size), ("close", name),
+("rename", name, to), ("unlink", name), ("fsync", name), ("fdatasync", name), ("fsync dir",).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = ["BLOCK", "Call", "Held", "possible"]
+
+BLOCK = 2
+Call = tuple[Any, ...]
+Held = frozenset[tuple[str, bytes]]
+"""What is on a disk: the bytes under each name."""
+
+
+@dataclass(frozen=True)
+class Platter:
+    """What is on the disk of one file, and what is in the cache.
+
+    `resizes` are the sizes that were set since the last sync, with their places in the journal. What was written after
+    a block was freed went to another block, so blocks are kept by how often they were freed.
+    """
+
+    cache: bytes
+    durable: bytes
+    resizes: tuple[tuple[int, int, int], ...] = ()  # place in the journal, size before, size after
+    blocks: frozenset[tuple[int, int, int, bytes]] = frozenset()  # freed so often, number, resizes when written, bytes
+    sizes: tuple[int, ...] = ()  # on the disk, after so many resizes
+    submitted: frozenset[tuple[int, int]] = frozenset()  # block, and the size that its write will bring
+    unwritten: frozenset[int] = frozenset()  # blocks through which the file has grown
+    seen: tuple[int, ...] = ()  # sizes since the last sync
+    dirty: bool = False
+    beyond: bool = False  # bytes wait that lie beyond what is durable
+
+    def freed(self, block: int, applied: int) -> int:
+        return sum(after <= block * BLOCK < before for _, before, after in self.resizes[:applied])
+
+
+@dataclass
+class Machine:
+    """A file system: `rule` is ext4, xfs, btrfs or posix."""
+
+    rule: str
+    names: dict[str, int] = field(default_factory=dict)
+    durable: dict[str, int] = field(default_factory=dict)
+    journal: list[tuple[dict[str, int | None], set[int], bool]] = field(default_factory=list)
+    sure: set[int] = field(default_factory=set)
+    files: dict[int, set[Platter]] = field(default_factory=dict)
+    emptied: set[int] = field(default_factory=set)
+
+    def _note(self, sets: dict[str, int | None], about: set[int], *, size: bool = False) -> int:
+        self.journal.append((sets, about, size))
+        return len(self.journal) - 1
+
+    def run(self, call: Call) -> None:
+        what, *rest = call
+        if what == "create":
+            number = len(self.files)
+            self.files[number] = {Platter(b"", b"", sizes=(0,), seen=(0,))}
+            self.names[rest[0]] = number
+            self._note({rest[0]: number}, {number}, size=True)
+        elif what == "write":
+            self._each(self.names[rest[0]], lambda p: _written(p, rest[1], rest[2]))
+        elif what == "resize":
+            number = self.names[rest[0]]
+            size = len(next(iter(self.files[number])).cache)
+            if rest[1] == 0 and size:
+                self.emptied.add(number)
+            if size != rest[1]:
+                self._resize(number, rest[1])
+        elif what == "close":
+            number = self.names[rest[0]]
+            if number in self.emptied:
+                self._allocate(number)
+            self.emptied.discard(number)
+        elif what == "rename":
+            number = self.names.pop(rest[0])
+            other = self.names.get(rest[1])
+            if other is not None:
+                self._allocate(number)
+            self.names[rest[1]] = number
+            self._note({rest[0]: None, rest[1]: number}, {number} if other is None else {number, other})
+        elif what == "unlink":
+            number = self.names.pop(rest[0])
+            self._note({rest[0]: None}, {number})
+        elif what in ("fsync", "fdatasync"):
+            self._sync(self.names[rest[0]], data_only=what == "fdatasync")
+        elif what == "fsync dir":
+            if self.rule in ("ext4", "xfs"):
+                last = max((n for n, entry in enumerate(self.journal) if entry[0]), default=-1)
+                self.sure.update(range(last + 1))
+            else:
+                self.sure.update(n for n, entry in enumerate(self.journal) if entry[0])
+
+    def _each(self, number: int, change: Any) -> None:
+        found = {change(platter) for platter in self.files[number]}
+        waiting = list(found)
+        while waiting:
+            for follower in self._by_itself(waiting.pop()):
+                if follower not in found:
+                    found.add(follower)
+                    waiting.append(follower)
+        self.files[number] = found
+
+    def _resize(self, number: int, size: int) -> None:
+        place = self._note({}, {number}, size=True) if self.rule != "posix" else -1
+        self._each(number, lambda p: _resized(p, size, place, ordered=self.rule != "posix"))
+
+    def _allocate(self, number: int) -> None:
+        if self.rule == "ext4" and any(p.dirty for p in self.files[number]):
+            self._resize(number, len(next(iter(self.files[number])).cache))
+
+    def _sync(self, number: int, *, data_only: bool) -> None:
+        about = [n for n, entry in enumerate(self.journal) if number in entry[1] and (entry[2] or not data_only)]
+        if self.rule in ("ext4", "xfs"):
+            if any(p.beyond for p in self.files[number]):
+                self.sure.update(range(len(self.journal)))
+            elif about:
+                self.sure.update(range(about[-1] + 1))
+        elif self.rule == "btrfs":
+            self.sure.update(about)
+            # The way there is in the root folder, which always exists; entries that gave the file its names are kept.
+            self.sure.update(n for n, entry in enumerate(self.journal) if number in entry[0].values())
+        self.files[number] = {
+            Platter(p.cache, p.cache, sizes=(len(p.cache),), seen=(len(p.cache),)) for p in self.files[number]
+        }
+
+    def _by_itself(self, p: Platter) -> Iterator[Platter]:
+        """What the cache may do next with a file: write a block back, raise the size."""
+        count = len(p.resizes)
+        # Where no journal says so, what was cut off may be gone before the size is another one.
+        top = len(p.cache) if self.rule != "posix" else max(p.seen)
+        for block in range(-(-top // BLOCK)):
+            data = p.cache[block * BLOCK : (block + 1) * BLOCK].ljust(BLOCK, b"\0")
+            key = p.freed(block, count) if self.rule != "posix" else 0
+            kept = frozenset(each for each in p.blocks if each[:2] != (key, block))
+            brings = min(len(p.cache), (block + 1) * BLOCK)
+            yield replace(
+                p,
+                blocks=kept | {(key, block, count, data)},
+                submitted=p.submitted | {(block, brings)},
+                unwritten=p.unwritten - {block},
+            )
+        if self.rule in ("xfs", "btrfs"):
+            for block, size in p.submitted:
+                if size > p.sizes[-1] and not any(each < block for each in p.unwritten):
+                    yield replace(p, sizes=(*p.sizes[:-1], size))
+            return
+        if self.rule == "ext4":
+            steps = [*range(0, len(p.cache), BLOCK), len(p.cache)]
+            for size in steps:
+                if size > p.sizes[-1]:
+                    yield replace(p, sizes=(*p.sizes[:-1], size))
+        else:
+            for size in {*p.seen, *range((min(p.seen) // BLOCK + 1) * BLOCK, max(p.seen), BLOCK)}:
+                yield replace(p, sizes=(size,))
+
+    def crashes(self) -> Iterator[Held]:
+        """What may be on the disk now, after a crash."""
+        for there in self._journals():
+            names = dict(self.durable)
+            for number, (sets, _, _) in enumerate(self.journal):
+                if number in there:
+                    for name, file in sets.items():
+                        if file is None:
+                            names.pop(name, None)
+                        else:
+                            names[name] = file
+            found = {file: {self._read(p, there) for p in self.files[file]} for file in set(names.values())}
+            for chosen in itertools.product(*found.values()):
+                contents = dict(zip(found, chosen, strict=True))
+                yield frozenset((name, contents[file]) for name, file in names.items())
+
+    def _journals(self) -> Iterator[set[int]]:
+        every = range(len(self.journal))
+        if self.rule != "posix":
+            for cut in range(len(self.journal) + 1):
+                if self.rule == "btrfs" or self.sure <= set(range(cut)):
+                    yield set(range(cut)) | self.sure
+            return
+        for count in range(len(self.journal) + 1):
+            for chosen in itertools.combinations(every, count):
+                if self.sure <= set(chosen):
+                    yield set(chosen)
+
+    def _read(self, p: Platter, there: set[int]) -> bytes:
+        applied = sum(place in there for place, _, _ in p.resizes) if self.rule != "posix" else 0
+        size = p.sizes[applied] if self.rule != "posix" else p.sizes[-1]
+        made = bytearray(p.durable[:size].ljust(size, b"\0"))
+        for block in range(-(-size // BLOCK)):
+            key = p.freed(block, applied) if self.rule != "posix" else 0
+            found = [each for each in p.blocks if each[:2] == (key, block)]
+            when, data = 0, p.durable[block * BLOCK : (block + 1) * BLOCK].ljust(BLOCK, b"\0") if key == 0 else b"\0\0"
+            if found:
+                _, _, when, data = found[0]
+            cut = bytearray(data)
+            for _, _, after in p.resizes[when:applied]:
+                keep = min(max(after - block * BLOCK, 0), BLOCK)
+                cut[keep:] = bytes(BLOCK - keep)
+            made[block * BLOCK : (block + 1) * BLOCK] = cut[: min(BLOCK, size - block * BLOCK)]
+        return bytes(made)
+
+
+def _written(p: Platter, offset: int, data: bytes) -> Platter:
+    made = bytearray(p.cache.ljust(offset, b"\0"))
+    made[offset : offset + len(data)] = data
+    unwritten = set(p.unwritten)
+    for block in range(offset // BLOCK, -(-(offset + len(data)) // BLOCK)):
+        if (block + 1) * BLOCK > len(p.cache) and offset + len(data) > len(p.cache):
+            unwritten.add(block)
+    return replace(
+        p,
+        cache=bytes(made),
+        unwritten=frozenset(unwritten),
+        seen=(*p.seen, len(made)),
+        dirty=True,
+        beyond=p.beyond or len(made) > len(p.durable),
+    )
+
+
+def _resized(p: Platter, size: int, place: int, *, ordered: bool) -> Platter:
+    made = p.cache[:size].ljust(size, b"\0")
+    if not ordered:
+        return replace(p, cache=made, seen=(*p.seen, size), dirty=True)
+    return replace(
+        p,
+        cache=made,
+        resizes=(*p.resizes, (place, len(p.cache), size)),
+        sizes=(*p.sizes, size),
+        seen=(*p.seen, size),
+        dirty=True,
+        submitted=frozenset(),
+        unwritten=frozenset(),
+    )
+
+
+def possible(rule: str, program: list[Call]) -> set[Held]:
+    """Everything that a crash after the program may leave."""
+    machine = Machine(rule)
+    for call in program:
+        machine.run(call)
+    return set(machine.crashes())

@@ -1,0 +1,152 @@
+"""What a disk may hold after a crash is what an independent machine can bring about, no more and no less."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from simdist.kernel import stream
+from simdist.storage import PROFILES, Disk, Image
+from tests.storage.by_hand import BLOCK, Call, Held, possible
+
+RULES = ("ext4", "xfs", "btrfs", "posix")
+_NAMES = st.sampled_from("ab")
+_CALLS = st.one_of(
+    st.tuples(st.just("write"), _NAMES, st.integers(0, 3), st.sampled_from([b"x", b"yz"])),
+    st.tuples(st.just("resize"), _NAMES, st.integers(0, 3)),
+    st.tuples(st.sampled_from(["create", "unlink", "fsync", "fdatasync", "close"]), _NAMES),
+    st.just(("rename", "a", "b")),
+    st.just(("fsync dir",)),
+)
+
+
+def _sensible(calls: list[Call]) -> list[Call]:
+    """Those calls that a real file system would take."""
+    there: set[str] = set()
+    kept: list[Call] = []
+    for call in calls:
+        what, *rest = call
+        if (what == "create") == bool(rest and rest[0] in there) and what != "fsync dir":
+            continue
+        kept.append(call)
+        if what == "create":
+            there.add(rest[0])
+        elif what in ("unlink", "rename"):
+            there.discard(rest[0])
+            there.update(rest[1:])
+    return kept
+
+
+def _disk(rule: str, program: list[Call]) -> Disk:
+    disk = Disk(dataclasses.replace(PROFILES[rule], block_bytes=BLOCK))
+    for what, *rest in program:
+        file = disk.find(rest[0]) if rest and what != "create" else None
+        match what:
+            case "create":
+                disk.create(rest[0])
+            case "rename":
+                disk.rename(*rest)
+            case "unlink":
+                disk.remove(rest[0])
+            case "fsync dir":
+                root = disk.find("")
+                assert root is not None
+                disk.sync_folder(root)
+            case _:
+                assert file is not None
+                if what == "write":
+                    disk.write(file, *rest[1:])
+                elif what == "resize":
+                    disk.resize(file, rest[1])
+                elif what == "close":
+                    disk.close(file)
+                else:
+                    disk.sync_file(file, data_only=what == "fdatasync")
+    return disk
+
+
+def _held(disk: Disk, image: Image) -> Held:
+    return frozenset((path, data or b"") for path, data in disk.contents(image).items())
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_CALLS, max_size=5).map(lambda calls: _sensible([("create", "a"), *calls])))
+@example([("create", "a"), ("write", "a", 0, b"yz"), ("fsync", "a"), ("resize", "a", 0), ("write", "a", 0, b"x")])
+@example([("create", "b"), ("fsync", "b"), ("create", "a"), ("write", "a", 0, b"yz"), ("rename", "a", "b")])
+@example([("create", "a"), ("write", "a", 3, b"x"), ("resize", "a", 1), ("write", "a", 2, b"yz")])
+@example([("create", "a"), ("write", "a", 0, b"yz"), ("resize", "a", 1), ("write", "a", 0, b"x")])
+@example([("create", "a"), ("create", "b"), ("write", "a", 0, b"x"), ("write", "b", 0, b"x"), ("fsync", "b")])
+def test_outcomes_are_those_that_a_file_system_can_bring_about(rule: str, program: list[Call]) -> None:
+    disk = _disk(rule, program)
+
+    found = {_held(disk, image) for image in disk.outcomes()}
+
+    assert found == possible(rule, program)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(_CALLS, max_size=5).map(lambda calls: _sensible([("create", "a"), *calls])),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_drawn_outcome_is_one_of_them(rule: str, program: list[Call], seed: int) -> None:
+    disk = _disk(rule, program)
+    numbers = stream(seed, "disk")
+
+    drawn = disk.drawn(lambda below: int(numbers.integers(below)))
+
+    assert _held(disk, drawn) in possible(rule, program)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_outcome_is_drawn_some_time(rule: str) -> None:
+    program: list[Call] = [("create", "a"), ("write", "a", 0, b"yz"), ("fsync", "a"), ("write", "a", 1, b"yz")]
+    program += [("create", "b"), ("rename", "a", "b")]
+    disk = _disk(rule, program)
+    numbers = stream(0, "disk")
+
+    drawn = {_held(disk, disk.drawn(lambda below: int(numbers.integers(below)))) for _ in range(6000)}
+
+    assert drawn == possible(rule, program)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=30, deadline=None)
+@given(st.lists(_CALLS, max_size=5).map(lambda calls: _sensible([("create", "a"), *calls])))
+def test_after_a_crash_all_that_is_left_is_durable(rule: str, program: list[Call]) -> None:
+    for index in range(3):
+        disk = _disk(rule, program)
+        image = next(itertools.islice(disk.outcomes(), index, None), disk.now())
+        before = _held(disk, image)
+
+        disk.settle(image)
+
+        assert [_held(disk, each) for each in disk.outcomes()] == [before]
+
+
+def test_outcomes_come_once_and_names_without_bytes_first() -> None:
+    disk = Disk(PROFILES["ext4"])
+    for name in ("latest", "shard0", "shard1"):
+        file = disk.create(name)
+        disk.write(file, 0, name.encode() * 3000)
+
+    first, nothing = itertools.islice(disk.outcomes(), 2)
+
+    assert disk.contents(first) == {"latest": b"", "shard0": b"", "shard1": b""}
+    assert disk.contents(nothing) == {}
+
+
+def test_a_large_file_has_outcomes_at_once() -> None:
+    disk = Disk(PROFILES["ext4"])
+    file = disk.create("weights")
+    disk.write(file, 0, bytes(1 << 26))
+
+    sizes = {len(disk.contents(image).get("weights") or b"") for image in itertools.islice(disk.outcomes(), 12)}
+
+    assert {0, 1 << 25, 1 << 26} <= sizes
