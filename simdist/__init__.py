@@ -6,9 +6,9 @@
     result.raise_for_failure()
 
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
-`cluster` (hosts and links), `process` (what makes a task look like a process), `device` (virtual CUDA devices), `c10d`
-(groups, stores), `faults`, `trace`, `determinism`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing
-is imported before it is used.
+`cluster` (hosts and links), `storage` (what a disk keeps), `process` (what makes a task look like a process), `files`
+(what programs call to reach a disk), `device` (virtual CUDA devices), `c10d` (groups, stores), `faults`, `trace`,
+`determinism`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simdist import cluster, faults
+    from simdist import cluster, faults, storage
     from simdist.api import point, run, spawn, step
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
@@ -38,6 +38,7 @@ __all__ = [
     "run",
     "spawn",
     "step",
+    "storage",
 ]
 
 __version__ = "0.1.0"
@@ -58,7 +59,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in ("cluster", "faults"):
+    if name in ("cluster", "faults", "storage"):
         return importlib.import_module(f"simdist.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simdist.errors import ArgumentError, FaultError, TopologyError
 from simdist.faults import problems_of
+from simdist.storage import PROFILES, Mount
 from simdist.values import (
     PYTHON,
     WORLD_SIZE,
+    Bandwidth,
     Dialect,
+    Duration,
     Environment,
     Finding,
     Function,
@@ -28,6 +33,7 @@ from simdist.values import (
     Unfit,
     Whole,
     brief,
+    findings_of,
     guess_or_list,
     items_of,
     place,
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANYTHING",
     "BACKENDS",
+    "DISK",
     "SETTINGS",
     "START_TIME",
     "RunSettings",
@@ -126,7 +133,39 @@ class _Module(Spec):
         return name
 
 
+@dataclass(frozen=True, slots=True)
+class _Disk(Spec):
+    """A mount, or the folder of one with every default."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> Mount:
+        if isinstance(value, str | os.PathLike):
+            value = Mount(folder=value)
+        if not isinstance(value, Mount):
+            text = f"expected a folder, or a Mount from simdist.storage, found {dialect.found(value)}"
+            raise Unfit([Finding((), text)])
+        findings = [
+            Finding((name, *finding.path), finding.text)
+            for name, spec in _MOUNT.items()
+            for finding in findings_of(spec, getattr(value, name), dialect)
+        ]
+        if not isinstance(value.folder, str | os.PathLike) or not Path(value.folder).is_dir():
+            findings.append(Finding(("folder",), f"{brief(str(value.folder))} is no folder"))
+        if findings:
+            raise Unfit(findings)
+        return value
+
+
 ANYTHING = _Anything()
+DISK: Mapping[str, Spec] = {
+    "profile": OneOf(tuple(PROFILES)),
+    "latency": Duration(),
+    "bandwidth": Maybe(Bandwidth()),
+}
+_MOUNT: Mapping[str, Spec] = {
+    "profile": DISK["profile"],
+    "latency_ns": DISK["latency"],
+    "bandwidth": Maybe(Number(above=0)),
+}
 _MODULE = _Module()
 
 
@@ -150,6 +189,7 @@ class RunSettings:
     start_time: datetime.datetime = START_TIME
     isolate: bool | Sequence[str] = False
     share: Sequence[str] = ()
+    disk: Mount | str | os.PathLike[str] | None = None
     strict: bool | None = None  # None: only for the ideal backend
     record_results: bool = False
     stall_s: float = 30.0
@@ -178,6 +218,7 @@ SETTINGS: Mapping[str, Spec] = {
     "stall_s": Number(above=0),
     "echo": Maybe(Function()),
     "progress": Maybe(Function()),
+    "disk": Maybe(_Disk()),
     "replay": Maybe(Text()),
     "nprocs": WORLD_SIZE,
     "join": Truth(),

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -38,7 +38,11 @@ from simdist.process import (
 )
 from simdist.records import started
 from simdist.result import RankResult, RunResult
+from simdist.storage import Mount
 from simdist.trace import EventStream
+
+if TYPE_CHECKING:
+    from simdist.files import MountedDisk
 
 __all__ = ["World", "WorldSpec"]
 
@@ -141,6 +145,7 @@ class World:
         )
         self._network = network
         self._injector: Injector | None = None
+        self._disk: MountedDisk | None = None
         self._store: StoreServer | None = None  # the agent's, of the present life
         self._lives: list[list[SimProcess]] = []
         self._leaked: list[str] = []
@@ -198,8 +203,18 @@ class World:
                 stack.callback(self._devices.uninstall)
                 self._devices.install()
             stack.callback(self._end_threads)
+            if self._spec.disk is not None:
+                from simdist.files import mount
+
+                assert isinstance(self._spec.disk, Mount)  # the settings were checked
+                self._disk = mount(self._spec.disk, self._runtime, self._hosts.values(), seed=self._spec.seed)
             self._injector = Injector(
-                self._simulation, self._network, self._spec.faults, self._lose_store, seed=self._spec.seed
+                self._simulation,
+                self._network,
+                self._spec.faults,
+                self._lose_store,
+                hosts=tuple(self._hosts.values()),
+                seed=self._spec.seed,
             )
             self._start_life(0)
             self._undo = stack.pop_all()
@@ -425,6 +440,8 @@ class World:
             problems = problems_at_end(process)
             if problems:
                 status, code, error = "raised", 1, StrictError("; ".join(problems))
+        if self._disk is not None:
+            self._disk.leave(process)
         process.end(status, code, error)
 
     def _print_exception(self, process: SimProcess, error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from simdist._spawn import SpawnContext
     from simdist.cluster import Cluster
     from simdist.faults import Fault
+    from simdist.storage import Mount
 
 __all__ = ["point", "run", "spawn", "step"]
 
@@ -40,6 +42,7 @@ def run(
     start_time: datetime.date = START_TIME,
     isolate: bool | Sequence[str] = False,
     share: Sequence[str] = (),
+    disk: Mount | str | os.PathLike[str] | None = None,
     strict: bool | None = None,
     record_results: bool = False,
     stall_s: float = 30.0,
@@ -65,6 +68,8 @@ def run(
             stops the others: each rank goes on to its own end.
         env: additional environment of every rank.
         argv: `sys.argv` of every rank.
+        disk: a folder that is a simulated disk for the ranks, or a `simdist.storage.Mount` of it. What is written there
+            is real; what a host crash leaves of it is what the disk's file system allows, chosen by the seed.
         strict: turn what Gloo accepts in silence, hangs on or dies of into an error that names the calls; by default
             only with backend "sim".
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
@@ -113,6 +118,7 @@ def run(
         "cluster": cluster,
         "env": env,
         "argv": argv,
+        "disk": disk,
         "strict": strict,
         "record_results": record_results,
         "faults": faults,

@@ -45,28 +45,48 @@ class Host:
         self.ranks = tuple(ranks)
         self.up = True
         self.life = 0
+        self.failing = False  # it is about to go down, together with others
+        self.outcome: int | None = (
+            None  # which of its outcomes a disk takes when the host goes down; None: one is drawn
+        )
         self.residents: list[Resident] = []
         self.listeners: list[Callable[[Host], None]] = []
         self._network = network
         self._silence: Condition | None = None  # between its ranks and all others, while it is down
 
-    def crash(self, now_ns: int) -> None:
+    def crash(self, now_ns: int, *, outcome: int | None = None) -> None:
         """Go down: its links are closed, and then all that lives on it ends at once. May be down already.
 
+        `outcome` says which of the admissible outcomes its disk takes, if it has one, and None that one is drawn.
         Called by one of its own residents this does not return.
         """
+        if self.lose_power(now_ns, outcome=outcome):
+            self.end_residents()
+
+    def lose_power(self, now_ns: int, *, outcome: int | None = None) -> bool:
+        """The first half of a crash: links are closed and disks keep what they keep. False if it was down already."""
         if not self.up:
-            return
+            return False
         self.up = False
+        self.outcome = outcome
         inside = set(self.ranks)
         others = [rank for rank in range(self._network.cluster.world_size) if rank not in inside]
         if others:
             self._silence = self._network.cut([self.ranks, others], start_ns=now_ns)
         self._tell()
+        return True
+
+    def end_residents(self) -> None:
+        """The second half: all that lives on it ends; a resident that calls this does not get it back."""
         residents, self.residents = self.residents, []
         # The one that runs last: nothing is done after it.
         for resident in sorted(residents, key=_has_baton):
             resident.kill(signal.SIGKILL)
+
+    @property
+    def has_baton(self) -> bool:
+        """True if one of its residents is what runs now."""
+        return any(resident.has_baton for resident in self.residents)
 
     def boot(self, now_ns: int) -> None:
         """Come back, with nothing running. May be up already."""

@@ -26,7 +26,7 @@ from simdist.faults._lasting import LastingFault
 from simdist.faults._link_delay import LinkDelay
 from simdist.faults._link_fault import LinkEffect, LinkFault
 from simdist.faults._operation_delay import OperationDelay
-from simdist.faults._operations import ALIASES, OPERATIONS, operations_of
+from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE, effects_of, operations_of
 from simdist.faults._partition import Partition
 from simdist.faults._problems import FaultProblem, problems_among, problems_of
 from simdist.faults._raise import Raise
@@ -41,10 +41,12 @@ from simdist.faults._trigger import Trigger, Watch, Watches, When
 
 __all__ = [
     "ALIASES",
+    "EFFECTS",
     "KINDS",
     "OPERATION",
     "OPERATIONS",
     "RANK",
+    "STORAGE",
     "Crash",
     "Fault",
     "FaultProblem",
@@ -75,6 +77,7 @@ __all__ = [
     "Watches",
     "When",
     "draws_for",
+    "effects_of",
     "fields_of",
     "file_key",
     "operations_of",

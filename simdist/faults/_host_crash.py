@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from simdist.faults._fault import Machine
-from simdist.faults._fields import MOMENT
+from simdist.faults._fields import MOMENT, TRUTH
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._stage import StruckRank
 from simdist.faults._words import milliseconds
+from simdist.values import Maybe, Whole
 
 __all__ = ["HostCrash"]
 
 
 class HostCrash(RankFault):
     """The host of the rank goes down, and all its processes die at once. It is back after `down_ns`, or never (None).
+
+    With `all_hosts` every host does. A simulated disk then holds one of the outcomes that its file system allows: the
+    seed draws one, or `outcome` says which, counted from 0, the most suspicious first.
 
     No packet tells the ranks of other hosts: they hear nothing, and find their connections closed when the host is up
     again. A restart waits until then. The launcher's store lives on the first host.
@@ -23,10 +27,12 @@ class HostCrash(RankFault):
     may_repeat: ClassVar[bool] = False
 
     down_ns: Annotated[int | None, MOMENT] = None
+    all_hosts: Annotated[bool, TRUTH] = False
+    outcome: Annotated[int | None, Maybe(Whole(least=0))] = None
 
     def strike(self, rank: StruckRank) -> None:
         """The host goes down."""
-        rank.crash_host(self.down_ns)
+        rank.crash_host(self.down_ns, every=self.all_hosts, outcome=self.outcome)
 
     def real_obstacle(self, machine: Machine) -> str:
         """The ranks of a real run share machines with the run itself."""
@@ -35,8 +41,12 @@ class HostCrash(RankFault):
     def begins(self) -> str:
         """For how long."""
         until = "for good" if self.down_ns is None else f"for {milliseconds(self.down_ns)}"
-        return f"the host of rank {self.rank} goes down {until}"
+        return f"{self._who} {until}"
+
+    @property
+    def _who(self) -> str:
+        return "all hosts go down" if self.all_hosts else f"the host of rank {self.rank} goes down"
 
     def ends(self) -> str:
         """It is back."""
-        return f"the host of rank {self.rank} is up again"
+        return "a host is up again" if self.all_hosts else f"the host of rank {self.rank} is up again"

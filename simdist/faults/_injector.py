@@ -32,6 +32,7 @@ from simdist.faults._entry import Entry, Lateness, SimulatedRank
 from simdist.faults._fault import Fault
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._trigger import Watch, Watches
+from simdist.files import StorageCalled
 from simdist.kernel import PASS, Simulation, Timer, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
 from simdist.result import FaultResult
@@ -62,11 +63,13 @@ class Injector:
         faults: Sequence[Fault],
         lose_store: Callable[[], None],
         *,
+        hosts: Sequence[Host],
         seed: int,
     ) -> None:
         self.simulation = simulation
         self.network = network
         self.lose_store = lose_store
+        self.hosts = tuple(hosts)
         self.world_size = network.cluster.world_size
         self.late_operations: list[tuple[Entry, Lateness]] = []
         self.late_requests: list[tuple[Entry, Lateness]] = []
@@ -134,7 +137,9 @@ class Injector:
         self._entries.append(entry)
         if isinstance(fault, RankFault):
             trigger = fault.trigger
-            if trigger.on_operation:
+            if trigger.effects:
+                self._judge(StorageCalled, self._on_effect)
+            elif trigger.on_operation:
                 self.judge_operations()
             if trigger.step is not None:
                 self._judge(StepReached, self._on_step)
@@ -219,6 +224,10 @@ class Injector:
         watches = self._watches.get(event.process.rank)
         return PASS if watches is None else self._verdict(watches.point(event.name), event.process)
 
+    def _on_effect(self, event: StorageCalled) -> Verdict:
+        watches = self._watches.get(event.process.rank)
+        return PASS if watches is None else self._verdict(watches.effect(event.effect), event.process)
+
     def _on_operation(self, event: OperationCalled) -> Verdict:
         watches = self._watches.get(event.process.rank)
         struck = [] if watches is None else watches.operation(event.operation)
@@ -271,13 +280,28 @@ class Injector:
             else:
                 self.simulation.call_at(now_ns + duration_ns, again)
 
-    def crash_host(self, entry: Entry, host: Host, down_ns: int | None) -> None:
-        """Bring a host down for a while, or until the fault is lifted. Called by one of its ranks: does not return."""
+    def crash_hosts(self, entry: Entry, hosts: Sequence[Host], down_ns: int | None, outcome: int | None) -> None:
+        """Bring hosts down for a while, or until the fault is lifted. Called by a rank of one: does not return.
+
+        `outcome` is which of the outcomes their disks take.
+        """
         now_ns = self.simulation.now_ns
-        entry.hosts.append(host)
+        entry.hosts += hosts
         if down_ns is not None:
-            self.simulation.call_at(now_ns + down_ns, lambda: self._boot(entry, host))
-        host.crash(now_ns)
+            self.simulation.call_at(now_ns + down_ns, functools.partial(self._boot_all, entry, hosts))
+        for host in hosts:
+            host.failing = True
+        # All of them before any rank ends: the one that calls may be on the first.
+        for host in hosts:
+            host.lose_power(now_ns, outcome=outcome)
+        for host in hosts:
+            host.failing = False
+        for host in sorted(hosts, key=lambda each: each.has_baton):
+            host.end_residents()
+
+    def _boot_all(self, entry: Entry, hosts: Sequence[Host]) -> None:
+        for host in hosts:
+            self._boot(entry, host)
 
     def _boot(self, entry: Entry, host: Host) -> None:
         if host in entry.hosts:

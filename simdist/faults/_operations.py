@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ALIASES", "OPERATIONS", "operations_of"]
+__all__ = ["ALIASES", "EFFECTS", "OPERATIONS", "STORAGE", "effects_of", "operations_of"]
 
 OPERATIONS = (
     "all_gather",
@@ -66,6 +66,32 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "send_object_list": ("send",),
     }
 )
+
+
+# What changes a simulated disk, as events name it; and a name for all of them.
+EFFECTS = (
+    "create",
+    "fdatasync",
+    "fsync",
+    "fsync_dir",
+    "link",
+    "mkdir",
+    "rename",
+    "rmdir",
+    "symlink",
+    "sync",
+    "truncate",
+    "unlink",
+    "write",
+)
+STORAGE = "storage"
+
+
+def effects_of(op: str | None) -> tuple[str, ...]:
+    """The effects on a disk that `op` means, as events name them; none if it is an operation of torch."""
+    if op == STORAGE:
+        return EFFECTS
+    return (op,) if op in EFFECTS else ()
 
 
 def operations_of(op: str) -> tuple[str, ...]:

@@ -46,8 +46,12 @@ class StruckRank(Protocol):
         """The process stops, as under SIGSTOP, for a while or (None) until the fault is lifted."""
         ...
 
-    def crash_host(self, down_ns: int | None) -> None:
-        """The machine of the process goes down, for a while or (None) until the fault is lifted; simulated only."""
+    def crash_host(self, down_ns: int | None, *, every: bool = False, outcome: int | None = None) -> None:
+        """The machine of the process goes down, for a while or (None) until the fault is lifted; simulated only.
+
+        With `every` all machines do. `outcome` says which of the admissible outcomes their disks take, counted from 0,
+        the most suspicious first; None draws one.
+        """
         ...
 
 

@@ -1,8 +1,8 @@
 """When a fault of a rank strikes: one machine for the simulated and the real rank.
 
 It is pure: no clock, no thread, no generator of its own. Whoever drives it says what happens to the rank (a step
-begins, a point is passed, an operation is called, another fault has struck, an alarm is due) and hears which faults
-strike now.
+begins, a point is passed, an operation is called, a disk is changed, another fault has struck, an alarm is due) and
+hears which faults strike now.
 
 What holds at any time:
 
@@ -44,6 +44,7 @@ class Trigger:
     point: str | None = None
     on_operation: bool = False
     operations: tuple[str, ...] | None = None
+    effects: tuple[str, ...] = ()  # on a disk, that count like operations; there are then no operations
     nth: int = 1
     every: int | None = None
     when: When = "before"
@@ -127,9 +128,13 @@ class Watch:
     def operation(self, name: str) -> bool:
         """An operation is called; True if the fault could strike at it."""
         trigger = self.trigger
-        if not trigger.on_operation or (trigger.operations is not None and name not in trigger.operations):
+        if not trigger.on_operation or trigger.effects:
             return False
-        return self._match()
+        return (trigger.operations is None or name in trigger.operations) and self._match()
+
+    def effect(self, name: str) -> bool:
+        """A disk is about to be changed; True if the fault could strike at it."""
+        return name in self.trigger.effects and self._match()
 
     def struck(self) -> None:
         """It has struck where `step`, `point` or `operation` said that it could."""
@@ -177,6 +182,10 @@ class Watches(Generic[_Key]):
     def operation(self, name: str) -> list[_Key]:
         """The rank calls an operation."""
         return self._choose(lambda watch: watch.operation(name))
+
+    def effect(self, name: str) -> list[_Key]:
+        """The rank changes a disk."""
+        return self._choose(lambda watch: watch.effect(name))
 
     def _choose(self, could_strike: Callable[[Watch], bool]) -> list[_Key]:
         chosen: list[_Key] = []

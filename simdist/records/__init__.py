@@ -3,8 +3,9 @@
 Nothing else lists these names. Layers make records by the functions here, the log keeps them packed, exporters,
 comparisons and readers of files ask the classes. Simulated and real ranks write the same kinds, and files are read
 where no simulation is, so the classes stand below all layers, one file for each that causes them: `_process.py` a
-process and its program, `_operations.py` torch.distributed, `_run.py` the world around the ranks. For the same reason
-the format of torch's own recorder is here (`_flight_dumps.py`): a rank, an exporter and a real run's reader share it.
+process and its program, `_operations.py` torch.distributed, `_storage.py` disks, `_run.py` the world around the ranks.
+For the same reason the format of torch's own recorder is here (`_flight_dumps.py`): a rank, an exporter and a real
+run's reader share it.
 
 Open `_record.py` first: what a record is, and why it is kept packed. Nothing here imports more than `simdist.values`.
 """
@@ -55,6 +56,7 @@ from simdist.records._process import (
 )
 from simdist.records._record import Packed, Record, fields_of, kinds, specs, unpacked
 from simdist.records._run import Deadlocked, FaultTold, Restarted, deadlocked, fault_told, restarted
+from simdist.records._storage import DiskLeft, Stored, disk_left, stored
 
 __all__ = [
     "ELEMENT_BYTES",
@@ -64,6 +66,7 @@ __all__ = [
     "Completed",
     "Deadlocked",
     "Delayed",
+    "DiskLeft",
     "Ended",
     "Failed",
     "FaultTold",
@@ -80,11 +83,13 @@ __all__ = [
     "Started",
     "StepBegun",
     "StoreAsked",
+    "Stored",
     "child_ended",
     "child_started",
     "completed",
     "deadlocked",
     "delayed",
+    "disk_left",
     "ended",
     "failed",
     "fault_told",
@@ -106,5 +111,6 @@ __all__ = [
     "started",
     "step_begun",
     "store_asked",
+    "stored",
     "unpacked",
 ]

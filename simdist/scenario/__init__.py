@@ -15,6 +15,8 @@ from simdist.scenario._oracles import judge_real
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdict, Workload
 from simdist.scenario._runner import ScenarioReport, run_scenario
 from simdist.scenario._state import state_of
+from simdist.scenario._steps import lost_steps
+from simdist.scenario._struck import fault_text, simulated, undisturbed
 from simdist.scenario._workload import fill, filled_faults, importable
 from simdist.values import format_duration, parse_bandwidth, parse_duration, rank_text, without_source
 
@@ -27,6 +29,7 @@ __all__ = [
     "Workload",
     "check_plan",
     "difference",
+    "fault_text",
     "fill",
     "filled_faults",
     "format_duration",
@@ -34,10 +37,13 @@ __all__ = [
     "judge_real",
     "load",
     "load_faults",
+    "lost_steps",
     "parse_bandwidth",
     "parse_duration",
     "rank_text",
     "run_scenario",
+    "simulated",
     "state_of",
+    "undisturbed",
     "without_source",
 ]

@@ -16,6 +16,7 @@ from simdist.scenario._fault_kinds import KindError, built_fault, fault_kind, fa
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
 from simdist.scenario._reader import apply_overrides, read
 from simdist.scenario._schema import (
+    DISK_SECTION,
     ENV,
     HEADER,
     RANK_RANGES,
@@ -98,6 +99,7 @@ class _Loader:
         top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
         workload = self._workload(import_target)
         cluster = self._cluster()
+        disk = self._disk()
         env = check_spec(ENV, self.table.get("env", {}), ("env",), self.problems)
         struck_by = self.struck_by()
         expect = self._expect()
@@ -108,6 +110,7 @@ class _Loader:
             **dict(top),
             workload=workload,
             cluster=cluster,
+            disk=disk,
             env=env,
             faults=struck_by,
             expect=expect,
@@ -168,6 +171,15 @@ class _Loader:
                 return {}
             self._make_cluster(self.world_size, topology, arguments)
         return arguments
+
+    def _disk(self) -> Mapping[str, Any] | None:
+        if "disk" not in self.table:
+            return None
+        section = check(DISK_SECTION, self.table["disk"], ("disk",), self.problems)
+        if section is None:
+            return None
+        said = dict(section)
+        return {"profile": said["profile"], "latency_ns": said["latency"], "bandwidth": said["bandwidth"]}
 
     def _make_cluster(self, world_size: int, topology: str, arguments: Mapping[str, Any]) -> None:
         from simdist import cluster
@@ -269,6 +281,7 @@ class _Loader:
             min_virtual_time_ns=section.min_virtual_time,
             max_virtual_time_ns=section.max_virtual_time,
             max_events=section.max_events,
+            max_steps_lost=section.max_steps_lost,
         )
 
     def _exception(self, name: str, pattern: str | None, wanted: Any) -> None:

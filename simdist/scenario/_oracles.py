@@ -13,6 +13,7 @@ from typing import Any
 from simdist.result import RankResult, RunResult
 from simdist.scenario._equality import difference
 from simdist.scenario._plan import ExpectedException, Plan, Verdict
+from simdist.scenario._steps import lost_steps
 from simdist.scenario._workload import fill
 from simdist.values import format_duration, rank_text, repr_of, shortened, text_of, without_source
 
@@ -40,7 +41,7 @@ def judge_real(
 ) -> tuple[Verdict, ...]:
     """The verdicts on a run of real processes: those that ask for nothing only a simulation can know.
 
-    Left out are the deadlock report, and the bounds on virtual time and on the number of events. `reword` turns what an
+    Left out are the deadlock report, and the bounds on virtual time, events and lost steps. `reword` turns what an
     exception says into the words of a simulation.
     """
     seen = Seen(plan, result, baseline, tmp, reword)
@@ -206,6 +207,13 @@ def _events(seen: Seen) -> Iterator[Verdict]:
         yield Verdict("max_events", count <= bound, f"{count}, at most {bound}")
 
 
+def _steps_lost(seen: Seen) -> Iterator[Verdict]:
+    bound = seen.plan.expect.max_steps_lost
+    if bound is not None:
+        lost = lost_steps(seen.result)
+        yield Verdict("max_steps_lost", lost <= bound, f"{lost}, at most {bound}")
+
+
 class _NoValueError(Exception):
     """A rank has no value to compare."""
 
@@ -251,5 +259,6 @@ _ORACLES: tuple[Callable[[Seen], Iterator[Verdict]], ...] = (
     _deadlock,
     _virtual_time,
     _events,
+    _steps_lost,
 )
-_SIMULATED_ONLY = (_deadlock, _virtual_time, _events)
+_SIMULATED_ONLY = (_deadlock, _virtual_time, _events, _steps_lost)

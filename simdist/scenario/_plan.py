@@ -59,6 +59,7 @@ class Expectations:
     min_virtual_time_ns: int | None = None
     max_virtual_time_ns: int | None = None
     max_events: int | None = None
+    max_steps_lost: int | None = None  # by one restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ class Plan:
     time_scale: float = 1.0  # there: real seconds per virtual second
     cluster: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    disk: Mapping[str, Any] | None = None  # the settings of a `Mount` at "{tmp}"
     faults: tuple[Fault, ...] = ()
     overrides: tuple[str, ...] = ()
 

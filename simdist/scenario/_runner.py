@@ -14,7 +14,7 @@ from simdist.scenario._plan import Plan, Verdict
 from simdist.scenario._state import state_of
 from simdist.scenario._workload import WorkloadError, fill, filled_faults, import_workload, importable
 
-__all__ = ["Echo", "Progress", "ScenarioReport", "run_scenario"]
+__all__ = ["Echo", "Progress", "ScenarioReport", "run_scenario", "simulate"]
 
 Echo = Callable[[int, int, str, str], None]
 Progress = Callable[[int, int], None]
@@ -76,19 +76,28 @@ def run_scenario(
         importable(plan.workload.folder, plan.workload.target),
         tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as tmp,
     ):
-        result = _simulate(plan, tmp, echo, progress, record_results)
+        result = simulate(plan, tmp, echo, progress, record_results)
         baseline = None
         if plan.expect.same_as_without_faults is not None:
             with tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as other:
-                baseline = _simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
+                baseline = simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
         verdicts = judge(Seen(plan, result, baseline, tmp))
         state = state_of(plan, tmp)
     return ScenarioReport(plan, result, verdicts, baseline, state)
 
 
-def _simulate(
-    plan: Plan, tmp: str, echo: Echo | None, progress: Progress | None, record_results: bool = False
+def simulate(
+    plan: Plan,
+    tmp: str,
+    echo: Echo | None = None,
+    progress: Progress | None = None,
+    record_results: bool = False,
 ) -> RunResult:
+    """Run the plan once, with `tmp` for its folder; call it inside `importable`.
+
+    Raises:
+        ScenarioError: the workload can't be imported.
+    """
     import simdist
 
     try:
@@ -102,6 +111,7 @@ def _simulate(
         kwargs=fill(plan.workload.kwargs, tmp),
         backend=plan.backend,
         seed=plan.seed,
+        disk=None if plan.disk is None else simdist.storage.Mount(folder=tmp, **plan.disk),
         cluster=simdist.cluster.make(plan.world_size, **plan.cluster) if plan.cluster else None,
         faults=filled_faults(plan.faults, tmp),
         max_restarts=plan.max_restarts,

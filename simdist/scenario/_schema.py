@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, create_model
 
-from simdist._settings import SETTINGS, START_TIME
+from simdist._settings import DISK, SETTINGS, START_TIME
 from simdist.result import Status
 from simdist.values import (
     FILE,
@@ -35,11 +35,11 @@ from simdist.values import (
     place,
 )
 
-__all__ = ["ENV", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target", "check"]
+__all__ = ["DISK_SECTION", "ENV", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target", "check"]
 __all__ += ["check_spec", "cluster_keys", "cluster_section", "section", "topology_spec"]
 
 Path = tuple[str | int, ...]
-SECTIONS = ("workload", "cluster", "env", "faults", "expect")
+SECTIONS = ("workload", "cluster", "disk", "env", "faults", "expect")
 RANK_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?(\s*,\s*\d{1,9}(-\d{1,9})?)*", re.ASCII)
 
 
@@ -168,6 +168,8 @@ def cluster_section(topology: str) -> type[_Section]:
     return section("Cluster", own | keys | {"calibration": (Maybe(Text()), None)})
 
 
+DISK_SECTION = section("Disk", {key: (spec, {"profile": "ext4", "latency": 0}.get(key)) for key, spec in DISK.items()})
+
 # [env]
 ENV: Spec = SETTINGS["env"]
 
@@ -194,6 +196,7 @@ class Expect(_Section):
     min_virtual_time: Duration | None = None
     max_virtual_time: Duration | None = None
     max_events: Positive | None = None
+    max_steps_lost: Count | None = None
 
 
 _M = TypeVar("_M", bound=BaseModel)

@@ -41,7 +41,8 @@ Open `_disk.py` first; `_profile.py` has the rules by name, `_names.py` which na
 
 from simdist.storage._content import Content
 from simdist.storage._disk import Disk, Image
-from simdist.storage._inode import Draw, FileState, Inode
+from simdist.storage._inode import Draw, FileState, Inode, Range
+from simdist.storage._mount import Mount
 from simdist.storage._profile import PROFILES, Profile
 
-__all__ = ["PROFILES", "Content", "Disk", "Draw", "FileState", "Image", "Inode", "Profile"]
+__all__ = ["PROFILES", "Content", "Disk", "Draw", "FileState", "Image", "Inode", "Mount", "Profile", "Range"]

@@ -52,7 +52,7 @@ class Content:
     def data(self) -> bytes:
         """All of it."""
         if self._load is not None:
-            self._data, self._load = self._load(), None
+            self._data, self._load = self._load()[: self.size], None
         return self._data
 
     def read(self, start: int, end: int) -> bytes:

@@ -42,6 +42,7 @@ class Disk:
     kept here but asked for, before they change.
 
     Example:
+        >>> from simdist.storage import PROFILES
         >>> disk = Disk(PROFILES["ext4"])
         >>> file = disk.create("a")
         >>> disk.write(file, 0, b"new")
@@ -98,7 +99,7 @@ class Disk:
         """A file has lost a name, or an empty folder is gone."""
         place = self._place(path)
         gone = self._inodes[self._live[place]]
-        self._pin(gone)
+        self.pin(gone)
         del self._live[place]
         self._log.add([(place, None)], about=[gone.number])
         self._forget()
@@ -111,7 +112,7 @@ class Disk:
             return  # two names of one file: nothing is done
         about = [inode.number]
         if replaced is not None:
-            self._pin(self._inodes[replaced])
+            self.pin(self._inodes[replaced])
             about.append(replaced)
             self._allocate(inode)
         del self._live[place]
@@ -124,7 +125,7 @@ class Disk:
     def write(self, inode: Inode, offset: int, data: bytes) -> None:
         """Bytes were written."""
         if data:
-            self._pin(inode)
+            self.pin(inode)
             before = inode.size
             inode.changes.append(Change(offset, data, before, max(before, offset + len(data))))
 
@@ -134,7 +135,7 @@ class Disk:
         if size == 0:
             inode.emptied = before > 0 or inode.emptied
         if size != before:
-            self._pin(inode)
+            self.pin(inode)
             self._mark_size(inode, size)
 
     def close(self, inode: Inode) -> None:
@@ -181,14 +182,16 @@ class Disk:
 
     def _settle(self, inode: Inode) -> None:
         """A file's bytes are durable."""
-        if self._read is None:
-            inode.base = inode.base.with_changes(inode.changes)
-        else:
-            inode.base = Content(size=inode.size, load=functools.partial(self._read, inode))
+        inode.base = self._settled(inode, inode.size)
         inode.changes.clear()
 
-    def _pin(self, inode: Inode) -> None:
-        """Keep what is durable of a file before the file itself changes."""
+    def _settled(self, inode: Inode, size: int, data: bytes | None = None) -> Content:
+        if self._read is not None:
+            return Content(size=size, load=functools.partial(self._read, inode))
+        return inode.base.with_changes(inode.changes) if data is None else Content(data)
+
+    def pin(self, inode: Inode) -> None:
+        """Keep what is durable of a file. With `read`, to be called before the real file changes or loses its name."""
         if inode.kind == "file" and not inode.changes:
             _ = inode.base.data
 
@@ -267,8 +270,8 @@ class Disk:
         return self._inodes[state if isinstance(state, int) else state.inode]
 
     def settle(self, image: Image) -> None:
-        """The host is up again, and the disk holds this, all of it durable."""
-        contents = {state: self.content(state) for _, state in image.nodes}
+        """The host is up again, and the disk holds this, all of it durable; with `read`, so do the real files."""
+        contents = {} if self._read else {state: self.content(state) for _, state in image.nodes}
         inodes = {_ROOT: self._inodes[_ROOT]}
         names: Names = {}
         at: dict[str, int] = {"": _ROOT}
@@ -277,10 +280,9 @@ class Disk:
             if inode.number not in inodes:
                 inodes[inode.number] = inode
                 inode.emptied = False
-                if inode.kind == "file" and (inode.changes or not isinstance(state, FileState)):
-                    data = contents[state]
-                    assert data is not None
-                    inode.base, inode.changes = Content(data), []
+                if isinstance(state, FileState) and inode.changes:
+                    inode.base = self._settled(inode, state.size, contents.get(state))
+                    inode.changes = []
             folder, _, name = path.rpartition("/")
             names[at[folder], name] = at[path] = inode.number
         self._inodes, self._live = inodes, names

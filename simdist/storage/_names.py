@@ -39,6 +39,7 @@ class Log:
     """Names that are durable, and entries that may not be. Those in `kept` are, whatever comes.
 
     Example:
+        >>> from simdist.storage import PROFILES
         >>> log = Log(PROFILES["ext4"], {})
         >>> number = log.add([((0, "a"), 1)], about=[1])
         >>> list(log.choices())

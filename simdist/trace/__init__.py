@@ -21,6 +21,8 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 | error | op, group, seq, error, message: the operation failed for that rank |
 | sleep, step, store | duration_ns; step; op, key |
 | output | stream, size, crc |
+| storage | effect ("write", "rename", ...), path (on the disk), offset, size (bytes written, or the new size), to |
+| disk | path, text: after a loss of power it is not as its host saw it; rank -1 |
 | fault | fault (its kind), text, life |
 | deadlock | cycle, text |
 """

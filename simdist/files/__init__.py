@@ -1,0 +1,20 @@
+"""Files of ranks: what programs call, and the simulated disk that they meet there.
+
+`simdist.storage` knows what a disk keeps; this connects it with a real folder and with what code on a rank calls:
+`open`, `os.*` and all that rests on them (pathlib, shutil, tempfile, zipfile), and `torch.save`. C code meets real
+files. What it changes there can't be announced before it happens; it is found when the file is next looked at (when it
+is synced, renamed, opened, closed, or when power is lost), becomes an effect "unseen", and counts as written then.
+
+Nothing of this is installed in a world without a disk, and in one with a disk paths elsewhere stay as they are.
+
+Open `_mounted.py` first: how an effect goes by. `_calls.py` are the functions of `os`, `_opening.py` is `open`,
+`_torch.py` `torch.save`, `_left.py` what a crash has left. Not simulated: `mmap`, `io.FileIO(path)`, `O_DIRECT` beside
+a normal write, modification times, and on a disk of several hosts that one of them sees late what another wrote.
+"""
+
+from simdist.files._calls import present_disk
+from simdist.files._events import StorageCalled
+from simdist.files._mount import mount
+from simdist.files._mounted import MountedDisk
+
+__all__ = ["MountedDisk", "StorageCalled", "mount", "present_disk"]

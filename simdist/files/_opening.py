@@ -1,0 +1,164 @@
+"""`open` on a simulated disk: Python's own file objects, over a raw one whose writes are effects."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import warnings
+import weakref
+from typing import Any
+
+from simdist.files._calls import mounted, open_file
+from simdist.files._mounted import MountedDisk, OpenFile
+from simdist.process import Patches, Replacement, SimProcess
+
+__all__ = ["DiskFile", "flush_all", "install"]
+
+_FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND, "x": os.O_CREAT | os.O_EXCL}
+_buffers: dict[SimProcess, weakref.WeakSet[Any]] = {}  # what is open for writing, with a buffer
+
+
+def install(patches: Patches) -> None:
+    """Let ranks open files on the disk."""
+    patches.redirect(_REPLACEMENTS)
+    patches.on_undo(_buffers.clear)
+
+
+def flush_all(process: SimProcess) -> None:
+    """What an interpreter does at its end: write what still stands in buffers."""
+    for file in sorted(_buffers.pop(process, ()), key=lambda each: str(each.name)):
+        if not file.closed:
+            file.flush()
+
+
+class DiskFile(io.FileIO):
+    """A file on a simulated disk that is open for writing."""
+
+    def __init__(self, disk: MountedDisk, opened: OpenFile, number: int, mode: str, *, closefd: bool) -> None:
+        super().__init__(number, mode, closefd=closefd)
+        self._disk = disk
+        self._opened = opened
+        self._closefd = closefd
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if its process has ended."""
+        return self._opened.cut_off
+
+    def write(self, data: Any, /) -> int:
+        """Write, and tell the disk."""
+        opened = self._opened
+        content = bytes(data)
+        if opened.cut_off:
+            return len(content)  # nobody is there who could write
+        offset = opened.inode.size if opened.appends else self.tell()
+        return self._disk.write(opened, offset, content, super().write)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size, and tell the disk."""
+        opened = self._opened
+        wanted = self.tell() if size is None else size
+        if opened.cut_off:
+            return wanted
+        truncate = super().truncate
+        self._disk.resize(opened.process, opened.inode, opened.path, wanted, lambda: truncate(wanted))
+        return wanted
+
+    def close(self) -> None:
+        """Close, and tell the disk."""
+        if not self.closed and self._closefd:
+            number = self.fileno()
+            if self._disk.open.get(number) is self._opened:
+                self._disk.close(number)
+        if self.is_cut_off:
+            with warnings.catch_warnings():  # nobody has forgotten to close it
+                warnings.simplefilter("ignore", ResourceWarning)
+                super().close()
+        else:
+            super().close()
+
+    def _dealloc_warn(self, source: object) -> None:
+        if not self.is_cut_off:
+            super()._dealloc_warn(source)  # type: ignore[misc]
+
+
+def _open(original: Any) -> Any:
+    @functools.wraps(original)
+    def open(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Any = None,
+    ) -> Any:
+        found = mounted()
+        simple = mode.replace("b", "").replace("t", "")
+        if found is None or not isinstance(mode, str) or simple in ("r", ""):
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        disk, process = found
+        plain = simple.replace("+", "")
+        is_number = isinstance(file, int)
+        place = None if is_number else disk.place_of(file, follow=True)
+        if plain not in _FLAGS or len(simple) > 2 or (place is None and not (is_number and file in disk.open)):
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        if ("b" in mode and (encoding or errors or newline is not None)) or ("b" in mode and "t" in mode):
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)  # which raises
+        flags = _FLAGS[plain] | (os.O_RDWR if "+" in simple else os.O_WRONLY) | os.O_CLOEXEC
+        if is_number:
+            number = file
+        elif opener is not None:
+            number = opener(file, flags)
+        else:
+            assert place is not None
+            number = open_file(disk, process, place, flags, lambda: _real_open(file, flags))
+        if number not in disk.open:  # somebody's opener has opened something else
+            return original(number, mode, buffering, encoding, errors, newline, closefd)
+        raw = DiskFile(disk, disk.open[number], number, plain + ("+" if "+" in simple else ""), closefd=closefd)
+        raw.name = file
+        return _layered(process, raw, mode, buffering, encoding, errors, newline)
+
+    return open
+
+
+def _real_open(file: Any, flags: int) -> int:
+    from simdist.process import original
+
+    number: int = original(os.open)(file, flags, 0o666)
+    return number
+
+
+def _layered(
+    process: SimProcess,
+    raw: DiskFile,
+    mode: str,
+    buffering: int,
+    encoding: str | None,
+    errors: str | None,
+    newline: str | None,
+) -> Any:
+    """What `open` puts around a raw file."""
+    if buffering == 0:
+        if "b" not in mode:
+            raw.close()
+            raise ValueError("can't have unbuffered text I/O")
+        return raw
+    by_line = buffering == 1 and "b" not in mode
+    size = getattr(os.fstat(raw.fileno()), "st_blksize", 0) or io.DEFAULT_BUFFER_SIZE
+    if buffering > 1:
+        size = buffering
+    buffer = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw, size)
+    kept = _buffers.setdefault(process, weakref.WeakSet())
+    if "b" in mode:
+        kept.add(buffer)
+        return buffer
+    text: Any = io.TextIOWrapper(buffer, encoding, errors, newline, by_line)
+    text.mode = mode
+    kept.add(text)
+    return text
+
+
+_REPLACEMENTS = (Replacement(io, "open", _open),)

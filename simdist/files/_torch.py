@@ -1,0 +1,49 @@
+"""`torch.save(path)`: its C++ writer is handed a file object, so that what it writes can be seen."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from simdist.files._calls import mounted
+from simdist.process import Patches
+
+__all__ = ["install"]
+
+_serialization: Any = torch.serialization
+
+
+def install(patches: Patches) -> None:
+    """Let ranks save to the disk."""
+    patches.wrap(_serialization, "_open_zipfile_writer", _writer)
+
+
+def _writer(original: Any) -> Any:
+    @functools.wraps(original)
+    def open_writer(name_or_buffer: Any) -> Any:
+        found = mounted()
+        is_path = _serialization._is_path(name_or_buffer)
+        if found is None or not is_path or found[0].place_of(name_or_buffer, follow=True) is None:
+            return original(name_or_buffer)
+        return _Writer(original, name_or_buffer)
+
+    return open_writer
+
+
+class _Writer:
+    """The writer over a buffered file; as torch's own, it is buffered, and closes the file at its end."""
+
+    def __init__(self, original: Any, name: Any) -> None:
+        self._original = original
+        self._name = name
+
+    def __enter__(self) -> Any:
+        self._file = open(self._name, "wb")
+        self._inner = self._original(self._file)
+        return self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        self._file.close()

@@ -1,0 +1,39 @@
+"""What a rank does to a simulated disk."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from simdist.records._record import Record, packer, record
+from simdist.values import Maybe, Text, Whole
+
+__all__ = ["DiskLeft", "Stored", "disk_left", "stored"]
+
+_NUMBER, _TEXT = Maybe(Whole()), Maybe(Text())
+
+
+@record("storage")
+class Stored(Record):
+    """A rank has changed a disk: `effect` is "write", "rename", ...; `path` is relative to the disk.
+
+    `size` is how many bytes were written, or the new size; `offset` where; `to` the other name of a rename or a link.
+    The effect "unseen" is a change that was noticed later: code did it that no simulation can see.
+    """
+
+    effect: Annotated[str, _TEXT]
+    path: Annotated[str, _TEXT]
+    offset: Annotated[int, _NUMBER]
+    size: Annotated[int, _NUMBER]
+    to: Annotated[str, _TEXT]
+
+
+@record("disk")
+class DiskLeft(Record):
+    """A host has lost power: what its disk holds of `path` is not what the host saw; `text` tells the difference."""
+
+    path: Annotated[str, _TEXT]
+    text: Annotated[str, _TEXT]
+
+
+stored = packer(Stored)
+disk_left = packer(DiskLeft)

@@ -1,0 +1,29 @@
+"""How far a program was thrown back by its restarts."""
+
+from __future__ import annotations
+
+from simdist.result import RunResult
+
+__all__ = ["lost_steps"]
+
+
+def lost_steps(result: RunResult) -> int:
+    """The most steps that one restart made the ranks repeat, as far as they name their steps (`simdist.step`).
+
+    A life that names no step has lost nothing: it may have had nothing left to do.
+    """
+    lost = reached = 0
+    life = 0
+    first: int | None = None
+    for event in result.events:
+        if event.kind == "restart":
+            if first is not None:
+                lost = max(lost, reached - first)
+            life, first = life + 1, None
+        elif event.kind == "step":
+            step = int(str(event.data["step"]))
+            if life and first is None:
+                first = step
+                lost = max(lost, reached - first)
+            reached = max(reached, step)  # so many are done
+    return lost

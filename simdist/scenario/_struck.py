@@ -1,0 +1,54 @@
+"""Runs of a plan with crashes of somebody else's choosing, for sweeps."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+from simdist.faults import Fault, fields_of, file_key
+from simdist.result import RunResult
+from simdist.scenario._oracles import Seen, judge
+from simdist.scenario._plan import Plan, Verdict
+from simdist.scenario._runner import simulate
+from simdist.scenario._workload import importable
+
+__all__ = ["fault_text", "simulated", "undisturbed"]
+
+
+def undisturbed(plan: Plan) -> Plan:
+    """The plan without faults of its own, and without what it expects of them."""
+    expect = replace(plan.expect, restarts=None, same_as_without_faults=plan.expect.same_as_without_faults)
+    return replace(plan, faults=(), expect=expect)
+
+
+def simulated(plan: Plan, baseline: RunResult | None) -> tuple[RunResult, tuple[Verdict, ...]]:
+    """Run the plan once, and judge it, held against `baseline` where an expectation asks for a fault-free run.
+
+    Raises:
+        ScenarioError: the workload can't be imported.
+    """
+    with (
+        importable(plan.workload.folder, plan.workload.target),
+        tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
+    ):
+        result = simulate(plan, tmp)
+        return result, judge(Seen(plan, result, baseline, tmp))
+
+
+def fault_text(fault: Fault) -> str:
+    """The fault as a file has it, as one inline table of TOML."""
+    parts = [f'kind = "{fault.kind}"']
+    for name, each in fields_of(type(fault)).items():
+        value = getattr(fault, name)
+        if value is not None and value != each.default:
+            parts.append(f"{file_key(name)} = {_toml(value, is_duration=name.endswith('_ns'))}")
+    return f"{{{', '.join(parts)}}}"
+
+
+def _toml(value: Any, *, is_duration: bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if is_duration:
+        return f'"{value // 1_000_000_000}s"' if value % 1_000_000_000 == 0 else f'"{value}ns"'
+    return f'"{value}"' if isinstance(value, str) else repr(value)
