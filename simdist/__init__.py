@@ -8,7 +8,8 @@
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
 `cluster` (hosts and links), `storage` (what a disk keeps), `process` (what makes a task look like a process), `files`
 (what programs call to reach a disk), `device` (virtual CUDA devices), `c10d` (groups, stores), `faults`, `trace`,
-`determinism`, `scenario`, `cli`. Imports point one way, towards `kernel`; nothing is imported before it is used.
+`determinism`, `scenario`, `sweeps` (crashes at every moment), `cli`. Imports point one way, towards `kernel`; nothing
+is imported before it is used.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
     from simdist.result import Event, FaultResult, RankResult, RunResult
+    from simdist.sweeps import SweepReport, sweep
 
 __all__ = [
     "DeterminismReport",
@@ -30,6 +32,7 @@ __all__ = [
     "RankResult",
     "RunResult",
     "SimdistError",
+    "SweepReport",
     "__version__",
     "check_determinism",
     "cluster",
@@ -39,6 +42,7 @@ __all__ = [
     "spawn",
     "step",
     "storage",
+    "sweep",
 ]
 
 __version__ = "0.1.0"
@@ -50,11 +54,13 @@ _HOMES = {
     "RankResult": "simdist.result",
     "RunResult": "simdist.result",
     "SimdistError": "simdist.errors",
+    "SweepReport": "simdist.sweeps",
     "check_determinism": "simdist.determinism",
     "point": "simdist.api",
     "run": "simdist.api",
     "spawn": "simdist.api",
     "step": "simdist.api",
+    "sweep": "simdist.sweeps",
 }
 
 

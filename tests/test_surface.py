@@ -113,6 +113,19 @@ LAYERS: dict[str, set[str]] = {
         "scenario",
         "torch",
     },
+    "sweeps": {
+        "errors",
+        "frames",
+        "result",
+        "kernel",
+        "storage",
+        "process",
+        "files",
+        "c10d",
+        "faults",
+        "_observer",
+        "scenario",
+    },
     "hardware": {
         "_content",
         "errors",
@@ -154,6 +167,7 @@ LAYERS: dict[str, set[str]] = {
         "result",
         "scenario",
         "launch",
+        "sweeps",
         "trace",
         "hardware",
         "determinism",
@@ -161,7 +175,7 @@ LAYERS: dict[str, set[str]] = {
         "click",
         "rich",
     },
-    "__init__": {"errors", "result", "cluster", "storage", "faults", "api", "determinism"},
+    "__init__": {"errors", "result", "cluster", "storage", "faults", "api", "determinism", "sweeps"},
     "__main__": {"cli"},
 }
 LIBRARIES = {"click", "matplotlib", "networkx", "numpy", "pydantic", "pytest", "rich", "simpy", "sklearn", "torch"}

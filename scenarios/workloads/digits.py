@@ -93,8 +93,14 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 def save_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Write the state after `step` steps; whoever looks sees the old file or the new one, never a part."""
     unfinished = path.with_suffix(".tmp")
-    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, unfinished)
+    with unfinished.open("wb") as file:
+        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, file)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave the new name without the bytes
     os.replace(unfinished, path)  # noqa: PTH105 - the classic idiom, as users write it
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)  # or the old file may be back, and with it more lost steps than one expects
+    os.close(folder)
 
 
 def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:

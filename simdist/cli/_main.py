@@ -145,6 +145,50 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
 
 
 @main.command()
+@click.argument("file")
+@click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the file.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
+)
+@click.option(
+    "--strike",
+    "strikes",
+    type=click.Choice(["rank", "host", "all"]),
+    multiple=True,
+    help="A rank dies, its host or all hosts lose power; may repeat. Default: each of them.",
+)
+@click.option(
+    "--outcomes", type=Count(least=1), default=4, show_default=True, help="States of the disk for each loss of power."
+)
+@click.option("--limit", type=Count(least=1), help="At most so many crashes, spread over the run.")
+@click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.pass_context
+def sweep(
+    context: click.Context,
+    /,
+    file: str,
+    seed: int | None,
+    overrides: tuple[str, ...],
+    strikes: tuple[Any, ...],
+    outcomes: int,
+    limit: int | None,
+    workers: int | None,
+    json_path: str | None,
+) -> None:
+    """Crash the scenario in FILE at every moment, start it again each time, and tell where it does not come back.
+
+    It needs a [disk], and is judged by its own expectations. Its own faults do not strike.
+    """
+    from simdist.cli._sweep import sweep_file
+
+    code = sweep_file(
+        file, seed, overrides, strikes, outcomes=outcomes, limit=limit, workers=workers, json_path=json_path
+    )
+    context.exit(code)
+
+
+@main.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="The real backend."

@@ -47,7 +47,7 @@ def _difference(disk: Disk, old: FileState, new: FileState) -> str:
     was = disk.content(old) or b""
     if left == was:
         return "has its bytes"
-    return f"has {len(was)} zeros for bytes" if not any(left) else f"has not all of its {len(was)} bytes"
+    return f"has zeros for its {len(was)} bytes" if not any(left) else f"has not all of its {len(was)} bytes"
 
 
 def put_back(disk: Disk, before: Image, after: Image, folder: str) -> None:

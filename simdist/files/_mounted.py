@@ -352,11 +352,8 @@ class MountedDisk:
             data = file.content(state)
             if data == file.content(file.newest()):
                 continue
-            self._simulation.bus.record(
-                disk_left(
-                    self._simulation.now_ns, -1, opened.path, f"{len(data)} of {inode.size} bytes, as on the server"
-                )
-            )
+            text = f"has {len(data)} of {inode.size} bytes, those that the server had"
+            self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, opened.path, text))
             self.disk.resize(inode, 0)
             self.disk.write(inode, 0, data)
             for place in self.disk.paths_of(inode)[:1]:

@@ -15,7 +15,7 @@ from simdist.scenario._oracles import judge_real
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdict, Workload
 from simdist.scenario._runner import ScenarioReport, run_scenario
 from simdist.scenario._state import state_of
-from simdist.scenario._steps import lost_steps
+from simdist.scenario._steps import lost_steps, lost_words
 from simdist.scenario._struck import fault_text, simulated, undisturbed
 from simdist.scenario._workload import fill, filled_faults, importable
 from simdist.values import format_duration, parse_bandwidth, parse_duration, rank_text, without_source
@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "load_faults",
     "lost_steps",
+    "lost_words",
     "parse_bandwidth",
     "parse_duration",
     "rank_text",

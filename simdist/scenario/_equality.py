@@ -39,8 +39,28 @@ def _difference(left: Any, right: Any, where: str) -> str | None:
             same = _same(left, right)
         except Exception as error:  # somebody's own `==`
             return f"{where or 'value'}: {_shown(left)} can't be compared: {type(error).__name__}: {text_of(error)}"
-        return None if same else f"{where or 'value'}: {_shown(left)} and {_shown(right)}"
+        return None if same else _difference_of_values(left, right, where)
     return next((text for place, one, other in pairs if (text := _difference(one, other, place)) is not None), None)
+
+
+def _difference_of_values(left: Any, right: Any, where: str) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(left, torch.Tensor) and _alike(left, right):
+        from simdist._content import bytes_of
+
+        size = left.element_size()
+        differ = (bytes_of(left).reshape(-1, size) != bytes_of(right).reshape(-1, size)).any(dim=1)
+        first = int(differ.nonzero()[0])
+        index = torch.unravel_index(torch.tensor(first), left.shape)
+        place = "".join(f"[{int(each)}]" for each in index)
+        one, other = (each.detach().reshape(-1)[first].item() for each in (left, right))
+        return f"{where or 'value'}{place}: {one!r} and {other!r} ({int(differ.sum())} of {differ.numel()} differ)"
+    return f"{where or 'value'}: {_shown(left)} and {_shown(right)}"
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """True if two tensors have elements to compare one by one."""
+    return bool(left.shape == right.shape and left.dtype == right.dtype and left.numel() > 1)
 
 
 def _same(left: Any, right: Any) -> bool:

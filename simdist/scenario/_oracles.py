@@ -13,7 +13,7 @@ from typing import Any
 from simdist.result import RankResult, RunResult
 from simdist.scenario._equality import difference
 from simdist.scenario._plan import ExpectedException, Plan, Verdict
-from simdist.scenario._steps import lost_steps
+from simdist.scenario._steps import lost_steps, lost_words
 from simdist.scenario._workload import fill
 from simdist.values import format_duration, rank_text, repr_of, shortened, text_of, without_source
 
@@ -211,7 +211,7 @@ def _steps_lost(seen: Seen) -> Iterator[Verdict]:
     bound = seen.plan.expect.max_steps_lost
     if bound is not None:
         lost = lost_steps(seen.result)
-        yield Verdict("max_steps_lost", lost <= bound, f"{lost}, at most {bound}")
+        yield Verdict("max_steps_lost", lost <= bound, lost_words(lost, bound))
 
 
 class _NoValueError(Exception):

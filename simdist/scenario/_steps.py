@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simdist.result import RunResult
 
-__all__ = ["lost_steps"]
+__all__ = ["lost_steps", "lost_words"]
 
 
 def lost_steps(result: RunResult) -> int:
@@ -27,3 +27,8 @@ def lost_steps(result: RunResult) -> int:
                 lost = max(lost, reached - first)
             reached = max(reached, step)  # so many are done
     return lost
+
+
+def lost_words(lost: int, bound: int) -> str:
+    """How many steps were lost, and how many may be."""
+    return f"{lost} {'step was' if lost == 1 else 'steps were'} lost to a restart, at most {bound}"

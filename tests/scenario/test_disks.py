@@ -58,7 +58,10 @@ def _write(folder: Path, *, every: int = 2, disk: str = "", fault: str = "") -> 
     return str(path)
 
 
-@pytest.mark.parametrize(("every", "ok", "evidence"), [(2, True, "1, at most 3"), (9, False, "5, at most 3")])
+@pytest.mark.parametrize(
+    ("every", "ok", "evidence"),
+    [(2, True, "1 step was lost to a restart, at most 3"), (9, False, "5 steps were lost to a restart, at most 3")],
+)
 def test_the_steps_that_a_restart_repeats_are_counted(tmp_path: Path, every: int, ok: bool, evidence: str) -> None:
     report = run_scenario(load(_write(tmp_path, every=every, fault="outcome = 0")))
 
@@ -69,7 +72,9 @@ def test_the_steps_that_a_restart_repeats_are_counted(tmp_path: Path, every: int
 def test_an_outcome_that_loses_the_last_rename_loses_more(tmp_path: Path) -> None:
     report = run_scenario(load(_write(tmp_path, fault="outcome = 1")))
 
-    assert [each.evidence for each in report.verdicts if each.name == "max_steps_lost"] == ["3, at most 3"]
+    assert [each.evidence for each in report.verdicts if each.name == "max_steps_lost"] == [
+        "3 steps were lost to a restart, at most 3"
+    ]
 
 
 def test_a_disk_has_the_settings_of_the_file(tmp_path: Path) -> None:

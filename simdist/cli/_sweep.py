@@ -1,0 +1,136 @@
+"""`simdist sweep`: crash a scenario at every moment, and tell where it does not come back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from simdist.cli._console import marks, page
+from simdist.cli._outputs import output_problems, write_text
+from simdist.cli._progress import LiveLine
+from simdist.cli._summary import heading
+from simdist.cli._table import plain_table
+from simdist.errors import ScenarioError
+from simdist.scenario import load
+from simdist.sweeps import STRIKES, Failure, Strike, SweepReport, sweep_plan
+
+__all__ = ["sweep_file"]
+
+_CALLS = 3  # of a line that are named
+_UNSEEN = 5  # paths
+
+
+def sweep_file(
+    file: str,
+    seed: int | None,
+    overrides: Sequence[str],
+    strikes: Sequence[Strike],
+    *,
+    outcomes: int,
+    limit: int | None,
+    workers: int | None,
+    json_path: str | None,
+) -> int:
+    """Sweep the scenario and print what was found; the exit code.
+
+    Raises:
+        ScenarioError: the file, an override or an output path is bad; nothing has run then.
+    """
+    problems = output_problems({"--json": json_path}, inputs=[file])
+    try:
+        plan = load(file, overrides=overrides)
+    except ScenarioError as error:
+        raise ScenarioError(file, [*error.problems, *problems]) from None
+    if plan.disk is None:
+        problems.append("disk: missing; a crash loses nothing without one: add [disk], and keep checkpoints in {tmp}")
+    if problems:
+        raise ScenarioError(file, problems)
+    if seed is not None:
+        plan = replace(plan, seed=seed)
+    started = time.perf_counter()
+    with LiveLine() as line:
+
+        def progress(done: int, count: int, failed: int) -> None:
+            line.say(f"{done} of {count} crashes   {failed} not survived")
+
+        line.say("the undisturbed run")
+        report = sweep_plan(
+            plan, strikes=strikes or STRIKES, outcomes=outcomes, limit=limit, workers=workers, progress=progress
+        )
+    seconds = time.perf_counter() - started
+    if json_path is not None:
+        write_text(json_path, lambda stream: stream.write(json.dumps(_data(report), indent=2) + "\n"))
+    with page() as out:
+        out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
+        _print(out, report)
+        out.print(f"real time    {seconds:.2f} s")
+    return 0 if report.ok else 1
+
+
+def _print(out: Console, report: SweepReport) -> None:
+    held, failed = marks(out.encoding)
+    if report.wrong:
+        heading(out, "without any crash")
+        for name, text in report.wrong:
+            out.print(Text(f"  {failed} {name}  {text}"), soft_wrap=True)
+        return
+    out.print(f"{len(report.points)} points, {len(report.cases)} crashes", end="")
+    out.print(f", {report.merged} more would leave the same" if report.merged else "", end="")
+    out.print(f", {report.left_out} left out" if report.left_out else "")
+    out.print()
+    table = plain_table("", "line", "crashes", "not survived", "calls", right=("crashes", "not survived"))
+    for line in report.lines():
+        mark = Text(failed, style="bold red") if line.failures else Text(held, style="green")
+        calls = ", ".join(line.calls[:_CALLS]) + (", ..." if len(line.calls) > _CALLS else "")
+        table.add_row(mark, Text(line.where or "-"), str(line.cases), str(len(line.failures)), Text(calls))
+    out.print(table)
+    if report.failures:
+        heading(out, "what was lost")
+        for failure in report.shortest():
+            _print_failure(out, failure)
+    if report.unseen:
+        heading(out, "not simulated")
+        shown = ", ".join(report.unseen[:_UNSEEN]) + (", ..." if len(report.unseen) > _UNSEEN else "")
+        out.print(Padding(Text(f"written by code that can't be seen: {shown}"), (0, 0, 0, 2)))
+    out.print()
+    survived = len(report.cases) - len(report.failures)
+    out.print(f"survived     {survived} of {len(report.cases)} crashes")
+
+
+def _print_failure(out: Console, failure: Failure) -> None:
+    out.print(Padding(Text(failure.account), (0, 0, 0, 2)))
+    out.print(Text(f"    {failure.replay}", style="dim"), soft_wrap=True)
+
+
+def _data(report: SweepReport) -> dict[str, Any]:
+    return {
+        "ok": report.ok,
+        "points": len(report.points),
+        "crashes": len(report.cases),
+        "merged": report.merged,
+        "left_out": report.left_out,
+        "unseen": list(report.unseen),
+        "wrong": [list(each) for each in report.wrong],
+        "lines": [
+            {"line": each.where, "calls": list(each.calls), "crashes": each.cases, "failures": len(each.failures)}
+            for each in report.lines()
+        ],
+        "failures": [
+            {
+                "account": each.account,
+                "where": each.case.where,
+                "strike": each.case.strike,
+                "problems": [list(problem) for problem in each.problems],
+                "left": [list(found) for found in each.left],
+                "replay": each.replay,
+            }
+            for each in report.failures
+        ],
+    }

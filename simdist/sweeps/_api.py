@@ -1,0 +1,92 @@
+"""`simdist.sweep`: the sweep of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from simdist.errors import ArgumentError
+from simdist.result import RunResult
+from simdist.storage import PROFILES
+from simdist.sweeps._points import STRIKES, Strike
+from simdist.sweeps._programs import FunctionProgram
+from simdist.sweeps._report import SweepReport
+from simdist.sweeps._sweep import Progress, swept
+
+__all__ = ["sweep"]
+
+_TAKEN = ("disk", "faults", "echo", "progress", "replay")
+
+
+def sweep(
+    fn: Callable[..., Any],
+    *,
+    world_size: int,
+    args: Sequence[Any] = ("{tmp}",),
+    kwargs: Mapping[str, Any] | None = None,
+    profile: str = "ext4",
+    strikes: Sequence[Strike] = STRIKES,
+    outcomes: int = 4,
+    limit: int | None = None,
+    max_steps_lost: int | None = None,
+    check: Callable[[RunResult, str], str | None] | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> SweepReport:
+    """Crash `fn` at every moment of its run, start it again each time, and tell where it does not come back.
+
+    It runs once undisturbed, and then once for each crash, on a fresh disk each time. It has come back if every rank
+    returns, with the value that it returns undisturbed.
+
+    Args:
+        fn: the program of a rank, as `simdist.run` takes it.
+        world_size: number of ranks.
+        args: positional arguments of `fn`; "{tmp}" in a text stands for the folder of the disk.
+        kwargs: keyword arguments of `fn`, likewise.
+        profile: whose rules the disk keeps, one of `simdist.storage.PROFILES`.
+        strikes: who is struck: "rank" dies, its "host" loses power, or "all" hosts do.
+        outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
+        limit: at most so many crashes, spread evenly over the run.
+        max_steps_lost: how many steps (`simdist.step`) a restart may repeat.
+        check: called with the result of a run and the folder of its disk; what is wrong with it, or None.
+        progress: called with how many crashes were tried, how many there are, and how many of them failed.
+        settings: of `simdist.run`, such as `cluster`, `seed`, `max_restarts`.
+
+    Returns:
+        What became of every crash; `raise_for_failure` raises if the program did not come back from one.
+
+    Raises:
+        ArgumentError: arguments are not what they have to be.
+
+    Example:
+        >>> import os
+        >>> import simdist
+        >>> def save(folder):
+        ...     with open(os.path.join(folder, "value"), "w") as file:
+        ...         file.write("5")
+        ...     with open(os.path.join(folder, "value")) as file:
+        ...         return file.read()
+        >>> report = simdist.sweep(save, world_size=1, strikes=["rank"])
+        >>> report.ok, len(report.points), len(report.cases)
+        (True, 2, 3)
+    """
+    problems = [f"{name}: a sweep has its own" for name in _TAKEN if name in settings]
+    problems += [f"strikes: {each!r} is none of {', '.join(STRIKES)}" for each in strikes if each not in STRIKES]
+    if profile not in PROFILES:
+        problems.append(f"profile: {profile!r} is none of {', '.join(PROFILES)}")
+    if not isinstance(outcomes, int) or outcomes < 1:
+        problems.append(f"outcomes: {outcomes!r} is no count; 1 tries the most suspicious one")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        problems.append(f"limit: {limit!r} is no count")
+    if problems:
+        raise ArgumentError("simdist.sweep", problems)
+    program = FunctionProgram(
+        function=fn,
+        settings={**settings, "world_size": world_size},
+        args=args,
+        kwargs=kwargs,
+        disk={"profile": profile},
+        steps_lost=max_steps_lost,
+        check=check,
+    )
+    return swept(program, strikes=tuple(strikes), outcomes=outcomes, limit=limit, progress=progress)

@@ -1,0 +1,142 @@
+"""What a sweep has found: each failure in a sentence, and a table by line of the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from simdist.result import RunResult
+from simdist.sweeps._points import Case, Point
+from simdist.sweeps._programs import Ran
+
+__all__ = ["Failure", "Line", "SweepReport", "failure_of", "left_in", "unseen_in"]
+
+_SHOWN = 3  # paths of which is told what is left
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A crash after which the program did not do what it has to.
+
+    `left` tells of each path that was not as its host saw it, `problems` of each oracle that failed what was seen.
+    """
+
+    case: Case
+    left: tuple[tuple[str, str], ...]
+    problems: tuple[tuple[str, str], ...]
+    replay: str
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """How much there is to tell of."""
+        return len(self.left), self.case.outcome or 0
+
+    @property
+    def account(self) -> str:
+        """What happened, in one sentence."""
+        told = [f"{path} {text}" for path, text in self.left[:_SHOWN]]
+        if len(self.left) > _SHOWN:
+            told.append(f"and {len(self.left) - _SHOWN} more")
+        disk = f": {', '.join(told)}" if told else ""
+        step = "" if self.case.point.step is None else f", in step {self.case.point.step}"
+        return f"{self.case.words}{step}{disk}; {self.problems[0][1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The points at one line of the user's code, and what crashes there came to."""
+
+    where: str
+    calls: tuple[str, ...]
+    cases: int
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """What became of every crash. `merged` crashes were not tried, since each leaves what another one left.
+
+    `wrong` tells what is wrong with the undisturbed run already; nothing else was tried then.
+    """
+
+    points: tuple[Point, ...]
+    cases: tuple[Case, ...]
+    failures: tuple[Failure, ...]
+    merged: int = 0
+    left_out: int = 0  # beyond the limit that was set
+    unseen: tuple[str, ...] = ()  # paths that code changed which can't be seen
+    wrong: tuple[tuple[str, str], ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """True if the program came back from every crash."""
+        return not self.failures and not self.wrong
+
+    def lines(self) -> tuple[Line, ...]:
+        """By line of the user's code, in the order in which the run came to them."""
+        calls: dict[str, dict[str, None]] = {}
+        for point in self.points:
+            calls.setdefault(point.where, {})[point.name if point.kind != "step" else "step"] = None
+        counts: dict[str, int] = {}
+        for case in self.cases:
+            counts[case.where] = counts.get(case.where, 0) + 1
+        failed: dict[str, list[Failure]] = {}
+        for failure in self.failures:
+            failed.setdefault(failure.case.where, []).append(failure)
+        return tuple(
+            Line(where, tuple(names), counts.get(where, 0), tuple(failed.get(where, ())))
+            for where, names in calls.items()
+        )
+
+    def shortest(self) -> tuple[Failure, ...]:
+        """One failure of each line and kind: that with least on the disk to tell of, the most suspicious, the first."""
+        best: dict[tuple[str, str, str], Failure] = {}
+        for failure in self.failures:
+            key = failure.case.where, failure.case.strike, failure.problems[0][0]
+            known = best.get(key)
+            if known is None or failure.length < known.length:
+                best[key] = failure
+        return tuple(best.values())
+
+    def __str__(self) -> str:
+        return "\n".join(self._text())
+
+    def _text(self) -> Iterator[str]:
+        yield f"{len(self.points)} points, {len(self.cases)} crashes tried, {self.merged} more leave the same"
+        for name, text in self.wrong:
+            yield f"  without any crash: {name}: {text}"
+        for failure in self.shortest():
+            yield f"  {failure.account}"
+            yield f"    replay: {failure.replay}"
+
+    def raise_for_failure(self) -> None:
+        """Do nothing if the program came back from every crash.
+
+        Raises:
+            AssertionError: it did not; its text is the report.
+        """
+        if not self.ok:
+            raise AssertionError(f"{len(self.failures)} of {len(self.cases)} crashes are not survived\n{self}")
+
+
+def failure_of(case: Case, ran: Ran, replay: str) -> Failure | None:
+    """What is wrong with a run; None if nothing is."""
+    if not ran.problems:
+        return None
+    return Failure(case, left_in(ran.result), ran.problems, replay)
+
+
+def left_in(result: RunResult) -> tuple[tuple[str, str], ...]:
+    """What its crashes have left on the disk."""
+    return tuple((str(e.data["path"]), str(e.data["text"])) for e in result.events if e.kind == "disk")
+
+
+def unseen_in(results: Sequence[RunResult]) -> tuple[str, ...]:
+    """The paths that code changed which can't be seen."""
+    found: dict[str, None] = {}
+    for result in results:
+        for event in result.events:
+            if event.kind == "storage" and event.data["effect"] == "unseen":
+                found[str(event.data["path"])] = None
+    return tuple(found)

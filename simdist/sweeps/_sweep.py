@@ -1,0 +1,115 @@
+"""The sweep: number the points of a run, then crash it at each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from simdist.errors import ArgumentError
+from simdist.scenario import Plan
+from simdist.sweeps._points import STRIKES, Case, Strike, Watcher, cases_of
+from simdist.sweeps._programs import PlanProgram, Program
+from simdist.sweeps._report import Failure, SweepReport, failure_of, unseen_in
+
+__all__ = ["sweep_plan", "swept"]
+
+Progress = Callable[[int, int, int], None]
+"""Called with how many crashes were tried, how many there are, and how many of them failed."""
+
+_program: PlanProgram | None = None  # of a worker process
+
+
+def swept(
+    program: Program,
+    *,
+    strikes: Sequence[Strike] = STRIKES,
+    outcomes: int = 4,
+    limit: int | None = None,
+    progress: Progress | None = None,
+    run: Callable[[Sequence[Case]], Iterator[Failure | None]] | None = None,
+) -> SweepReport:
+    """Crash `program` at every point, one after the other, or as `run` does it; at most `limit` crashes, spread evenly.
+
+    Of a crash of all hosts the `outcomes` most suspicious states of the disk are tried.
+
+    Raises:
+        ArgumentError: power is to be lost, and there is no disk to lose anything from.
+    """
+    if "rank" not in strikes and not program.has_disk:
+        raise ArgumentError("a sweep", ["a host that loses power loses nothing without a disk; mount one"])
+    watcher = Watcher(outcomes)
+    first = program.watch(watcher)
+    cases, merged = cases_of(watcher.points, strikes, program.hosts, outcomes)
+    unseen = unseen_in([first.result])
+    points = tuple(watcher.points)
+    if first.problems:
+        return SweepReport(points=points, cases=(), failures=(), wrong=first.problems, unseen=unseen)
+    chosen = _spread(cases, limit)
+    failures: list[Failure] = []
+    found = run(chosen) if run is not None else (_try(program, case) for case in chosen)
+    for count, failure in enumerate(found, 1):
+        if failure is not None:
+            failures.append(failure)
+        if progress is not None:
+            progress(count, len(chosen), len(failures))
+    return SweepReport(
+        points=points,
+        cases=tuple(chosen),
+        failures=tuple(failures),
+        merged=merged,
+        left_out=len(cases) - len(chosen),
+        unseen=unseen,
+    )
+
+
+def sweep_plan(
+    plan: Plan,
+    *,
+    strikes: Sequence[Strike] = STRIKES,
+    outcomes: int = 4,
+    limit: int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> SweepReport:
+    """Sweep a scenario in `workers` processes, by default one for each core.
+
+    Raises:
+        ScenarioError: the workload can't be imported.
+        ArgumentError: see `swept`.
+    """
+    program = PlanProgram(plan)
+    count = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or os.cpu_count()
+    settings = {"strikes": strikes, "outcomes": outcomes, "limit": limit, "progress": progress}
+    if count == 1:
+        return swept(program, **settings)  # type: ignore[arg-type]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, _begin, (plan,)) as pool:
+
+        def run(cases: Sequence[Case]) -> Iterator[Failure | None]:
+            return pool.map(_try_in_worker, cases, chunksize=max(1, min(16, len(cases) // (4 * (count or 1)))))
+
+        return swept(program, run=run, **settings)  # type: ignore[arg-type]
+
+
+def _begin(plan: Plan) -> None:
+    global _program
+    _program = PlanProgram(plan)
+    _program.watch(Watcher(0))
+
+
+def _try_in_worker(case: Case) -> Failure | None:
+    assert _program is not None
+    return _try(_program, case)
+
+
+def _try(program: Program, case: Case) -> Failure | None:
+    fault = case.fault
+    return failure_of(case, program.strike(fault), program.replay(fault))
+
+
+def _spread(cases: Sequence[Case], limit: int | None) -> list[Case]:
+    if limit is None or limit >= len(cases):
+        return list(cases)
+    return [cases[index * len(cases) // limit] for index in range(limit)]

@@ -1,0 +1,86 @@
+"""`simdist sweep` on a scenario: the table, the accounts, and runs that replay them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from simdist.cli import main
+
+_PROGRAM = """
+from pathlib import Path
+
+
+def save(folder, *, safe):
+    path = Path(folder) / "value"
+    if not path.exists():
+        target = path.with_suffix(".tmp") if safe else path
+        target.write_text("5")
+        if safe:
+            target.replace(path)
+    return int(path.read_text())
+"""
+
+
+def _write(folder: Path, *, safe: bool = False, disk: str = "[disk]") -> str:
+    (folder / "program.py").write_text(_PROGRAM)
+    path = folder / "scenario.toml"
+    workload = f'{{ target = "program:save", args = ["{{tmp}}"], kwargs = {{ safe = {str(safe).lower()} }} }}'
+    path.write_text(f"world_size = 1\nworkload = {workload}\n{disk}\n[expect]\nsame_as_without_faults = true\n")
+    return str(path)
+
+
+def _sweep(*words: str) -> Result:
+    return CliRunner().invoke(main, ["sweep", *words, "--workers", "1"])
+
+
+def test_a_program_that_comes_back_passes(tmp_path: Path) -> None:
+    result = _sweep(_write(tmp_path, safe=True), "--strike", "rank")
+
+    assert result.exit_code == 0, result.output
+    assert "3 points, 4 crashes" in result.output
+    assert "survived     4 of 4 crashes" in result.output
+
+
+def test_a_failure_is_told_by_line_and_replays(tmp_path: Path) -> None:
+    result = _sweep(_write(tmp_path), "--strike", "rank", "--json", str(tmp_path / "report.json"))
+
+    assert result.exit_code == 1, result.output
+    assert "rank 0 died before write of value (program.py:9); rank 0 raised ValueError" in " ".join(
+        result.output.split()
+    )
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert [line["failures"] for line in data["lines"]] == [2]  # before the write, and in the middle of it
+    replay = shlex.split(data["failures"][0]["replay"])
+    again = CliRunner().invoke(main, replay[1:])
+    assert again.exit_code == 1
+    assert "ValueError" in again.output
+
+
+def test_a_loss_of_power_says_what_is_left(tmp_path: Path) -> None:
+    result = _sweep(_write(tmp_path, safe=True), "--strike", "all")
+
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1, result.output
+    assert (
+        "all hosts lost power after rename of value.tmp to value (program.py:11): value is empty, of 1 bytes;" in said
+    )
+
+
+def test_a_scenario_without_a_disk_is_refused(tmp_path: Path) -> None:
+    result = _sweep(_write(tmp_path, disk=""))
+
+    assert result.exit_code == 2
+    assert "disk: missing; a crash loses nothing without one: add [disk]" in result.output
+
+
+def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    one = _sweep(path)
+
+    two = CliRunner().invoke(main, ["sweep", path, "--workers", "2"])
+
+    assert one.output.splitlines()[:-1] == two.output.splitlines()[:-1]

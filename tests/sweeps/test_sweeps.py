@@ -1,0 +1,238 @@
+"""A sweep crashes a program at every moment and tells where it does not come back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.cluster import make
+from simdist.errors import ArgumentError
+from simdist.faults import Crash, HostCrash
+from simdist.sweeps import STRIKES, SweepReport
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text()) if path.exists() else 0
+
+
+def count(folder: str, *, steps: int = 2, sync: bool = True) -> int:
+    """Count the steps, and keep the count in a file."""
+    path = Path(folder) / "count"
+    for step in range(_number(path), steps):
+        simdist.step(step)
+        with path.with_suffix(".tmp").open("w") as file:
+            file.write(str(step + 1))
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        path.with_suffix(".tmp").replace(path)
+        if sync:
+            above = os.open(folder, os.O_RDONLY)
+            os.fsync(above)
+            os.close(above)
+    return _number(path)
+
+
+def in_place(folder: str) -> int:
+    """The same, without a second file."""
+    path = Path(folder) / "count"
+    for step in range(_number(path), 2):
+        path.write_text(str(step + 1))
+    return _number(path)
+
+
+def _calls(report: SweepReport) -> list[tuple[str, str]]:
+    return [(point.kind, point.call) for point in report.points]
+
+
+def test_points_are_what_a_crash_can_come_before() -> None:
+    report = simdist.sweep(count, world_size=1, args=("{tmp}",), kwargs={"steps": 1})
+
+    assert _calls(report) == [
+        ("step", "step 0"),
+        ("storage", "create of count.tmp"),
+        ("storage", "write of count.tmp"),
+        ("storage", "fsync of count.tmp"),
+        ("storage", "rename of count.tmp to count"),
+        ("storage", "fsync_dir of the disk"),
+    ]
+    assert [point.nth for point in report.points] == [1, 1, 2, 3, 4, 5]
+    assert all(point.where.startswith("test_sweeps.py:") for point in report.points)
+
+
+def test_code_that_syncs_survives_everything() -> None:
+    report = simdist.sweep(count, world_size=1, max_steps_lost=1, outcomes=8)
+
+    assert report.ok
+    assert len(report.cases) > 20
+    report.raise_for_failure()
+
+
+def test_code_that_does_not_sync_is_told_so_with_the_line_and_what_is_left() -> None:
+    report = simdist.sweep(count, world_size=1, kwargs={"sync": False}, strikes=["all"])
+
+    assert not report.ok
+    failure = report.shortest()[0]
+    assert "all hosts lost power after rename of count.tmp to count (test_sweeps.py:" in failure.account
+    assert "count is empty, of 1 bytes; rank 0 raised ValueError: invalid literal for int()" in failure.account
+    assert failure.left == (("count", "is empty, of 1 bytes"),)
+    with pytest.raises(AssertionError, match=r"crashes are not survived\n.*points, .* crashes tried"):
+        report.raise_for_failure()
+
+
+def test_a_rank_that_dies_shows_what_is_written_in_place() -> None:
+    report = simdist.sweep(in_place, world_size=1, strikes=["rank"])
+
+    assert [failure.case.words.partition(" (")[0] for failure in report.failures] == [
+        "rank 0 died before write of count",
+        "rank 0 died during write of count",
+        "rank 0 died before write of count",
+        "rank 0 died during write of count",
+    ]
+
+
+def test_a_checkpoint_that_is_too_old_is_a_failure() -> None:
+    def seldom(folder: str) -> int:
+        path = Path(folder) / "count"
+        for step in range(_number(path), 6):
+            simdist.step(step)
+            if step == 2:
+                path.write_text("3")
+        return 6
+
+    for bound, said in ((2, set()), (1, {"2 steps were lost to a restart, at most 1"})):
+        report = simdist.sweep(seldom, world_size=1, strikes=["rank"], max_steps_lost=bound)
+
+        problems = [failure.problems[0] for failure in report.failures]
+        assert {text for name, text in problems if name == "max_steps_lost"} == said
+
+
+def test_a_wrong_state_is_a_failure() -> None:
+    def forgets(folder: str) -> float:
+        path = Path(folder) / "state"
+        momentum, total, first = 0.0, 0.0, 0
+        if path.exists():
+            text = path.read_text().split()
+            total, first = float(text[0]), int(text[1])
+        for step in range(first, 3):
+            momentum = momentum / 2 + step
+            total += momentum
+            path.with_suffix(".tmp").write_text(f"{total} {step + 1}")
+            path.with_suffix(".tmp").replace(path)
+        return total
+
+    report = simdist.sweep(forgets, world_size=1, strikes=["rank"])
+
+    assert {failure.problems[0][0] for failure in report.failures} == {"same_as_without_faults"}
+
+
+def test_crashes_that_leave_the_same_are_tried_once() -> None:
+    def idle(folder: str) -> None:
+        (Path(folder) / "a").touch()
+        for step in range(10):
+            simdist.step(step)
+
+    report = simdist.sweep(idle, world_size=1, strikes=["all"])
+
+    before = [case.point.call for case in report.cases if case.when == "before"]
+    assert before == ["create of a", *(f"step {step}" for step in range(10) for _ in "ab")]
+    assert report.merged == 0  # a program that is further has more to lose
+
+    def waits(folder: str) -> None:
+        (Path(folder) / "a").touch()
+        for _ in range(10):
+            simdist.point("waiting")
+
+    report = simdist.sweep(waits, world_size=1, strikes=["all"])
+
+    before = [case.point.call for case in report.cases if case.when == "before"]
+    assert before == [
+        "create of a",
+        "point 'waiting'",
+    ]  # the file may be there, or not
+    assert report.merged == 2 * 10 - 1
+
+
+def test_each_crash_is_a_fault_with_a_trigger_of_its_own() -> None:
+    report = simdist.sweep(in_place, world_size=1, limit=4)
+
+    assert len(report.cases) == 4
+    assert report.left_out > 0
+    for case in report.cases:
+        assert case.fault.target == 0
+        assert isinstance(case.fault, Crash | HostCrash)
+
+
+def test_hosts_lose_power_one_by_one_and_all_together() -> None:
+    def save(folder: str) -> float:
+        dist.init_process_group("gloo")
+        path = Path(folder) / "value.pt"
+        value = torch.load(path)["value"] if path.exists() else torch.zeros(1)
+        if not path.exists():
+            dist.all_reduce(value.add_(dist.get_rank()))
+            if dist.get_rank() == 0:
+                torch.save({"value": value}, path.with_suffix(".tmp"))
+                path.with_suffix(".tmp").replace(path)
+        dist.barrier()
+        dist.destroy_process_group()
+        return float(value)
+
+    report = simdist.sweep(save, world_size=2, cluster=make(2, hosts=2))
+
+    assert {case.strike for case in report.cases} == set(STRIKES)
+    # A server keeps what was closed; the server itself, what was synced.
+    assert {failure.case.strike for failure in report.failures} == {"all"}
+    assert any("value.pt is empty, of" in failure.account for failure in report.failures)
+
+
+def test_a_program_that_fails_undisturbed_is_not_swept() -> None:
+    def fails(folder: str) -> None:
+        raise ValueError(folder and "no")
+
+    report = simdist.sweep(fails, world_size=1)
+
+    assert report.wrong == (("outcomes", "rank 0 raised ValueError: no"),)
+    assert not report.ok
+    assert report.cases == ()
+
+
+def test_what_a_check_says_is_a_failure() -> None:
+    def check(result: Any, folder: str) -> str | None:
+        return "left a temporary file" if (Path(folder) / "count.tmp").exists() else None
+
+    def leaves(folder: str) -> int:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            (Path(folder) / "count.tmp").write_text("1")
+            (Path(folder) / "count.tmp").unlink()
+        return 1
+
+    report = simdist.sweep(leaves, world_size=1, strikes=["rank"], check=check)
+
+    assert {failure.problems for failure in report.failures} == {(("check", "left a temporary file"),)}
+
+
+def test_what_cannot_be_seen_is_named() -> None:
+    def unseen(folder: str) -> None:
+        torch.from_file(f"{folder}/shared", shared=True, size=4)
+        os.sync()
+
+    assert simdist.sweep(unseen, world_size=1, strikes=["rank"]).unseen == ("shared",)
+
+
+def test_bad_arguments_are_told_all_at_once() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        simdist.sweep(count, world_size=1, profile="zfs", strikes=["cat"], outcomes=0, limit=0, disk="x")  # type: ignore[list-item]
+
+    text = str(caught.value)
+    for name in ("profile", "strikes", "outcomes", "limit", "disk"):
+        assert f"{name}: " in text
+
+
+def test_equal_sweeps_give_equal_reports() -> None:
+    assert simdist.sweep(in_place, world_size=1) == simdist.sweep(in_place, world_size=1)
