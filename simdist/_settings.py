@@ -262,7 +262,12 @@ def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ())
     lines = list(lines)
     size = good.get("world_size", good.get("nprocs"))
     lives = 0 if "nprocs" in good else good.get("max_restarts")  # nothing restarts what is spawned
-    faulty = problems_of(good.get("faults", ()), WORLD_SIZE.most if size is None else size, max_restarts=lives)
+    faulty = problems_of(
+        good.get("faults", ()),
+        WORLD_SIZE.most if size is None else size,
+        max_restarts=lives,
+        has_disk=good.get("disk") is not None,
+    )
     cluster = good.get("cluster")
     misplaced = []
     if cluster is not None and size is not None and cluster.world_size != size:

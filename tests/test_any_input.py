@@ -97,7 +97,7 @@ def test_a_fault_is_wrong_in_a_file_if_it_is_wrong_in_python(
 
     plan, refusal = ending(lambda: load(file), ScenarioError)
 
-    in_python = problems_of([fault], 2, max_restarts=last)
+    in_python = problems_of([fault], 2, max_restarts=last, has_disk=False)
     assert (refusal is None) == (in_python == []), (str(refusal), in_python)
     if refusal is None:
         assert dataclasses.asdict(plan.faults[0]) == dataclasses.asdict(fault)

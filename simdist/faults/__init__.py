@@ -1,8 +1,8 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
-`StoreDelay`, `StoreLost`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`
-and `Fault`.
+`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, or one of the user's, from the bases
+`RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
 All that there is to know about a kind stands in its class: fields, problems in a world, the simulated and the real arm,
 words. Nothing else in simdist knows a kind; where a fault can strike is told by its base.
 
@@ -15,12 +15,15 @@ faults.
 from typing import TYPE_CHECKING
 
 from simdist.faults._crash import Crash
+from simdist.faults._disk_fault import DiskFault
+from simdist.faults._disk_full import DiskFull
 from simdist.faults._draws import draws_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
 from simdist.faults._fields import OPERATION, RANK, fields_of, file_key, ranks_in
 from simdist.faults._hang import Hang
 from simdist.faults._hold import Hold
 from simdist.faults._host_crash import HostCrash
+from simdist.faults._io_error import IoError
 from simdist.faults._kinds import KINDS
 from simdist.faults._lasting import LastingFault
 from simdist.faults._link_delay import LinkDelay
@@ -31,7 +34,9 @@ from simdist.faults._partition import Partition
 from simdist.faults._problems import FaultProblem, problems_among, problems_of
 from simdist.faults._raise import Raise
 from simdist.faults._rank_fault import RankFault
+from simdist.faults._short_write import ShortWrite
 from simdist.faults._signal import Signal
+from simdist.faults._slow_disk import SlowDisk
 from simdist.faults._slow_rank import SlowRank
 from simdist.faults._stage import Stage, StruckRank
 from simdist.faults._store_delay import StoreDelay
@@ -48,12 +53,15 @@ __all__ = [
     "RANK",
     "STORAGE",
     "Crash",
+    "DiskFault",
+    "DiskFull",
     "Fault",
     "FaultProblem",
     "Hang",
     "Hold",
     "HostCrash",
     "Injector",
+    "IoError",
     "LastingFault",
     "LinkDelay",
     "LinkEffect",
@@ -64,7 +72,9 @@ __all__ = [
     "Problem",
     "Raise",
     "RankFault",
+    "ShortWrite",
     "Signal",
+    "SlowDisk",
     "SlowRank",
     "Stage",
     "StoreDelay",

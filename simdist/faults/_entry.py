@@ -112,6 +112,10 @@ class Entry:
         self.injector.judge_requests()
         self.injector.late_requests.append((self, lateness_ns))
 
+    def delay_effects(self, lateness_ns: Lateness) -> None:
+        self.injector.judge_effects()
+        self.injector.late_effects.append((self, lateness_ns))
+
     def lose_store(self) -> None:
         self.injector.lose_store()
 

@@ -8,6 +8,7 @@ simulation and on a real machine, and what is said of it. Users write their own 
 | `RankFault` | strikes a rank when its trigger comes | `strike` or `exception` | yes | yes |
 | `OperationDelay` | a rank's operations start late, for a while | `lateness_ns` | yes | yes |
 | `LinkFault` | messages between ranks go astray, for a while | `effect_on` | yes | with network namespaces |
+| `DiskFault` | a simulated disk misbehaves, for a while | `lay_on` | yes | no |
 | `StoreFault` | the launcher's store misbehaves | `request_delay_ns`, `lost_at_ns` | yes | without restarts |
 | `Fault` | anything else | `arm` | yes | no, unless `real_obstacle` says so |
 
@@ -42,13 +43,14 @@ Problem = tuple[str, str]
 class Surroundings:
     """The world that a fault is given to, as far as it is known before it runs.
 
-    `max_restarts` is None if nobody knows it yet. `waits` maps the name of each fault of the world to the name of the
-    one that it comes after ("" for none). `wrong` has the fields that are wrong by themselves, of which there is
-    nothing more to say.
+    `max_restarts` and `has_disk` are None if nobody knows yet. `waits` maps the name of each fault of the world to the
+    name of the one that it comes after ("" for none). `wrong` has the fields that are wrong by themselves, of which
+    there is nothing more to say.
     """
 
     world_size: int
     max_restarts: int | None = None
+    has_disk: bool | None = None
     waits: Mapping[str, str] = field(default_factory=dict)
     taken: frozenset[str] = frozenset()  # names that several faults bear
     wrong: frozenset[str] = frozenset()
@@ -157,10 +159,17 @@ class Fault:
             for rank in ranks if world.fine(name) else ():
                 if not 0 <= rank < world.world_size:
                     yield name, f"rank {rank} is outside the world of {world.world_size} ranks"
+        if world.has_disk is False and world.fine("op") and self.needs_disk:
+            yield "", "it strikes what a rank does to a simulated disk, and there is none; mount one"
         if world.fine("name") and self.name in world.taken:
             yield "name", f"{self.name!r} is the name of another fault, too"
         if world.fine("after") and self.after is not None:
             yield from self._problems_of_after(self.after, world)
+
+    @property
+    def needs_disk(self) -> bool:
+        """True if it can strike only where a simulated disk is."""
+        return False
 
     def _problems_of_after(self, after: str, world: Surroundings) -> Iterator[Problem]:
         if after not in world.waits:

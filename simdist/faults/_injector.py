@@ -73,6 +73,7 @@ class Injector:
         self.world_size = network.cluster.world_size
         self.late_operations: list[tuple[Entry, Lateness]] = []
         self.late_requests: list[tuple[Entry, Lateness]] = []
+        self.late_effects: list[tuple[Entry, Lateness]] = []
         self.said = 0  # events of faults in the log
         self._seed = seed
         self._life = 0
@@ -138,7 +139,7 @@ class Injector:
         if isinstance(fault, RankFault):
             trigger = fault.trigger
             if trigger.effects:
-                self._judge(StorageCalled, self._on_effect)
+                self.judge_effects()
             elif trigger.on_operation:
                 self.judge_operations()
             if trigger.step is not None:
@@ -206,6 +207,10 @@ class Injector:
         """From now on judge operations."""
         self._judge(OperationCalled, self._on_operation)
 
+    def judge_effects(self) -> None:
+        """From now on judge effects on disks."""
+        self._judge(StorageCalled, self._on_effect)
+
     def judge_requests(self) -> None:
         """From now on judge requests to the store."""
         self._judge(StoreRequested, self._on_request)
@@ -226,7 +231,9 @@ class Injector:
 
     def _on_effect(self, event: StorageCalled) -> Verdict:
         watches = self._watches.get(event.process.rank)
-        return PASS if watches is None else self._verdict(watches.effect(event.effect), event.process)
+        struck = [] if watches is None else watches.effect(event.effect)
+        late_ns = self._lateness_ns(self.late_effects, event.process.rank)
+        return self._verdict(struck, event.process, late_ns)
 
     def _on_operation(self, event: OperationCalled) -> Verdict:
         watches = self._watches.get(event.process.rank)

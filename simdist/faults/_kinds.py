@@ -6,19 +6,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from simdist.faults._crash import Crash
+from simdist.faults._disk_full import DiskFull
 from simdist.faults._fault import Fault
 from simdist.faults._hang import Hang
 from simdist.faults._hold import Hold
 from simdist.faults._host_crash import HostCrash
+from simdist.faults._io_error import IoError
 from simdist.faults._link_delay import LinkDelay
 from simdist.faults._partition import Partition
 from simdist.faults._raise import Raise
+from simdist.faults._short_write import ShortWrite
 from simdist.faults._signal import Signal
+from simdist.faults._slow_disk import SlowDisk
 from simdist.faults._slow_rank import SlowRank
 from simdist.faults._store_delay import StoreDelay
 from simdist.faults._store_lost import StoreLost
 
 __all__ = ["KINDS"]
 
-_CLASSES = (Crash, HostCrash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost)
+_CLASSES = (
+    *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost),
+    *(IoError, ShortWrite, SlowDisk, DiskFull),
+)
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

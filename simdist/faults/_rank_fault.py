@@ -80,6 +80,11 @@ class RankFault(Fault):
         return self.op is not None or (self.nth is not None and self.at_point is None)
 
     @property
+    def needs_disk(self) -> bool:
+        """True if an effect on a disk triggers it."""
+        return bool(effects_of(self.op))
+
+    @property
     def operations(self) -> tuple[str, ...] | None:
         """The operations that match, as events name them; None: any."""
         return None if self.op is None else operations_of(self.op)

@@ -102,6 +102,10 @@ class Stage(Protocol):
         """Before each request to the launcher's store ask `lateness_ns(rank, now_ns)`; it takes so much longer."""
         ...
 
+    def delay_effects(self, lateness_ns: Callable[[int, int], int]) -> None:
+        """Before each effect on a simulated disk ask `lateness_ns(rank, now_ns)`; it comes so much later."""
+        ...
+
     def lose_store(self) -> None:
         """The launcher's store is gone."""
         ...
@@ -110,6 +114,6 @@ class Stage(Protocol):
         """Put announced events of this type to `judge`, whose verdict holds unless somebody judged before.
 
         Announced are, in `simdist.c10d`, `OperationCalled`, `OperationAdmitted`, `MessageRead` and `StoreRequested`,
-        and in `simdist.process` `StepReached` and `PointReached`.
+        in `simdist.process` `StepReached` and `PointReached`, and in `simdist.files` `StorageCalled`.
         """
         ...

@@ -13,8 +13,8 @@ a normal write, modification times, and on a disk of several hosts that one of t
 """
 
 from simdist.files._calls import present_disk
-from simdist.files._events import StorageCalled
+from simdist.files._events import StorageCalled, WrittenInPartError
 from simdist.files._mount import mount
 from simdist.files._mounted import MountedDisk
 
-__all__ = ["MountedDisk", "StorageCalled", "mount", "present_disk"]
+__all__ = ["MountedDisk", "StorageCalled", "WrittenInPartError", "mount", "present_disk"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simdist.process import SimProcess
 
-__all__ = ["StorageCalled"]
+__all__ = ["StorageCalled", "WrittenInPartError"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,11 @@ class StorageCalled:
     offset: int = 0
     size: int = 0
     to: str = ""
+
+
+class WrittenInPartError(Exception):
+    """In a verdict on a write: only `count` of its bytes are written. The program sees a short count."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdist.cluster import Host
-from simdist.files._events import StorageCalled
+from simdist.files._events import StorageCalled, WrittenInPartError
 from simdist.files._left import put_back, words_of
 from simdist.kernel import PASS, Simulation, stream
 from simdist.process import SimProcess, carry_out
@@ -136,10 +136,13 @@ class MountedDisk:
             self._strike(left[1])
             return result
         result = act(1.0)
-        bus.record(stored(simulation.now_ns, process.rank, effect, path, offset, size, to))
+        self._tell(process, effect, path, offset, size, to)
         if left is not None:
             self._strike(left[1])
         return result
+
+    def _tell(self, process: SimProcess, effect: str, path: str, offset: int, size: int, to: str = "") -> None:
+        self._simulation.bus.record(stored(self._simulation.now_ns, process.rank, effect, path, offset, size, to))
 
     def _strike(self, strike: Callable[[], None]) -> None:
         strike()
@@ -153,12 +156,16 @@ class MountedDisk:
         def write(part: float) -> int:
             self.look(opened.inode)
             self.disk.pin(opened.inode)
-            count = act(data if part == 1 else data[: int(len(data) * part)])
+            count = act(data if part == 1 else data[: round(len(data) * part)])
             self.disk.write(opened.inode, offset, data[:count])
             self.remember(opened.inode)
             return count
 
-        count: int = self.change(opened.process, "write", opened.path, write, offset=offset, size=len(data))
+        try:
+            count: int = self.change(opened.process, "write", opened.path, write, offset=offset, size=len(data))
+        except WrittenInPartError as short:
+            count = write(min(short.count, len(data)) / len(data))
+            self._tell(opened.process, "write", opened.path, offset, count)
         return count
 
     def resize(self, process: SimProcess, inode: Inode, path: str, size: int, act: Callable[[], Any]) -> Any:
@@ -187,7 +194,11 @@ class MountedDisk:
 
         effect = "fsync_dir" if inode.kind == "folder" else "fdatasync" if data_only else "fsync"
         waiting = sum(len(change.data) for change in inode.changes if change.data is not None)
-        return self.change(process, effect, path, sync, waits_for=waiting)
+        try:
+            return self.change(process, effect, path, sync, waits_for=waiting)
+        except OSError:
+            self.disk.fail_sync(inode)
+            raise
 
     def close(self, number: int) -> None:
         """A descriptor is about to be closed."""

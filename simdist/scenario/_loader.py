@@ -208,7 +208,9 @@ class _Loader:
         names = [entry["name"] for entry in raw if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
         places = list(good)
         size = self.world_size or 2**63  # as long as it isn't known, every rank is inside
-        for problem in faults.problems_among(good.values(), size, self.last_life, names=names):
+        for problem in faults.problems_among(
+            good.values(), size, self.last_life, has_disk="disk" in self.table, names=names
+        ):
             keys = (*(faults.file_key(str(part)) for part in problem.path[:1]), *problem.path[1:])
             self._problem(("faults", places[problem.index], *keys), problem.text)
         self.problems.sort(key=lambda problem: problem.path[1] if problem.path[:1] == ("faults",) else -1)

@@ -163,9 +163,16 @@ class Disk:
             self._log.keep_all()  # the new size goes through the journal, behind everything that is in it
         else:
             self._log.keep_about(inode.number, data_only=data_only)
-        if inode.changes:
+        if len(inode.changes) > inode.failed:
             self._settle(inode)
         self._forget()
+
+    def fail_sync(self, inode: Inode) -> None:
+        """fsync of a file has failed: its bytes count as written back, so that the next one brings nothing to the disk.
+
+        Unless there is more to write by then, with which all of it goes.
+        """
+        inode.failed = len(inode.changes)
 
     def sync_folder(self, inode: Inode) -> None:
         """fsync of a folder has returned."""
@@ -184,6 +191,7 @@ class Disk:
         """A file's bytes are durable."""
         inode.base = self._settled(inode, inode.size)
         inode.changes.clear()
+        inode.failed = 0
 
     def _settled(self, inode: Inode, size: int, data: bytes | None = None) -> Content:
         if self._read is not None:
@@ -283,6 +291,7 @@ class Disk:
                 if isinstance(state, FileState) and inode.changes:
                     inode.base = self._settled(inode, state.size, contents.get(state))
                     inode.changes = []
+                    inode.failed = 0
             folder, _, name = path.rpartition("/")
             names[at[folder], name] = at[path] = inode.number
         self._inodes, self._live = inodes, names

@@ -22,7 +22,7 @@ Draw = Callable[[int], int]
 class Inode:
     """What a name stands for. `base` is what is durable of a file's bytes, `changes` what came after, in order."""
 
-    __slots__ = ("base", "changes", "emptied", "kind", "mode", "number", "target")
+    __slots__ = ("base", "changes", "emptied", "failed", "kind", "mode", "number", "target")
 
     def __init__(self, number: int, kind: Literal["file", "folder", "link"], base: Content = NOTHING) -> None:
         self.number = number
@@ -31,6 +31,7 @@ class Inode:
         self.changes: list[Change] = []
         self.target = ""  # of a link
         self.mode = 0o777 if kind == "folder" else 0o666
+        self.failed = 0  # of the changes, so many had their chance: a sync of them failed
         self.emptied = False  # its bytes were thrown away, and it was not closed since
 
     @property

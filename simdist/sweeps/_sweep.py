@@ -18,6 +18,8 @@ __all__ = ["sweep_plan", "swept"]
 Progress = Callable[[int, int, int], None]
 """Called with how many crashes were tried, how many there are, and how many of them failed."""
 
+_FEW = 40  # crashes that are sooner tried here than processes are started
+
 _program: PlanProgram | None = None  # of a worker process
 
 
@@ -73,24 +75,28 @@ def sweep_plan(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> SweepReport:
-    """Sweep a scenario in `workers` processes, by default one for each core.
+    """Sweep a scenario in `workers` processes, by default one for each core; in this one, if there is little to try.
 
     Raises:
         ScenarioError: the workload can't be imported.
         ArgumentError: see `swept`.
     """
     program = PlanProgram(plan)
-    count = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or os.cpu_count()
-    settings = {"strikes": strikes, "outcomes": outcomes, "limit": limit, "progress": progress}
-    if count == 1:
-        return swept(program, **settings)  # type: ignore[arg-type]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, _begin, (plan,)) as pool:
+    count = workers or _cores()
 
-        def run(cases: Sequence[Case]) -> Iterator[Failure | None]:
-            return pool.map(_try_in_worker, cases, chunksize=max(1, min(16, len(cases) // (4 * (count or 1)))))
+    def run(cases: Sequence[Case]) -> Iterator[Failure | None]:
+        if count == 1 or len(cases) < _FEW:
+            yield from (_try(program, case) for case in cases)
+            return
+        size = max(1, min(16, len(cases) // (4 * count)))
+        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (plan,)) as pool:
+            yield from pool.map(_try_in_worker, cases, chunksize=size)
 
-        return swept(program, run=run, **settings)  # type: ignore[arg-type]
+    return swept(program, strikes=strikes, outcomes=outcomes, limit=limit, progress=progress, run=run)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin(plan: Plan) -> None:

@@ -14,14 +14,16 @@ _PROGRAM = """
 from pathlib import Path
 
 
-def save(folder, *, safe):
-    path = Path(folder) / "value"
-    if not path.exists():
-        target = path.with_suffix(".tmp") if safe else path
-        target.write_text("5")
-        if safe:
-            target.replace(path)
-    return int(path.read_text())
+def save(folder, *, safe, times=1):
+    for time in range(times):
+        path = Path(folder) / f"value{time or ''}"
+        if not path.exists():
+            target = path.with_suffix(".tmp") if safe else path
+            target.write_text("5")
+            if safe:
+                target.replace(path)
+        value = int(path.read_text())
+    return value
 """
 
 
@@ -49,7 +51,7 @@ def test_a_failure_is_told_by_line_and_replays(tmp_path: Path) -> None:
     result = _sweep(_write(tmp_path), "--strike", "rank", "--json", str(tmp_path / "report.json"))
 
     assert result.exit_code == 1, result.output
-    assert "rank 0 died before write of value (program.py:9); rank 0 raised ValueError" in " ".join(
+    assert "rank 0 died before write of value (program.py:10); rank 0 raised ValueError" in " ".join(
         result.output.split()
     )
     data = json.loads((tmp_path / "report.json").read_text())
@@ -66,7 +68,7 @@ def test_a_loss_of_power_says_what_is_left(tmp_path: Path) -> None:
     said = " ".join(result.output.split())
     assert result.exit_code == 1, result.output
     assert (
-        "all hosts lost power after rename of value.tmp to value (program.py:11): value is empty, of 1 bytes;" in said
+        "all hosts lost power after rename of value.tmp to value (program.py:12): value is empty, of 1 bytes;" in said
     )
 
 
@@ -79,8 +81,11 @@ def test_a_scenario_without_a_disk_is_refused(tmp_path: Path) -> None:
 
 def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
     path = _write(tmp_path)
-    one = _sweep(path)
+    many = ("--outcomes", "12", "--set", "workload.kwargs.times=8")
+    one = _sweep(path, *many)
 
-    two = CliRunner().invoke(main, ["sweep", path, "--workers", "2"])
+    two = CliRunner().invoke(main, ["sweep", path, "--workers", "2", *many])
+
+    assert int(one.output.split(" points, ")[1].split()[0]) > 40
 
     assert one.output.splitlines()[:-1] == two.output.splitlines()[:-1]

@@ -132,7 +132,7 @@ def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, A
         defaults = Settings()  # where a keyword is not given; one that is wrong rules nothing out
         size = checked.get("world_size", WORLD_SIZE.most if "world_size" in given else defaults.world_size)
         lives = checked.get("max_restarts", None if "max_restarts" in given else defaults.max_restarts)
-        problems += problems_of(fixed, size, max_restarts=lives)
+        problems += problems_of(fixed, size, max_restarts=lives, has_disk=False)
     if problems:
         raise pytest.Collector.CollectError(_told(f"{node.nodeid}: @pytest.mark.simdist", problems))
     return Settings(**checked)

@@ -204,9 +204,10 @@ class Sim:
         live = self._worlds.live
         if live is None:  # a world that is not there yet may have any size, lives and other faults
             names = [fault.after] if isinstance(fault, Fault) and isinstance(fault.after, str) else []
-            problems = problems_of([fault], 1 << 30, names=names)
+            problems = problems_of([fault], 1 << 30, has_disk=False, names=names)
         else:
-            problems = problems_of([fault], live.world_size, max_restarts=live.max_restarts, others=live.faults)
+            lives = live.max_restarts
+            problems = problems_of([fault], live.world_size, max_restarts=lives, has_disk=False, others=live.faults)
         if problems:
             raise FaultError([problem.removeprefix("faults[0]").lstrip(".: ") for problem in problems])
         if live is None:

@@ -1,0 +1,150 @@
+"""Faults of a simulated disk: errors, short writes, slowness, no space."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import simdist
+from simdist.errors import FaultError
+from simdist.faults import Crash, DiskFull, Fault, HostCrash, IoError, ShortWrite, SlowDisk
+from simdist.result import RunResult
+
+MS = 1_000_000
+
+
+def _run(program: Any, disk: Path, faults: Sequence[Fault], **settings: Any) -> RunResult:
+    return simdist.run(program, world_size=1, args=(disk,), disk=disk, faults=faults, **settings)
+
+
+def _save(folder: Path) -> None:
+    with (folder / "a").open("wb", buffering=0) as file:
+        file.write(b"abcdef")
+        os.fsync(file.fileno())
+
+
+@pytest.mark.parametrize(("op", "left"), [("create", None), ("write", b""), ("fsync", b"abcdef")])
+def test_an_error_comes_in_place_of_the_effect(tmp_path: Path, op: str, left: bytes | None) -> None:
+    result = _run(_save, tmp_path, [IoError(rank=0, op=op, nth=1)])
+
+    error = result.ranks[0].exception
+    assert isinstance(error, OSError)
+    assert (error.errno, str(error)) == (errno.EIO, "[Errno 5] Input/output error")
+    assert (tmp_path / "a").exists() == (left is not None)
+    assert left is None or (tmp_path / "a").read_bytes() == left
+
+
+def _retries(folder: Path, *, again: bool) -> Any:
+    """What PostgreSQL did until 2018: after a failed fsync, another."""
+    path = folder / "a"
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return path.read_bytes()
+    with path.open("wb", buffering=0) as file:
+        file.write(b"abcdef")
+        with pytest.raises(OSError, match="Input/output error"):
+            os.fsync(file.fileno())
+        if again:
+            file.seek(0)
+            file.write(b"abcdef")
+        os.fsync(file.fileno())
+    simdist.step(1)
+    return None
+
+
+@pytest.mark.parametrize(("again", "left"), [(False, b""), (True, b"abcdef")])
+def test_a_failed_fsync_is_told_once_and_its_bytes_are_not_there(tmp_path: Path, again: bool, left: bytes) -> None:
+    faults = [IoError(rank=0, nth=1), HostCrash(rank=0, at_step=1, down_ns=MS, outcome=0)]
+
+    result = _run(_retries, tmp_path, faults, kwargs={"again": again}, max_restarts=1)
+
+    assert result.ranks[0].value == left
+
+
+def test_a_write_may_be_short(tmp_path: Path) -> None:
+    def program(folder: Path) -> list[int]:
+        number = os.open(folder / "a", os.O_CREAT | os.O_WRONLY)
+        counts = [os.write(number, b"abcdef"), os.write(number, b"abcdef")]
+        os.close(number)
+        return counts
+
+    result = _run(program, tmp_path, [ShortWrite(rank=0, nth=1, bytes_written=2)])
+
+    assert result.ranks[0].value == [2, 6]
+    assert (tmp_path / "a").read_bytes() == b"ababcdef"
+
+
+def test_pythons_files_write_the_rest(tmp_path: Path) -> None:
+    result = _run(lambda folder: (folder / "a").write_bytes(b"abcdef"), tmp_path, [ShortWrite(rank=0, nth=1)])
+
+    result.raise_for_failure()
+    assert (tmp_path / "a").read_bytes() == b"abcdef"
+    assert [e.data["size"] for e in result.events if e.kind == "storage"] == [0, 1, 5]
+
+
+def test_a_slow_disk_takes_its_time(tmp_path: Path) -> None:
+    result = _run(_save, tmp_path, [SlowDisk(delay_ns=5 * MS)])
+
+    assert result.virtual_time_ns == 3 * 5 * MS
+
+
+def test_a_stalled_disk_goes_on_when_the_fault_is_over(tmp_path: Path) -> None:
+    result = _run(_save, tmp_path, [SlowDisk(delay_ns=0, stalls=True, until_ns=70 * MS)])
+
+    assert result.virtual_time_ns == 70 * MS
+
+
+def test_slowness_and_a_crash_add_up(tmp_path: Path) -> None:
+    result = _run(_save, tmp_path, [SlowDisk(delay_ns=5 * MS), Crash(rank=0, op="write", nth=1)])
+
+    assert result.ranks[0].status == "killed"
+    assert result.ranks[0].ended_ns == 10 * MS
+
+
+def test_a_full_disk_takes_what_fits(tmp_path: Path) -> None:
+    def program(folder: Path) -> int:
+        (folder / "a").write_bytes(bytes(60))
+        with pytest.raises(OSError, match="No space left on device"):
+            (folder / "b").write_bytes(bytes(60))
+        (folder / "c").write_bytes(bytes(40))
+        with pytest.raises(OSError, match="No space left on device"):
+            (folder / "d").touch()
+        return 1
+
+    result = _run(program, tmp_path, [DiskFull(free_bytes=100)])
+
+    result.raise_for_failure()
+    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == {"a": 60, "b": 0, "c": 40}
+
+
+def test_torch_on_a_full_disk_leaves_part_of_a_file(tmp_path: Path) -> None:
+    result = _run(
+        lambda folder: torch.save(torch.zeros(100_000), folder / "a.pt"), tmp_path, [DiskFull(free_bytes=5000)]
+    )
+
+    assert result.ranks[0].exception is not None
+    assert 0 < (tmp_path / "a.pt").stat().st_size <= 5000
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [DiskFull(), SlowDisk(delay_ns=1), IoError(rank=0, nth=1), Crash(rank=0, op="rename"), ShortWrite(rank=0, nth=1)],
+)
+def test_without_a_disk_they_are_refused(fault: Fault) -> None:
+    with pytest.raises(FaultError, match="it strikes what a rank does to a simulated disk, and there is none"):
+        simdist.run(print, world_size=1, faults=[fault])
+
+
+def test_what_is_wrong_with_them_is_told(tmp_path: Path) -> None:
+    faults = [IoError(rank=0, op="all_reduce", error="EBAD"), ShortWrite(rank=0, op="fsync"), DiskFull(free_bytes=-1)]
+    with pytest.raises(FaultError) as caught:
+        _run(print, tmp_path, faults)
+
+    text = str(caught.value)
+    for place in ("faults[0].op", "faults[0].error", "faults[1].op", "faults[2].free_bytes"):
+        assert f"{place}: " in text
