@@ -55,7 +55,7 @@ __all__ = [
     "misfits",
 ]
 
-BACKENDS = ("gloo", "sim")
+BACKENDS = ("gloo", "nccl", "sim")
 START_TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 _MOST_SEED = 2**64 - 1  # torch.manual_seed takes no more
 

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -109,6 +109,8 @@ class World:
     def __init__(self, spec: WorldSpec) -> None:
         self._spec = spec
         self._cluster = spec.cluster or _one_host(spec.world_size)
+        if spec.backend == "nccl" and not self._cluster.devices_per_host:
+            self._cluster = replace(self._cluster, devices_per_host="ranks")
         network = Network(self._cluster)
         self._strict = strict = spec.backend == "sim" if spec.strict is None else spec.strict
         self._torch = TorchState(network, backend=spec.backend, strict=strict, results=spec.record_results)

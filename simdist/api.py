@@ -60,7 +60,9 @@ def run(
         world_size: number of ranks.
         args: positional arguments of `fn`, the same on every rank.
         kwargs: keyword arguments of `fn`.
-        backend: "gloo" behaves as Gloo does; "sim" is ideal: no timeouts, so what would time out is a deadlock.
+        backend: "gloo" behaves as Gloo does; "sim" is ideal: no timeouts, so what would time out is a deadlock. "nccl"
+            is a world of virtual devices, one for each rank unless the cluster says otherwise, and NCCL on them. Which
+            of them a program gets it says itself, to `init_process_group`.
         seed: drives the `random` policy, Python's and numpy's generators, and whatever else is drawn.
         cluster: hosts and links, from `simdist.cluster`; one host by default.
         faults: what goes wrong, from `simdist.faults`.

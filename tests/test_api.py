@@ -95,9 +95,9 @@ def test_whatever_can_be_called_can_be_run(fn: Callable[..., Any]) -> None:
         ({"world_size": 0}, ArgumentError, "simdist.run: world_size: 0 is too small; the least is 1"),
         ({"world_size": -2}, ArgumentError, "simdist.run: world_size: -2 is too small; the least is 1"),
         (
-            {"world_size": 1, "backend": "nccl"},
+            {"world_size": 1, "backend": "mpi"},
             ArgumentError,
-            "simdist.run: backend: unknown 'nccl'; known: gloo, sim",
+            "simdist.run: backend: unknown 'mpi'; known: gloo, nccl, sim",
         ),
         (
             {"world_size": 1, "max_restarts": -1},

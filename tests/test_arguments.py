@@ -57,7 +57,7 @@ def refusal(**arguments: Any) -> str:
         ({"seed": "x"}, "seed: expected a whole number, found the text 'x'"),
         ({"seed": 2**64}, "seed: 18446744073709551616 is too large; the most is 18446744073709551615"),
         ({"seed": -(10**5000)}, "seed: -(more than 4,300 digits) is too small; the least is 0"),
-        ({"backend": 3}, "backend: expected 'gloo' or 'sim', found the number 3"),
+        ({"backend": 3}, "backend: expected 'gloo' or 'nccl' or 'sim', found the number 3"),
         ({"cluster": 3}, "cluster: expected a Cluster from simdist.cluster, found the number 3"),
         ({"faults": "crash"}, "faults: expected a sequence of faults from simdist.faults, found the text 'crash'"),
         ({"faults": None}, "faults: expected a sequence of faults from simdist.faults, found None"),

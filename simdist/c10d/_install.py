@@ -33,6 +33,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -94,6 +95,7 @@ class RankState:
         "graph_task",
         "group_in_making",
         "init_method",
+        "making",
         "profile",
         "ranks_in_making",
         "unwaited",
@@ -114,6 +116,20 @@ class RankState:
         self.flight_record: FlightRecord | None = None  # from the first group on
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
+        self.making: _Making | None = None  # likewise, what else is known of it
+
+
+@dataclass(slots=True)
+class _Making:
+    """A group that torch is making: what it told the function that makes it.
+
+    `parts` are the backends by type of device, if there are several; none once the first has been asked for.
+    """
+
+    timeout: Any
+    options: Any
+    device: Any
+    parts: dict[str, str]
 
 
 class _Dispatching(type):
@@ -123,6 +139,7 @@ class _Dispatching(type):
     simulated: Any
     make: Callable[..., Any]
     unlike: Callable[[Any], bool] = staticmethod(lambda instance: False)  # simulated, and yet no instance
+    like: Callable[[Any], bool] = staticmethod(lambda instance: False)  # of another class, and yet one
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if current_process() is None:
@@ -130,7 +147,9 @@ class _Dispatching(type):
         return cls.make(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.real | cls.simulated) and not cls.unlike(instance)
+        if isinstance(instance, cls.real | cls.simulated):
+            return not cls.unlike(instance)
+        return cls.like(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, cls.real | cls.simulated)
@@ -174,7 +193,8 @@ def group_maker(backend: Backend) -> Callable[..., Any]:
     def make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         if current_process() is None or _present is None:
             raise SimdistError(f"the {backend.name!r} backend exists only inside simulated ranks")
-        return _present._make_group(store, rank, size, timeout, backend)
+        group = _present._make_group(store, rank, size, timeout, backend)
+        return _present._with_other_parts(group, backend.name, store, rank, size)
 
     return make
 
@@ -187,12 +207,14 @@ _STORES = {
 }
 _make_sim_group = group_maker(IDEAL)
 _make_gloo_group = _in_present_world("_gloo_group")
+_make_nccl_group = _in_present_world("_nccl_group")
 
 
 @functools.cache
 def _gloo_class(real: Any) -> Any:
     gloo = _dispatching("ProcessGroupGloo", real, SimProcessGroup, _make_gloo_group)
     gloo.unlike = staticmethod(_is_wrapper)
+    gloo.like = staticmethod(_passes_for_gloo)
     gloo._Options = _dispatching("_Options", real._Options, GroupOptions, GroupOptions)
     gloo.Device = _dispatching("Device", real.Device, Device, real.Device)
     gloo.create_device = staticmethod(_device(real.create_device, create_device))
@@ -224,7 +246,8 @@ class TorchState:
         self._compiled = CompiledCode()
         self._flags: Any = ()  # what was set for all of torch before
         self._group_class = SimProcessGroup
-        if network.cluster.devices_per_host:
+        self._has_devices = bool(network.cluster.devices_per_host)
+        if self._has_devices:
             from simdist.c10d.surface._device_group import DeviceProcessGroup
 
             self._group_class = DeviceProcessGroup
@@ -286,8 +309,11 @@ class TorchState:
         _generators.install(self._patches)
         _workers.install(self._patches)
         self._compiled.install(self._patches)
-        if self._network.cluster.devices_per_host:
+        if self._has_devices:
+            from simdist.c10d import _nccl_names
+
             _replacements.install_for_devices(self._patches)
+            _nccl_names.install(self._patches, _make_nccl_group)
 
     def uninstall(self) -> None:
         """Put everything back."""
@@ -408,7 +434,64 @@ class TorchState:
         flight_record_of(process).enter(group)
         return group
 
-    def _gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> SimProcessGroup:
+    def _nccl_group(self, store: Any, rank: int, size: int, options: Any = None) -> Any:
+        from simdist.c10d.backends.nccl import NCCL, NcclOptions, NcclProcessGroup
+
+        process = current_process()
+        assert process is not None
+        state: RankState = process.torch_state
+        if not torch.cuda.device_count():
+            raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+        options = NcclOptions() if options is None else options
+        limit_ns = round(options.timeout.total_seconds() * 1e9)
+        ranks: Sequence[int] = state.ranks_in_making
+        if not ranks and size == self._network.cluster.world_size:
+            ranks = range(size)
+        member = connect(
+            process, self._network, store, rank, size, limit_ns, NCCL, strict=self._strict, lazy=True, ranks=ranks
+        )
+        group = NcclProcessGroup(member, store, size, options)
+        if state.making is not None:
+            group.bound_device_id = state.making.device
+        flight_record_of(process).enter(group)
+        return self._with_other_parts(group, "nccl", store, rank, size)
+
+    def _with_other_parts(self, group: Any, name: str, store: Any, rank: int, size: int) -> Any:
+        """The group; or, if torch wants several backends, one that has it as a part, and the others."""
+        process = current_process()
+        assert process is not None
+        making = process.torch_state.making
+        if making is None or not making.parts:
+            return group
+        from simdist.c10d.surface._several_backends import SeveralBackends
+
+        parts, making.parts = making.parts, {}
+        made = {}
+        for device, backend in parts.items():
+            if backend == name:
+                made[device] = group
+                continue
+            beside = SimPrefixStore(f"{device}/", store.underlying_store)
+            made[device] = self._make_part(backend, beside, rank, size, making)
+        whole = SeveralBackends(made, making.device)
+        whole.passes_for = name
+        return whole
+
+    def _make_part(self, backend: str, store: Any, rank: int, size: int, making: _Making) -> Any:
+        if backend == "gloo":
+            return self._gloo_group(store, rank, size, timeout=making.timeout)
+        if backend == "nccl":
+            from simdist.c10d.backends.nccl import NcclOptions
+
+            options = NcclOptions() if making.options is None else making.options
+            options._timeout = making.timeout
+            return self._nccl_group(store, rank, size, options)
+        plugin = c10d.Backend._plugins.get(backend.upper())
+        if plugin is None or plugin.extended_api:
+            raise UnsupportedError(f"a group of several backends can't have {backend!r} among them; use gloo and nccl")
+        return plugin.creator_fn(store, rank, size, making.timeout)
+
+    def _gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
         timeout, options = _limit_and_options(store, rank, size, args, kwargs)
         _require_place(rank, size, timeout)
         backend = IDEAL if self._backend == "sim" else GLOO
@@ -416,6 +499,9 @@ class TorchState:
         process = current_process()
         assert process is not None
         state: RankState = process.torch_state
+        whole = self._with_other_parts(group, "gloo", store, rank, size)
+        if whole is not group:
+            return whole
         name, state.group_in_making = state.group_in_making, ""
         if not name or backend is IDEAL or state.debug_level != _registry.DebugLevel.DETAIL:
             return group
@@ -500,6 +586,10 @@ def _require_place(rank: int, size: int, timeout: timedelta) -> None:
 _AT_ONCE = timedelta(0)
 
 
+def _passes_for_gloo(group: Any) -> bool:
+    return getattr(group, "passes_for", "") == "gloo"
+
+
 def _is_wrapper(group: Any) -> bool:
     return isinstance(group, CheckedProcessGroup) and not group.passes_for_gloo
 
@@ -514,16 +604,32 @@ def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
         process = current_process()
         if process is None or process.torch_state is None:
             return original(*args, **kwargs)
-        _require_built_in(given("backend", args, kwargs))
+        backend = given("backend", args, kwargs)
+        _require_built_in(backend)
         state: RankState = process.torch_state
         state.group_in_making = str(given("group_name", args, kwargs))
         state.ranks_in_making = list(given("global_ranks_in_group", args, kwargs))
+        passed = inspect.signature(original).bind(*args, **kwargs).arguments
+        state.making = _Making(
+            passed.get("timeout"), passed.get("backend_options"), passed.get("device_id"), _parts(backend)
+        )
         try:
             return original(*args, **kwargs)
         finally:
-            state.group_in_making, state.ranks_in_making = "", []
+            state.group_in_making, state.ranks_in_making, state.making = "", [], None
 
     return helper
+
+
+def _parts(backend: Any) -> dict[str, str]:
+    """The backends of a group by type of device; none if all devices have the same, or torch will refuse the list."""
+    if ":" not in str(backend) and backend != c10d.Backend.UNDEFINED:
+        return {}
+    try:
+        found = c10d.BackendConfig(backend).get_device_backend_map()
+    except ValueError:
+        return {}
+    return {device: str(name) for device, name in found.items()} if len(set(found.values())) > 1 else {}
 
 
 def _require_built_in(backend: Any) -> None:
@@ -532,9 +638,16 @@ def _require_built_in(backend: Any) -> None:
     Torch makes the backends one by one, and says it of the first that it lacks. Ours is a whole group, which ends that
     loop, so what comes behind it would be taken in silence.
     """
-    for _, _, name in (part.partition(":") for part in str(backend).lower().split(",") if ":" in part):
+    named = [part.partition(":")[2] for part in str(backend).lower().split(",") if ":" in part]
+    for name in named or [str(backend).lower()]:
         if name in _MAY_LACK and not getattr(c10d, f"is_{name}_available")():
-            raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
+            error = RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
+            if name == "nccl":
+                error.add_note(
+                    'this world has no devices for NCCL; simdist.run(..., backend="nccl"), backend = "nccl" in a '
+                    "scenario, or devices_per_host in its cluster, gives it virtual ones"
+                )
+            raise error
 
 
 def _prefix_store(prefix: str, store: Any) -> Any:

@@ -9,7 +9,8 @@ right: autograd, autocast, DDP's reducer, views, printing, pickling.
 
 Each host of the cluster has `devices_per_host` devices with `device_memory_bytes` each; a process sees those of its
 host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),
-generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`).
+generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`, of
+`_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`).
 Computing takes no time so far, and nobody looks for races: a model of both comes in at `Streams.enqueue` and
 `_kernels.replace_maker`, and so do kernels in C++.
 
@@ -22,18 +23,32 @@ extensions in CUDA C++ are out of reach.
 Open `_install.py` first, then `_kernels.py`.
 """
 
+from simdist.device._claims import Claimant, claim, memory_of, release
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState, explain_absence
 from simdist.device._kernels import kernel_of, replace_maker
+from simdist.device._marks import Mark, latest
+from simdist.device._state import account_of
 from simdist.device._state import present as devices_of_this_process
 from simdist.device._streams import Streams
+from simdist.device._torch_core import current_device, current_stream, select_stream
 
 __all__ = [
+    "Claimant",
     "DeviceState",
     "HostCopies",
+    "Mark",
     "Streams",
+    "account_of",
+    "claim",
+    "current_device",
+    "current_stream",
     "devices_of_this_process",
     "explain_absence",
     "kernel_of",
+    "latest",
+    "memory_of",
+    "release",
     "replace_maker",
+    "select_stream",
 ]

@@ -18,7 +18,7 @@ from simdist.device._memory import Account
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
 
-__all__ = ["block_of", "host", "raised"]
+__all__ = ["block_of", "host", "memory", "raised"]
 
 Tensor = torch.Tensor
 _CPU, _CUDA = 1, 2  # DLDeviceType
@@ -56,6 +56,11 @@ def host(tensor: Tensor) -> Tensor:
         return host(tensor.conj()).conj()
     if tensor.is_neg():
         return torch._neg_view(host(torch._neg_view(tensor)))
+    return memory(tensor)
+
+
+def memory(tensor: Tensor) -> Tensor:
+    """As `host`, of a tensor that is read as it lies there; always made anew."""
     capsule = _to_capsule(tensor)
     _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CPU
     return _from_capsule(capsule)  # type: ignore[no-any-return]  # C code without types

@@ -1,11 +1,13 @@
 """Streams and events: what is enqueued on a stream ends there, in virtual time, and only who asks waits for it.
 
 An operation computes at once; its *time* does not pass for the rank that enqueues it. Each stream of a process has the
-virtual time at which the last of what it was given ends. Waiting for an event or for another stream moves that on,
-without anybody parking; `synchronize`, and whatever brings values to the host, parks until then.
+moment at which the last of what it was given ends: a virtual time, or a `Mark` while that depends on other ranks.
+Waiting for an event or for another stream moves it on, without anybody parking; `synchronize`, and whatever brings
+values to the host, parks until then.
 
-So far only what says how long it takes takes any time at all (`torch.cuda._sleep`). A model of computing adds the time
-of each kernel in `Streams.enqueue`, and collectives that end on a stream of their own add theirs there too.
+So far only what says how long it takes takes any time at all (`torch.cuda._sleep`), and collectives that are ordered on
+streams, by `Streams.mark` and `Streams.end_with`. A model of computing adds the time of each kernel in
+`Streams.enqueue`.
 
 The classes are torch's own, `torch.cuda.Stream` and `Event`, on other bases: the module is executed once more with the
 bases that a CUDA build would have.
@@ -15,12 +17,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from simdist.device._marks import Mark, after, latest
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
+from simdist.kernel import Task
 from simdist.process import SimProcess
 
 __all__ = ["CYCLES_PER_SECOND", "EventBase", "StreamBase", "Streams", "of_this_process", "torch_streams"]
@@ -29,13 +34,35 @@ _CUDA = 1
 CYCLES_PER_SECOND = 1_755_000_000  # of the clock that `_sleep` counts
 
 
+class _StreamWait:
+    """A task waits on the host for a moment on a stream that nobody knows yet."""
+
+    def __init__(self, mark: Mark) -> None:
+        self._mark = mark
+
+    def describe(self) -> str:
+        cause = self._mark.cause
+        return "synchronize with a stream" + ("" if cause is None else f" that waits for {cause.describe()}")
+
+    def waits_for(self) -> Iterable[Task]:
+        cause = self._mark.cause
+        return () if cause is None else cause.waits_for()
+
+
 class Streams:
-    """The streams of one process, each with when it will be done."""
+    """The streams of one process, each with when it will be done.
+
+    What is enqueued is known to end at a time, in `_ready_ns`; or it depends on others, and `_tails` has its mark until
+    that is known.
+    """
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._ready_ns: dict[tuple[int, int], int] = {}  # by device and number
+        self._tails: dict[tuple[int, int], Mark] = {}  # likewise
         self._made: dict[int, int] = {}  # how many beside the default one, by device
+        self._sides: dict[int, int] = {}
+        self.error: BaseException | None = None  # what every wait for a stream raises from now on
 
     @property
     def now_ns(self) -> int:
@@ -47,38 +74,83 @@ class Streams:
         number = self._made[index] = self._made.get(index, 0) + 1
         return number
 
-    def ready_ns(self, index: int, number: int) -> int:
+    def side(self, index: int) -> int:
+        """The number of the stream of a device on which callbacks of futures run."""
+        known = self._sides.get(index)
+        if known is None:
+            known = self._sides[index] = self.new(index)
+        return known
+
+    def mark(self, index: int, number: int) -> Mark:
         """When a stream will be done with what it was given; now, if it is."""
-        return max(self._process.simulation.now_ns, self._ready_ns.get((index, number), 0))
+        tail = self._tails.get((index, number))
+        if tail is not None:
+            return tail
+        return Mark(max(self._process.simulation.now_ns, self._ready_ns.get((index, number), 0)))
 
     def enqueue(self, index: int, number: int, duration_ns: int) -> None:
         """Give a stream something that takes so long."""
-        self._ready_ns[index, number] = self.ready_ns(index, number) + duration_ns
+        self.end_with(index, number, after(self.mark(index, number), duration_ns))
 
-    def wait(self, index: int, number: int, until_ns: int) -> None:
-        """Let what a stream is given from now on begin at `until_ns` at the earliest."""
-        if until_ns > self.ready_ns(index, number):
-            self._ready_ns[index, number] = until_ns
+    def wait(self, index: int, number: int, until: Mark) -> None:
+        """Let what a stream is given from now on begin at `until` at the earliest."""
+        now_ns = self._process.simulation.now_ns
+        if until.at_ns is not None and until.at_ns <= now_ns:
+            return
+        self.end_with(index, number, latest([self.mark(index, number), until]))
+
+    def end_with(self, index: int, number: int, mark: Mark) -> None:
+        """Give a stream something that begins after all that it has, and ends at `mark`."""
+        key = index, number
+        if mark.at_ns is not None:
+            self._tails.pop(key, None)
+            self._ready_ns[key] = mark.at_ns
+            return
+        self._tails[key] = mark
+
+        def settled() -> None:
+            if self._tails.get(key) is mark:
+                del self._tails[key]
+                self._ready_ns[key] = mark.at_ns or 0
+
+        mark.when_known(settled)
 
     def is_ready(self, index: int, number: int) -> bool:
         """True if a stream is done with everything."""
-        return self._ready_ns.get((index, number), 0) <= self._process.simulation.now_ns
+        key = index, number
+        return key not in self._tails and self._ready_ns.get(key, 0) <= self._process.simulation.now_ns
 
     def synchronize(self, index: int, number: int) -> None:
         """Park until a stream is done with what it has now."""
-        self.sleep_until(self._ready_ns.get((index, number), 0))
+        self.wait_for(self.mark(index, number))
 
     def synchronize_device(self, index: int) -> None:
         """Park until all streams of a device are done with what they have now."""
-        if self._ready_ns:
-            self.sleep_until(
-                max((until for (device, _), until in self._ready_ns.items() if device == index), default=0)
-            )
+        if self._ready_ns or self._tails:
+            keys = [key for key in {**self._ready_ns, **self._tails} if key[0] == index]
+            self.wait_for(latest([self.mark(*key) for key in keys]))
 
     def synchronize_current(self, index: int) -> None:
         """Park until the current stream of a device is done: a value is wanted on the host. Hot."""
-        if self._ready_ns:
+        if self._ready_ns or self._tails:
             self.synchronize(index, core().stream(index))
+
+    def wait_for(self, mark: Mark) -> None:
+        """Park until a moment has come.
+
+        Raises:
+            BaseException: what came of it concerns the program.
+        """
+        process = self._process
+        if mark.at_ns is None:
+            mark.when_known(process.wake)
+            wait = _StreamWait(mark)
+            while mark.at_ns is None:
+                process.simulation.park(wait)
+                process.drain()
+        self.sleep_until(mark.at_ns)
+        if self.error is not None:
+            raise self.error
 
     def sleep_until(self, time_ns: int) -> None:
         """Park until then; does nothing if it has passed."""
@@ -164,14 +236,14 @@ class EventBase(torch.Event):
         """An event that nobody has recorded."""
         made: EventBase = super().__new__(cls, device="cuda", enable_timing=enable_timing)
         made._timed = enable_timing
-        made._at_ns = None
+        made._mark = None
         made._index = -1
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     _timed: bool
-    _at_ns: int | None  # when what it marks will be done
+    _mark: Mark | None  # when what it stands for will be done
     _index: int
 
     @property
@@ -182,7 +254,7 @@ class EventBase(torch.Event):
     @property
     def cuda_event(self) -> int:
         """A handle; 0 until it is recorded."""
-        return 0 if self._at_ns is None else 1
+        return 0 if self._mark is None else 1
 
     def record(self, stream: Any = None) -> None:
         """Mark what a stream has been given up to now."""
@@ -192,22 +264,23 @@ class EventBase(torch.Event):
                 f"Event device {self._index} does not match recording stream's device {stream.device_index}."
             )
         self._index = stream.device_index
-        self._at_ns = of_this_process().ready_ns(stream.device_index, stream.stream_id)
+        self._mark = of_this_process().mark(stream.device_index, stream.stream_id)
 
     def wait(self, stream: Any = None) -> None:
         """Let a stream wait for what it marks; nobody parks."""
         stream = torch.cuda.current_stream() if stream is None else stream
-        if self._at_ns is not None:
-            of_this_process().wait(stream.device_index, stream.stream_id, self._at_ns)
+        if self._mark is not None:
+            of_this_process().wait(stream.device_index, stream.stream_id, self._mark)
 
     def query(self) -> bool:
         """True if what it marks is done."""
-        return self._at_ns is None or self._at_ns <= of_this_process().now_ns
+        mark = self._mark
+        return mark is None or (mark.at_ns is not None and mark.at_ns <= of_this_process().now_ns)
 
     def synchronize(self) -> None:
         """Park until what it marks is done."""
-        if self._at_ns is not None:
-            of_this_process().sleep_until(self._at_ns)
+        if self._mark is not None:
+            of_this_process().wait_for(self._mark)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from what this one marks to what the other marks.
@@ -218,11 +291,11 @@ class EventBase(torch.Event):
         """
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self._at_ns is None or end_event._at_ns is None:
+        if self._mark is None or end_event._mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         if not (self.query() and end_event.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
-        return float(end_event._at_ns - self._at_ns) / 1e6
+        return float(end_event._mark.at_ns - self._mark.at_ns) / 1e6
 
     def ipc_handle(self) -> bytes:
         """There is none.

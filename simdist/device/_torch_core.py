@@ -30,7 +30,7 @@ import torch
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Core", "core", "require_cpu_build"]
+__all__ = ["Core", "core", "current_device", "current_stream", "require_cpu_build", "select_stream"]
 
 _CUDA = 1  # c10::DeviceType
 
@@ -264,3 +264,18 @@ def core() -> Core:
         UnsupportedError: this torch has devices of its own, or keeps what is looked for in another way.
     """
     return Core()
+
+
+def current_device() -> int:
+    """The number of the calling thread's current device."""
+    return core().current()
+
+
+def current_stream(index: int) -> int:
+    """The number of the calling thread's current stream of a device."""
+    return core().stream(index)
+
+
+def select_stream(index: int, number: int) -> None:
+    """Make a stream the current one of its device, for the calling thread."""
+    core().select_stream(index, number)

@@ -13,7 +13,7 @@ of `self` in a test class), as processes would. Inside, `monkeypatch.setenv`, `c
 | keyword | default | meaning |
 |---|---|---|
 | world_size | 4 | number of ranks; may stand alone: `simdist(8)` |
-| backend | "gloo" | or "sim": ideal, without timeouts, so that what would time out is a deadlock |
+| backend | "gloo" | or "nccl", on virtual devices; or "sim": ideal, so that what would time out is a deadlock |
 | init | None | the default group is there when the body begins, and destroyed after it; False leaves both to the body |
 | timeout | None | of that group: "30s", nanoseconds or a timedelta; None: the backend's own |
 | seeds | (0,) | a count or the seeds themselves: one test for each |

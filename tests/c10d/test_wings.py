@@ -61,7 +61,7 @@ def test_backends_do_not_know_each_other() -> None:
         for other in BACKENDS
         if other != backend and name.startswith(f"simdist.c10d.backends.{other}")
     ]
-    assert BACKENDS == ["gloo", "ideal"]
+    assert BACKENDS == ["gloo", "ideal", "nccl"]
     assert wrong == []
 
 
@@ -70,7 +70,8 @@ def test_the_engine_asks_no_backend_for_its_name() -> None:
         f"{path.name}:{node.lineno}"
         for path in modules("engine")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Compare) and any(word in ast.unparse(node) for word in ("'gloo'", "'sim'", ".name =="))
+        if isinstance(node, ast.Compare)
+        and any(word in ast.unparse(node) for word in ("'gloo'", "'nccl'", "'sim'", ".name =="))
         if ".backend" in ast.unparse(node)
     ]
     assert named == []

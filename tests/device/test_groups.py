@@ -223,15 +223,6 @@ def test_a_group_without_devices_refuses_them_in_torch_s_words() -> None:
     assert simdist.run(body, world_size=1).values == [["cpu"]]
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to get default timeout")
-def test_nccl_is_not_built_in_yet() -> None:
-    def body() -> None:
-        with pytest.raises(RuntimeError, match="Distributed package doesn't have NCCL built in"):
-            dist.init_process_group("nccl")
-
-    values(body)
-
-
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo"])
 def test_ddp_trains_on_devices_to_the_bits_of_the_cpu(backend: str) -> None:
     def train(device: Any, ids: Any) -> list[torch.Tensor]:

@@ -17,7 +17,15 @@ from simdist.c10d.engine._message import P2PWork
 from simdist.c10d.engine._program import Program, ProgramBuilder, Step
 from simdist.c10d.engine._rendezvous import connect
 from simdist.c10d.engine._ring import Phase, Ring, RingFlow
-from simdist.c10d.engine._strategies import Algorithm, Backend, Completion, Failure, MonitoredBarrier, Sizes
+from simdist.c10d.engine._strategies import (
+    Algorithm,
+    Backend,
+    Completion,
+    Failure,
+    MonitoredBarrier,
+    Sizes,
+    StreamAlgorithm,
+)
 
 __all__ = [
     "Algorithm",
@@ -41,5 +49,6 @@ __all__ = [
     "RingFlow",
     "Sizes",
     "Step",
+    "StreamAlgorithm",
     "connect",
 ]

@@ -134,6 +134,11 @@ class Communicator:
         process.end_listeners[member.on_end] = None
         return member
 
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The ranks in the world of its members."""
+        return tuple(member.process.rank for member in self.members if member is not None)
+
     # -- operations ----------------------------------------------------------------------------------------------
 
     def operation(self, key: Any) -> Operation:

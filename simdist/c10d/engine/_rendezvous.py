@@ -88,15 +88,14 @@ def connect(
         )
     simulation = process.simulation
     prefix = store._name("")
-    generations = store.server.groups.setdefault(prefix, [])
-    communicator = next((c for c in generations if c.size == size and c.members[rank] is None), None)
-    if communicator is None:
-        communicator = Communicator(simulation, network, _group_name(prefix), size, backend, strict=strict)
-        generations.append(communicator)
-    store.announce(f"0/{rank}", b"simdist")
+    communicator = _communicator_at(process, network, store, rank, size, backend, strict=strict, ranks=ranks)
+    if not backend.completion.on_streams:
+        store.announce(f"0/{rank}", b"simdist")
     if store.server.gone:
         store.require_server()
     member = communicator.join(rank, process)
+    if backend.completion.on_streams:
+        return member  # its connections are made later, one by one
     if communicator.joined == size:
         begin = simulation.now_ns + (backend.connect_ns if size > 1 else 0)
         simulation.call_at(begin, lambda: _release(communicator))
@@ -121,6 +120,34 @@ def connect(
     else:
         wait_for_all()
     return member
+
+
+def _communicator_at(
+    process: SimProcess,
+    network: Network,
+    store: SimStore,
+    rank: int,
+    size: int,
+    backend: Backend,
+    *,
+    strict: bool,
+    ranks: Sequence[int],
+) -> Communicator:
+    """The communicator that meets at the store's prefix and lacks this rank; a new one if there is none."""
+    prefix = store._name("")
+    generations = store.server.groups.setdefault(prefix, [])
+    communicator: Communicator | None
+    communicator = next((c for c in generations if c.size == size and c.members[rank] is None), None)
+    if communicator is None:
+        name, simulation = _group_name(prefix), process.simulation
+        if backend.completion.on_streams:
+            from simdist.c10d.engine._streamed import StreamCommunicator  # devices come with it
+
+            communicator = StreamCommunicator(simulation, network, name, size, backend, strict=strict, ranks=ranks)
+        else:
+            communicator = Communicator(simulation, network, name, size, backend, strict=strict)
+        generations.append(communicator)
+    return communicator
 
 
 def _release(communicator: Communicator) -> None:

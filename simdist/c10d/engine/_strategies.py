@@ -23,12 +23,24 @@ from simdist.c10d.engine._ring import Ring
 from simdist.c10d.surface._arguments import Arguments
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
+from simdist.errors import InternalError
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Member
     from simdist.c10d.engine._message import P2PWork
+    from simdist.c10d.engine._stream_work import StreamWork
+    from simdist.c10d.engine._streamed import Connection
 
-__all__ = ["Algorithm", "Backend", "Completion", "Failure", "MonitoredBarrier", "Sizes"]
+__all__ = [
+    "Algorithm",
+    "Backend",
+    "Completion",
+    "Failure",
+    "MonitoredBarrier",
+    "Sizes",
+    "StreamAlgorithm",
+    "StreamFailure",
+]
 
 Tensor = torch.Tensor
 Sizes = Callable[[int], tuple[list[int], list[int]]]
@@ -113,6 +125,26 @@ class Algorithm(ABC):
         return None
 
 
+class StreamAlgorithm(Algorithm):
+    """That of a backend whose operations end on streams: nothing is followed message by message."""
+
+    def program(self, operation: Operation, rank: int, ranks: int, sizes: Sizes) -> Program:
+        """There is none.
+
+        Raises:
+            InternalError: always.
+        """
+        raise InternalError(f"{operation.name} on a stream has no schedule of messages")
+
+    @abstractmethod
+    def meets(self, operations: Sequence[Operation]) -> bool:
+        """True if calls of all ranks, by rank, have an end; else their kernels wait for bytes that never come."""
+
+    @abstractmethod
+    def execute(self, calls: Sequence[tuple[Operation, Any, Any]]) -> int:
+        """Do an operation for all ranks, each with its call, its inputs and its factor; the checksum of its result."""
+
+
 class Failure(Protocol):
     """Who sees what, when and in which words."""
 
@@ -140,12 +172,28 @@ class Failure(Protocol):
         ...
 
 
+class StreamFailure(Failure, Protocol):
+    """The same of a backend whose operations end on streams."""
+
+    def refused_connection(self, connection: Connection) -> Callable[[int], BaseException] | None:
+        """Why a connection that all of its ranks have joined can't be made: an error for each of them; None: it can."""
+        ...
+
+    def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
+        """A wait on the host for a work ran out of time."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What `wait`, `is_completed` and futures mean: the classes of the works, of collectives and of messages."""
+    """What `wait`, `is_completed` and futures mean: the classes of the works, of collectives and of messages.
+
+    With `on_streams`, operations end on streams of devices, and a rank's host waits for none of them.
+    """
 
     work: type[SimWork]
     message: type[P2PWork]
+    on_streams: bool = False
 
 
 MonitoredBarrier = Callable[..., None]

@@ -188,8 +188,9 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         if self._member.rank == 0:
             communicator = self._member.communicator
             simulation = communicator.simulation
-            ranks = tuple(member.process.rank for member in communicator.members if member is not None)
-            simulation.bus.record(new_group(simulation.now_ns, -1, communicator.name, ranks, self._description))
+            simulation.bus.record(
+                new_group(simulation.now_ns, -1, communicator.name, communicator.world_ranks, self._description)
+            )
 
     def getGroupDesc(self) -> str:
         """As `group_desc`, for C++."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from simdist.c10d.surface._group import SimProcessGroup
+from simdist.c10d.surface._identity import GroupBackend
 from simdist.process import current_process
 
 __all__ = ["RankWorld", "WorldPerThread"]
@@ -35,7 +35,7 @@ class _GroupMap(dict[Any, Any]):
 
 
 def _leave(group: Any) -> None:
-    if isinstance(group, SimProcessGroup):
+    if isinstance(group, GroupBackend):
         group.leave()
 
 

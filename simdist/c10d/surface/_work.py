@@ -103,6 +103,10 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         self.error = error
         self.finish()
 
+    def left(self) -> list[Any]:
+        """What it has filled, for who looks at it from outside the rank."""
+        return self.outputs
+
     # -- for the kernel's reports --------------------------------------------------------------------------------
 
     def describe(self) -> str:

@@ -31,5 +31,5 @@ def _note(work: SimWork) -> None:
     if (work.partial or work.error is not None) and work.name not in IN_PLACE:
         return
     simulation, rank = work.process.simulation, work.process.rank
-    crc = content_checksum(work.outputs)
+    crc = content_checksum(work.left())
     simulation.bus.record(result_noted(simulation.now_ns, rank, work.name, communicator.name, work.sequence, crc))

@@ -1,0 +1,37 @@
+"""Training code as it is written for GPUs: NCCL, a device for each rank, DDP with `device_ids`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(steps: int = 4) -> dict[str, Any]:
+    """Train a small model on the device of the local rank; what is left of it."""
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(device)
+    model = DistributedDataParallel(module, device_ids=[device.index])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    torch.manual_seed(dist.get_rank())
+    data = torch.randn(32, 8).to(device)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        loss = (model(data) - data.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        losses.append(mean.item())
+    dist.barrier()
+    weights = [float(each.detach().sum()) for each in module.parameters()]
+    dist.destroy_process_group()
+    return {"weights": weights, "losses": losses, "fell": losses[0] - losses[-1]}

@@ -1,0 +1,103 @@
+"""Where torch and programs look for NCCL, which a CPU build lacks, for the length of a world with devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C import _distributed_c10d as _c
+
+from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NCCL_VERSION, NcclProcessGroup
+from simdist.c10d.surface._identity import GroupBackend
+from simdist.c10d.surface._several_backends import SeveralBackends
+from simdist.process import Patches, Replacement, current_process
+
+__all__ = ["install"]
+
+_c10d: Any = c10d
+
+
+class _ProcessGroupNCCL(type):
+    """Metaclass of the name `ProcessGroupNCCL`."""
+
+    make: Callable[..., Any]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if current_process() is None:
+            raise RuntimeError("Distributed package doesn't have NCCL built in")
+        return cls.make(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, NcclProcessGroup) or (
+            isinstance(instance, SeveralBackends) and instance.passes_for == "nccl"
+        )
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, NcclProcessGroup)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(NcclProcessGroup, name)
+
+
+@functools.cache
+def _name(make: Callable[..., Any]) -> Any:
+    return _ProcessGroupNCCL("ProcessGroupNCCL", (), {"make": staticmethod(make), "__module__": c10d.__name__})
+
+
+def install(patches: Patches, make: Callable[..., Any]) -> None:
+    """Let ranks find NCCL; `make` makes its groups."""
+    for module in (c10d, dist, _c):
+        patches.replace(module, "ProcessGroupNCCL", _name(make))
+    patches.replace(torch._C, "_nccl_version", lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2])
+    patches.replace(torch._C, "_nccl_version_suffix", lambda: b"")
+    patches.redirect(_REPLACEMENTS)
+
+
+def _is_available(original: Callable[[], bool]) -> Callable[[], bool]:
+    @functools.wraps(original)
+    def is_nccl_available() -> bool:
+        return original() if current_process() is None else True
+
+    return is_nccl_available
+
+
+def _default_timeout(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def get_default_timeout(backend: Any) -> Any:
+        if current_process() is None or backend != dist.Backend.NCCL:
+            return original(backend)
+        return DEFAULT_TIMEOUT
+
+    return get_default_timeout
+
+
+def _batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+        # Torch coalesces only on groups of its own class.
+        if current_process() is None or not p2p_op_list or not isinstance(p2p_op_list[0], dist.P2POp):
+            return original(p2p_op_list)  # type: ignore[no-any-return]
+        group: Any = p2p_op_list[0].group or _c10d._get_default_group()
+        device = p2p_op_list[0].tensor.device
+        if not isinstance(group, GroupBackend) or not group._get_backend(device).supports_coalescing:
+            return original(p2p_op_list)  # type: ignore[no-any-return]
+        _c10d._check_p2p_op_list(p2p_op_list)
+        with _c10d._coalescing_manager(group, device, async_ops=True) as manager:
+            for each in p2p_op_list:
+                peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
+                each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+        works: list[Any] = manager.works
+        return works
+
+    return batch_isend_irecv
+
+
+_REPLACEMENTS = (
+    Replacement(c10d, "is_nccl_available", _is_available),
+    Replacement(c10d, "batch_isend_irecv", _batch),
+    Replacement(c10d, "_get_default_timeout", _default_timeout),
+)

@@ -1,0 +1,25 @@
+"""NCCL on virtual devices: its words, its order of additions, its streams (torch 2.13, NCCL 2.29.7).
+
+`_group.py` has ProcessGroupNCCL's calls, `_launching.py` what is behind them: communicators made in the first call,
+streams, coalesced blocks. `_arguments.py` refuses calls, `_folds.py` adds up as one ring over all ranks,
+`_algorithm.py` says who gets what and what it costs, `_words.py` has the texts of NCCL's errors, `_options.py` the
+options.
+"""
+
+from simdist.c10d.backends.nccl import _arguments
+from simdist.c10d.backends.nccl._algorithm import NcclAlgorithm
+from simdist.c10d.backends.nccl._group import NcclProcessGroup
+from simdist.c10d.backends.nccl._options import DEFAULT_TIMEOUT, NcclOptions
+from simdist.c10d.backends.nccl._words import NCCL_VERSION, NcclFailure
+from simdist.c10d.backends.nccl._work import NcclWork
+from simdist.c10d.engine import Backend, Completion, P2PWork
+
+__all__ = ["DEFAULT_TIMEOUT", "NCCL", "NCCL_VERSION", "NcclAlgorithm", "NcclFailure", "NcclOptions", "NcclProcessGroup"]
+
+NCCL = Backend(
+    name="nccl",
+    arguments=_arguments,  # type: ignore[arg-type]  # its group checks for itself
+    algorithm=NcclAlgorithm(),
+    failure=NcclFailure(),
+    completion=Completion(work=NcclWork, message=P2PWork, on_streams=True),
+)

@@ -1,0 +1,175 @@
+"""Argument checks of ProcessGroupNCCL, with its words (torch 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from simdist.c10d.surface._memory import is_dense
+
+__all__ = [
+    "check_reduction",
+    "check_type",
+    "one_device",
+    "require_listed",
+    "require_lists",
+    "require_tensor",
+    "single",
+    "split",
+]
+
+Tensor = torch.Tensor
+
+_TYPES = (
+    *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64),
+    *(torch.bfloat16, torch.bool, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz,
+)
+_SHORT = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64"}
+_SHORT |= {torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble"}
+_FRACTIONS = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
+_BITS = ("band", "bor", "bxor")
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return _SHORT.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+
+
+def check_type(name: str, dtype: torch.dtype) -> None:
+    """Refuse what NCCL has no type for.
+
+    Raises:
+        TypeError: with NCCL's text; RuntimeError where torch itself cuts the operation up.
+    """
+    if dtype in _TYPES:
+        return
+    if name in ("all_to_all", "gather", "scatter"):
+        raise RuntimeError(f"Unconvertible NCCL type {_type_name(dtype)}")
+    raise TypeError(f"Input tensor data type is not supported for NCCL process group: {_type_name(dtype)}")
+
+
+def check_reduction(reduction: str, dtype: torch.dtype) -> None:
+    """Refuse what NCCL does not reduce by.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: with its text.
+    """
+    if reduction in _BITS:
+        raise ValueError(f"Cannot use ReduceOp.{reduction.upper()} with NCCL")
+    if reduction == "avg" and dtype is torch.bool:
+        raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+    if reduction == "premul_sum" and dtype not in _FRACTIONS:
+        raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
+    if dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+        raise RuntimeError("Unsupported Float8 type for NCCL reduction")
+
+
+def require_tensor(tensor: Tensor, *, message: bool = False) -> None:
+    """Refuse a tensor that the backend does not take, a message's or another."""
+    if not tensor.is_cuda and (message or not tensor.is_sparse):
+        raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+    if tensor.layout is not torch.strided:
+        raise ValueError("Tensors must be CUDA and dense")
+    if message:
+        if not tensor.is_contiguous() and not is_dense(tensor):
+            raise ValueError("Tensors for P2P must be non-overlapping and dense")
+    elif not tensor.is_contiguous() and not (
+        tensor.dim() in (4, 5)
+        and tensor.is_contiguous(memory_format=torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d)
+    ):
+        raise ValueError("Tensors must be contiguous")
+
+
+def single(tensors: Any, *, message: bool = False) -> Tensor:
+    """The one tensor of a call that takes a list of one, or a bare tensor."""
+    if isinstance(tensors, Tensor):
+        tensors = [tensors]
+    if len(tensors) != 1:
+        raise RuntimeError(
+            "Expecting one tensor only but got multiple. You are probably using multiple devices under one thread. The "
+            "support for such usage has been deprecated. For details, please refer to "
+            "https://pytorch.org/docs/stable/distributed.html#multi-gpu-collective-functions. ProcessGroupNCCL "
+            "continues supporting multi-process and multi-thread modes."
+        )
+    tensor: Tensor = tensors[0]
+    require_tensor(tensor, message=message)
+    return tensor
+
+
+def require_listed(tensors: Sequence[Tensor]) -> None:
+    """Refuse a list that a coalesced call does not take."""
+    if not tensors:
+        raise ValueError("Tensor list must be nonempty")
+    first = tensors[0]
+    for tensor in tensors:
+        if not tensor.is_cuda or tensor.layout is not torch.strided:
+            if not tensor.is_cuda:
+                raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+            raise ValueError("Tensors must be CUDA and dense")
+        if tensor.dtype != first.dtype:
+            raise TypeError("Tensors must have identical type")
+        if not is_dense(tensor):
+            raise ValueError("Tensors must be non-overlapping and dense")
+        if tensor.device != first.device:
+            raise ValueError("Expected list of tensors on the same device")
+
+
+def one_device(tensors: Sequence[Tensor]) -> None:
+    """Refuse the lists of an all_to_all that are not on one device."""
+    for tensor in tensors:
+        require_tensor(tensor)
+        if tensor.device != tensors[0].device:
+            raise RuntimeError("Tensors must be on the same device")
+
+
+def require_lists(name: str, own: Tensor, listed: Any, root: int, rank: int, size: int) -> list[Tensor] | None:
+    """The tensors of a root's list in a gather or scatter; None on the other ranks."""
+    what = "output" if name == "gather" else "input"
+    if not 0 <= root < size:
+        _fail(name, f"invalid root rank: {root}")
+    if rank != root:
+        if len(listed):
+            _fail(name, f"requires empty {what} on non-root")
+        return None
+    if len(listed) != 1:
+        _fail(name, f"requires a single-element {what} list containing a list with {size} tensors.")
+    tensors: list[Tensor] = list(listed[0])
+    if len(tensors) != size:
+        _fail(
+            name,
+            f"Incorrect {what} list size {len(tensors)}. {what.capitalize()} list size should be {size}, "
+            "same as size of the process group.",
+        )
+    for index, tensor in enumerate(tensors):
+        if tensor.dtype != own.dtype:
+            said = f"(expected {own.type()}, got {tensor.type()})"
+            _fail(name, f"invalid tensor type at index {index} {said}")
+        if tensor.shape != own.shape:
+            said = f"(expected {_shape(own)}, got {_shape(tensor)})"
+            _fail(name, f"invalid tensor size at index {index} {said}")
+    return tensors
+
+
+def split(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:
+    """How many elements of a tensor each rank gets, in an all_to_all_single."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % size:
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        sizes = [rows // size] * size
+    elif len(sizes) != size:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    elif sum(sizes) != rows:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+    row = tensor.numel() // rows if rows else 0
+    return [count * row for count in sizes]
+
+
+def _fail(name: str, text: str) -> NoReturn:
+    raise ValueError(f"ProcessGroupNCCL::{name}: {text}")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(str(n) for n in tensor.shape)})"

@@ -1,0 +1,132 @@
+"""What comes out of a reduction, bit for bit as one ring over the ranks 0 to n-1 computes it (NCCL 2.29).
+
+A chunk c starts raw at rank c+1 and goes up the ring, each rank putting its own operand first:
+`x_c + (x_{c-1} + (... + (x_{c+2} + x_{c+1})))`, rounded to the tensor's type at each hop. An average multiplies each
+operand by 1/n, rounded to the type, before the sum; that of integers divides the sum. Minimum and maximum lose a NaN
+against a number. Eight-bit floats are added as halves.
+
+A real machine has more rings, or trees: its sums may differ in the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Operand", "all_reduce", "reduce_to", "scaled"]
+
+Tensor = torch.Tensor
+Combine = Callable[[Tensor, Tensor], Tensor]
+
+_LOOP_BYTES = 2 << 20  # of a chunk: four steps of an eighth of the buffer (protocol Simple)
+_ALIGNED_BYTES = 16
+_FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn)
+
+
+class Operand:
+    """What one rank puts in: flat memory, how it reduces, and by what it multiplies before."""
+
+    __slots__ = ("combine", "data", "factor", "reduction")
+
+    def __init__(self, data: Tensor, reduction: str, factor: Any, *, is_bool: bool) -> None:
+        self.data = data
+        self.factor = factor
+        self.reduction = reduction
+        kind = "max" if is_bool and reduction == "sum" else reduction
+        self.combine = _COMBINE[kind]
+
+
+def _as_halves(combine: Combine) -> Combine:
+    def do(local: Tensor, received: Tensor) -> Tensor:
+        if local.dtype in _FLOAT8:
+            return combine(local.half(), received.half()).to(local.dtype)
+        return combine(local, received)
+
+    return do
+
+
+def _least(local: Tensor, received: Tensor) -> Tensor:
+    return torch.fmin(local, received) if local.is_floating_point() else torch.minimum(local, received)
+
+
+def _most(local: Tensor, received: Tensor) -> Tensor:
+    return torch.fmax(local, received) if local.is_floating_point() else torch.maximum(local, received)
+
+
+_COMBINE: dict[str, Combine] = {
+    "sum": _as_halves(torch.add),
+    "avg": _as_halves(torch.add),
+    "premul_sum": _as_halves(torch.add),
+    "product": _as_halves(torch.mul),
+    "min": _as_halves(_least),
+    "max": _as_halves(_most),
+}
+
+
+def scaled(operand: Operand, ranks: int) -> Tensor:
+    """The operand as it goes into the sum; a tensor of its own only if that differs."""
+    data = operand.data
+    if operand.reduction == "premul_sum":
+        factor = operand.factor
+        if isinstance(factor, Tensor):
+            return data * factor.reshape(()).to(data.dtype)
+        return data * torch.tensor(factor, dtype=data.dtype)
+    if operand.reduction == "avg" and data.is_floating_point():
+        return data * torch.tensor(1.0 / ranks, dtype=data.dtype)
+    return data
+
+
+def _averaged(total: Tensor, operand: Operand, ranks: int) -> Tensor:
+    if operand.reduction == "avg" and not total.is_floating_point():
+        return torch.div(total, ranks, rounding_mode="trunc")
+    return total
+
+
+def _chunk(owner: int, parts: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor:
+    """The total of the chunk that ends at rank `owner`."""
+    ranks = len(parts)
+    running = parts[(owner + 1) % ranks]
+    for hop in range(2, ranks + 1):
+        rank = (owner + hop) % ranks
+        local = parts[rank]
+        if running.dtype != local.dtype:  # ranks that do not agree: the same bytes, read otherwise
+            running = running.view(local.dtype)
+        running = operands[rank].combine(local, running)
+    return _averaged(running, operands[owner], ranks)
+
+
+def all_reduce(operands: Sequence[Operand]) -> None:
+    """Reduce the operands, in place on all ranks."""
+    ranks = len(operands)
+    data = [operand.data for operand in operands]
+    ready = [scaled(operand, ranks) for operand in operands]
+    if ranks == 1:
+        if ready[0] is not data[0]:
+            data[0].copy_(ready[0])
+        return
+    length, element = data[0].numel(), data[0].element_size()
+    chunk = _LOOP_BYTES // element
+    aligned = max(1, _ALIGNED_BYTES // element)
+    place = 0
+    while place < length:
+        left = length - place
+        each = -(-left // ranks)
+        size = chunk if left >= ranks * chunk else -(-each // aligned) * aligned
+        for owner in range(ranks):
+            first = place + owner * size
+            last = min(first + size, length)
+            if first >= last:
+                break
+            total = _chunk(owner, [each[first:last] for each in ready], operands)
+            for target in data:
+                target[first:last] = total if target.dtype == total.dtype else total.view(target.dtype)
+        place += ranks * size
+
+
+def reduce_to(owner: int, operands: Sequence[Operand], output: Tensor) -> None:
+    """Reduce the operands, and put the total into the output of one rank."""
+    ranks = len(operands)
+    ready = [scaled(operand, ranks) for operand in operands]
+    output.copy_(_chunk(owner, ready, operands) if ranks > 1 else ready[0])

@@ -1,0 +1,487 @@
+"""ProcessGroupNCCL's calls (torch 2.13): each checks its arguments, lays the bytes out, and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+
+from simdist.c10d.backends.nccl import _arguments
+from simdist.c10d.backends.nccl._arguments import check_reduction, check_type, require_tensor
+from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
+from simdist.c10d.backends.nccl._words import nccl_error
+from simdist.c10d.engine._stream_work import StreamWork
+from simdist.c10d.surface._calls import reduction_of, root_of
+from simdist.c10d.surface._compat import group_class_aliases
+from simdist.c10d.surface._modes import visible
+from simdist.c10d.surface._operation import Operation
+from simdist.device import devices_of_this_process
+from simdist.errors import UnsupportedError
+
+__all__ = ["NcclProcessGroup"]
+
+Tensor = torch.Tensor
+
+
+class NcclProcessGroup(NcclGroup):
+    """One rank's handle on a group over NCCL, with all that it can do."""
+
+    def _operation(
+        self, name: str, tensor: Tensor, size: int, reduction: str = "", root: int = -1, shape: Any = None
+    ) -> Operation:
+        check_type(name, tensor.dtype)
+        if reduction:
+            check_reduction(reduction, tensor.dtype)
+        key = (name, size, tensor.element_size(), tensor.dtype, tensor.shape if shape is None else shape)
+        communicator = self._communicator
+        whole = (*key, reduction, root, None)
+        known = communicator.known.get(whole)
+        if known is None:
+            known = communicator.known[whole] = communicator.new_operation(whole)
+        return known
+
+    # -- reductions ----------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
+        """All-reduce one tensor in place; also takes a bare tensor, and a reduce operation instead of options."""
+        tensor = _bare(tensors)
+        if tensor.is_sparse:
+            raise RuntimeError(
+                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+            )
+        tensor = _arguments.single(tensors)
+        return self._collective(
+            "all_reduce", tensor.get_device(), lambda: [self._reduction_in_place(tensor, opts, op)], [tensor], opts
+        )
+
+    def _reduction_in_place(self, tensor: Tensor, opts: Any, op: Any = None) -> Call:
+        reduction, factor = _reduction(opts, op)
+        data = flat(tensor)
+        operation = self._operation("all_reduce", tensor, _bytes(data), reduction)
+        return Call(operation, data, [], [tensor], [tensor], factor)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+        """All-reduce several tensors in one."""
+        _arguments.require_listed(tensors)
+        return self._collective(
+            "all_reduce",
+            tensors[0].get_device(),
+            lambda: [self._reduction_in_place(tensor, opts) for tensor in tensors],
+            list(tensors),
+            opts,
+        )
+
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Any:
+        """Reduce to a root; the tensors of the others stay as they are."""
+        opts, root, _ = root_of(opts, root)
+        tensor = _arguments.single(tensors)
+
+        def make() -> list[Call]:
+            self._require_root("Reduce", root)
+            reduction, factor = _reduction(opts, op)
+            data = flat(tensor)
+            operation = self._operation("reduce", tensor, _bytes(data), reduction, root)
+            if self.rank() == root:
+                return [Call(operation, data, [], [tensor], [tensor], factor)]
+            return [Call(operation, data, [(tensor, data)], [], [tensor], factor)]
+
+        return self._collective("reduce", tensor.get_device(), make, [tensor], opts)
+
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> Any:
+        """Reduce a list of tensors, one for each rank."""
+        output, inputs = _bare(output_tensors), _listed(input_tensors)
+        require_tensor(output)
+        same = all(tensor.numel() == output.numel() for tensor in inputs)
+        if not same and inputs[self.rank()].numel() != output.numel():
+            raise ValueError("Tensor input and output of _reduce_oop must have the same number of elements ")
+        return self._collective(
+            "reduce_scatter",
+            output.get_device(),
+            lambda: [self._scattered(output, inputs, [flat(_dense(tensor)) for tensor in inputs], opts, op)],
+            [output],
+            opts,
+        )
+
+    def _scattered(
+        self, output: Tensor, inputs: Sequence[Tensor], chunks: list[Tensor], opts: Any, op: Any = None
+    ) -> Call:
+        reduction, factor = _reduction(opts, op)
+        data = flat(output)
+        shape = inputs[0].shape
+        operation = self._operation(
+            "reduce_scatter", output, sum(_bytes(chunk) for chunk in chunks), reduction, shape=tuple(shape)
+        )
+        reads = list(zip(inputs, chunks, strict=True)) if len(inputs) == len(chunks) else []
+        if not reads:  # one tensor, whose parts stand for it
+            reads = [(inputs[0], chunk) for chunk in chunks]
+        return Call(operation, (data, chunks), reads, [output], [inputs], factor)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+        """Reduce one tensor, and keep this rank's part of it."""
+        return self._reduce_scatter_pairs([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """`reduce_scatter_single` for several pairs, in one."""
+        return self._reduce_scatter_pairs(list(outputs), list(tensors), opts)
+
+    def _reduce_scatter_pairs(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
+        for output, tensor in zip(outputs, tensors, strict=True):
+            _require_device(output, tensor)
+            if output.dtype != tensor.dtype:
+                raise TypeError("input tensor must be the same type as the output tensor.")
+            if tensor.numel() != output.numel() * self._size:
+                raise ValueError("input tensor must be the same size as output size times world size")
+
+        def make() -> list[Call]:
+            return [
+                self._scattered(output, [tensor], list(flat(_dense(tensor)).chunk(self._size)), opts)
+                if tensor.numel()
+                else self._scattered(output, [tensor], [flat(tensor)] * self._size, opts)
+                for output, tensor in zip(outputs, tensors, strict=True)
+            ]
+
+        return self._collective("reduce_scatter", outputs[0].get_device(), make, outputs, opts)
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> Any:
+        """Broadcast the root's tensor in place."""
+        opts, root, _ = root_of(opts, root)
+        tensor = _arguments.single(tensors)
+
+        def make() -> list[Call]:
+            self._require_root("Broadcast", root)
+            data = flat(tensor)
+            operation = self._operation("broadcast", tensor, _bytes(data), root=root)
+            reads, writes = ([(tensor, data)], []) if self.rank() == root else ([], [tensor])
+            return [Call(operation, data, reads, writes)]
+
+        return self._collective("broadcast", tensor.get_device(), make, [tensor], opts)
+
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Any:
+        """Gather every rank's tensor on every rank; they may be of different sizes."""
+        outputs, tensor = _listed(output_tensors), _arguments.single(input_tensors)
+        if any(output.numel() != outputs[0].numel() for output in outputs):
+            if outputs[self.rank()].numel() != tensor.numel():
+                raise ValueError("Tensor input and output of _broadcast_oop must have the same number of elements ")
+            return self._gather_uneven(outputs, tensor, opts)
+
+        def make() -> list[Call]:
+            data = flat(tensor)
+            operation = self._operation("all_gather", tensor, _bytes(data))
+            return [Call(operation, ([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
+
+        return self._collective("all_gather", tensor.get_device(), make, outputs, opts)
+
+    def _gather_uneven(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Any:
+        """One broadcast from each rank, launched together."""
+
+        def make() -> list[Call]:
+            calls = []
+            for root, output in enumerate(outputs):
+                data = flat(output)
+                operation = self._operation("broadcast", output, _bytes(data), root=root)
+                if root == self.rank():
+                    data.copy_(flat(tensor))
+                calls.append(Call(operation, data, [], [output]))
+            return calls
+
+        return self._collective("all_gather", tensor.get_device(), make, outputs, opts)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+        """Gather every rank's tensor into one."""
+        return self._gather_pairs([output], [tensor], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """`all_gather_single` for several pairs, in one."""
+        return self._gather_pairs(list(outputs), list(tensors), opts)
+
+    def _gather_pairs(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
+        for output, tensor in zip(outputs, tensors, strict=True):
+            require_tensor(tensor)
+            require_tensor(output)
+            if output.dtype != tensor.dtype:
+                raise TypeError("output tensor must have the same type as input tensor")
+            if tensor.numel() * self._size != output.numel():
+                raise ValueError("output tensor size must be equal to world_size times input tensor size")
+
+        def make() -> list[Call]:
+            calls = []
+            for output, tensor in zip(outputs, tensors, strict=True):
+                data, whole = flat(tensor), flat(output)
+                parts = list(whole.chunk(self._size)) if whole.numel() else [whole] * self._size
+                operation = self._operation("all_gather", tensor, _bytes(data))
+                calls.append(Call(operation, (parts, data), [(tensor, data)], [output]))
+            return calls
+
+        return self._collective("all_gather", tensors[0].get_device(), make, outputs, opts)
+
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Any:
+        """Gather every rank's tensor on a root."""
+        opts, root, _ = root_of(opts, root)
+        tensor = _arguments.single(input_tensors)
+        outputs = _arguments.require_lists("gather", tensor, output_tensors, root, self.rank(), self._size)
+
+        def make() -> list[Call]:
+            data = flat(tensor)
+            operation = self._operation("gather", tensor, _bytes(data), root=root)
+            flats = None if outputs is None else [flat(each) for each in outputs]
+            return [Call(operation, (flats, data), [(tensor, data)], outputs or [])]
+
+        return self._collective("gather", tensor.get_device(), make, outputs or [], opts)
+
+    def scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Any:
+        """Give each rank one tensor of a root's list."""
+        opts, root, _ = root_of(opts, root)
+        tensor = _arguments.single(output_tensors)
+        inputs = _arguments.require_lists("scatter", tensor, input_tensors, root, self.rank(), self._size)
+
+        def make() -> list[Call]:
+            data = flat(tensor)
+            operation = self._operation("scatter", tensor, _bytes(data), root=root)
+            flats = None if inputs is None else [flat(each) for each in inputs]
+            reads = [] if inputs is None else list(zip(inputs, flats or [], strict=True))
+            return [Call(operation, (data, flats), reads, [tensor])]
+
+        return self._collective("scatter", tensor.get_device(), make, [tensor], opts)
+
+    def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Any:
+        """Each rank sends `input_tensors[r]` to rank r."""
+        outputs, inputs = list(output_tensors), list(input_tensors)
+        _arguments.one_device([*outputs, *inputs])
+        return self._exchange(
+            inputs[0],
+            lambda: ([flat(tensor) for tensor in outputs], [flat(tensor) for tensor in inputs]),
+            inputs,
+            outputs,
+            opts,
+        )
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        opts: Any = None,
+    ) -> Any:
+        """`alltoall` with the parts of one tensor along its first dimension."""
+        _require_device(output, tensor)
+        require_tensor(tensor)
+        require_tensor(output)
+        sizes = [
+            _arguments.split(each, list(given) if given is not None else None, self._size)
+            for each, given in ((output, output_split_sizes), (tensor, input_split_sizes))
+        ]
+        return self._exchange(
+            tensor,
+            lambda: (
+                list(torch.split_with_sizes(flat(output), sizes[0])),
+                list(torch.split_with_sizes(flat(tensor), sizes[1])),
+            ),
+            [tensor],
+            [output],
+            opts,
+        )
+
+    def _exchange(
+        self,
+        tensor: Tensor,
+        parts: Callable[[], tuple[list[Tensor], list[Tensor]]],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        opts: Any,
+    ) -> Any:
+        def make() -> list[Call]:
+            received, sent = parts()
+            size = sum(_bytes(each) for each in sent)
+            operation = self._operation("all_to_all", tensor, size)
+            reads = list(zip(inputs, sent, strict=True)) if len(inputs) == len(sent) else []
+            if not reads:
+                reads = [(inputs[0], each) for each in sent]
+            return [Call(operation, (received, sent), reads, outputs)]
+
+        return self._collective("all_to_all", tensor.get_device(), make, outputs, opts)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
+        """An all-reduce of one element, for which the host waits."""
+        index = self._barrier_device(opts)
+        tensor = torch.zeros(1, dtype=torch.float32, device=torch.device("cuda", index))
+
+        def make() -> list[Call]:
+            data = flat(tensor)
+            operation = self._operation("barrier", tensor, _bytes(data), "sum")
+            return [Call(operation, data, [], [tensor], [tensor])]
+
+        work = self._collective("barrier", index, make, [tensor], opts, blocks=True)
+        if isinstance(work, StreamWork):
+            work.blocks = True
+        return work
+
+    def _barrier_device(self, opts: Any) -> int:
+        given = list(getattr(opts, "device_ids", None) or ())
+        if given:
+            if given[0] < 0:
+                raise ValueError("Failed to infer a GPU device id to perform barrier. ")
+            return int(given[0])
+        if self._bound is not None:
+            return int(self._bound.index)
+        if self._used:
+            return min(self._used)
+        index = self._member.process.rank % max(1, len(devices_of_this_process().accounts))
+        if index == 0:
+            self._warn(
+                "W",
+                "Guessing device ID based on global rank. This can cause a hang if rank to GPU mapping is "
+                "heterogeneous. You can specify device_id in init_process_group()",
+            )
+        return index
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        """Send to a group rank."""
+        return self._message("send", tensors, dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+        """Receive from a group rank."""
+        return self._message("recv", tensors, src, tag)
+
+    # -- what it does not do -------------------------------------------------------------------------------------
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> NoReturn:
+        """NCCL can't.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
+
+    def allgather_coalesced(self, output_lists: Any, tensors: Any, opts: Any = None) -> NoReturn:
+        """Likewise.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("ProcessGroupNCCL does not support allgather_coalesced")
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> NoReturn:
+        """Gloo's only.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("ProcessGroup nccl does not support monitoredBarrier")
+
+    def _require_root(self, name: str, root: int) -> None:
+        if not 0 <= root < self._size:
+            raise nccl_error(
+                "ncclInvalidArgument",
+                f"{name} : invalid root {root} (root should be in the 0..{self._size} range)",
+            )
+
+
+def _refuse(name: str, way_out: str) -> Callable[..., NoReturn]:
+    def refuse(self: NcclProcessGroup, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(f"{name} of an nccl group is not simulated; {way_out}")
+
+    return refuse
+
+
+_REFUSED = {
+    "split_group": "use torch.distributed.new_group",
+    "merge_remote_group": "make one group of all ranks",
+    "shrink": "destroy the group and make a smaller one",
+    "register_mem_pool": "leave memory to the allocator",
+    "deregister_mem_pool": "leave memory to the allocator",
+    "_register_on_completion_hook": "wait for the works",
+    "_wait_for_pending_works": "wait for the works",
+    "_start_time_estimate": "measure in virtual time",
+    "_end_time_estimate": "measure in virtual time",
+    "suspend": "destroy the group and make it again",
+    "resume": "destroy the group and make it again",
+    "memory_stats": "ask torch.cuda.memory_stats",
+    "allocate_tensor": "use torch.empty",
+}
+for _name, _way_out in _REFUSED.items():
+    setattr(NcclProcessGroup, _name, _refuse(_name, _way_out))
+for _old, _new in group_class_aliases.items():
+    setattr(NcclProcessGroup, _old, getattr(NcclProcessGroup, _new))
+visible(NcclProcessGroup)
+
+
+def _reduction(opts: Any, op: Any = None) -> tuple[str, Any]:
+    """The name of the reduction, and the factor of PREMUL_SUM, which only its pickled form tells."""
+    reduction = reduction_of(opts, op)
+    if reduction != "premul_sum":
+        return reduction, None
+    given = op if op is not None else getattr(opts, "reduceOp", opts)
+    factor = given.__getstate__()[1]
+    return reduction, factor.cpu() if isinstance(factor, Tensor) else factor
+
+
+def _bytes(data: Tensor) -> int:
+    return data.numel() * data.element_size()
+
+
+def _bare(tensors: Any) -> Tensor:
+    tensor: Tensor = tensors if isinstance(tensors, Tensor) else tensors[0]
+    return tensor
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    """The tensors of a list of lists, or of a list."""
+    inner = list(tensors)
+    if inner and not isinstance(inner[0], Tensor):
+        if len(inner) != 1:
+            _arguments.single(inner)
+        inner = list(inner[0])
+    for tensor in inner:
+        require_tensor(tensor)
+    return inner
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _require_device(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        if not tensor.is_cuda:
+            raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")

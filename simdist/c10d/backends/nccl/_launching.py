@@ -1,0 +1,388 @@
+"""One rank's ProcessGroupNCCL as far as it launches: communicators, streams, blocks of coalesced calls, and its end."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from simdist.c10d.backends.nccl import _arguments
+from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
+from simdist.c10d.backends.nccl._work import NcclWork
+from simdist.c10d.engine._stream_work import StreamWork
+from simdist.c10d.engine._streamed import Connection, Part, StreamCommunicator
+from simdist.c10d.surface import _memory
+from simdist.c10d.surface._compat import is_duration, timeout_ns, whole_ms
+from simdist.c10d.surface._events import WorkIssued
+from simdist.c10d.surface._identity import GroupBackend
+from simdist.c10d.surface._operation import Operation
+from simdist.device import account_of, current_stream, devices_of_this_process, latest, memory_of
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine import Member
+
+__all__ = ["Call", "NcclGroup", "flat"]
+
+Tensor = torch.Tensor
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The memory of a device's tensor as one dimension of CPU memory."""
+    return _memory.flat(memory_of(tensor.data))
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of an operation, with what the data plane wants of it, until it is launched.
+
+    `reads` are tensors that are only read, each with what stands for it in `inputs`; `writes` are filled.
+    """
+
+    operation: Operation
+    inputs: Any
+    reads: list[tuple[Tensor, Tensor]]
+    writes: list[Tensor]
+    reduction_operands: Any = ()
+    factor: Any = None
+    peer: int = -1
+    sequence: int = -1
+    strike: Any = None
+
+
+@dataclass(slots=True)
+class _Block:
+    """Calls between `_start_coalescing` and `_end_coalescing`: they are launched together."""
+
+    calls: list[Call] = field(default_factory=list)
+    connection: Connection | None = None
+    outputs: list[Any] = field(default_factory=list)
+    messages_only: bool = True
+    asynchronous: bool = False
+    limit_ns: int = 0
+
+
+class NcclGroup(GroupBackend):
+    """A group whose calls are launched on devices."""
+
+    supports_splitting = True
+    supports_coalescing = True
+    supports_shrinking = True
+    supports_time_estimate = True
+
+    Options = NcclOptions
+    NCCLConfig = NcclConfig
+
+    _communicator: StreamCommunicator
+
+    def __init__(self, member: Member, store: Any, size: int, options: NcclOptions) -> None:
+        super().__init__(member, store, size, options.timeout)
+        self.options = options
+        self._name = str(options.group_name)
+        self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
+        self._block: _Block | None = None
+        self._bound: torch.device | None = None
+        self._used: list[int] = []  # devices, in the order of their first use
+        self._numbers = 0, 0  # collectives and messages so far
+        self._aborted = ""  # why no call is possible any more
+
+    # -- who it is -----------------------------------------------------------------------------------------------
+
+    def _get_backend(self, device: Any) -> GroupBackend:
+        if torch.device(device).type != "cuda":
+            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cuda")]
+
+    @property
+    def bound_device_id(self) -> Any:
+        """The device that the program has given `init_process_group`."""
+        return self._bound
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: Any) -> None:
+        self._bound = device
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._numbers[0]
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Numbers begin where the group begins."""
+
+    def _set_default_timeout(self, timeout: timedelta | float) -> None:
+        if not is_duration(timeout):
+            raise TypeError(
+                f"_set_default_timeout(): incompatible function arguments: expected a duration, got {timeout!r}"
+            )
+        self.options._timeout = whole_ms(timeout)
+        self._timeout_ns = round(self.options._timeout.total_seconds() * 1e9)
+
+    set_timeout = _set_default_timeout
+
+    def _is_initialized(self) -> bool:
+        return bool(self._connections)
+
+    @property
+    def uid(self) -> int:
+        """The number of the group among those of its process."""
+        return self._member.place
+
+    @staticmethod
+    def get_build_nccl_version() -> tuple[int, int, int]:
+        """The version that torch was built with."""
+        return 2, 29, 7
+
+    get_runtime_nccl_version = get_build_nccl_version
+
+    # -- communicators -------------------------------------------------------------------------------------------
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Make the communicator of a device now, and not in the first call."""
+        self._connection(torch.device(device).index)
+
+    def _connection(self, index: int) -> Connection:
+        """The communicator of all ranks with this rank's device; the first call waits for the others."""
+        self._require_alive()
+        if self._bound is not None and self._bound.index != index:
+            self._warn("E", f"Tensor found on device cuda:{index} but backend constrained to cuda:{self._bound.index}")
+            raise dist.DistBackendError(
+                "Attempt to perform collective on tensor not on device passed to init_process_group"
+            )
+        known = self._connections.get(str(index))
+        if known is not None:
+            return known
+        number = sum(":" not in key for key in self._connections)
+        return self._connect(str(index), f"{number}", range(self._size), index)
+
+    def _pair(self, peer: int, index: int) -> Connection:
+        """The communicator of this rank and another, for messages outside of a block; that of all in an eager group."""
+        if self._bound is not None:
+            return self._connection(index)
+        self._require_alive()
+        low, high = sorted((self.rank(), peer))
+        key = f"{low}:{high}"
+        known = self._connections.get(key)
+        return known if known is not None else self._connect(key, key, sorted({low, high}), index)
+
+    def _connect(self, mine: str, key: str, ranks: Any, index: int) -> Connection:
+        if self.rank() == min(ranks):
+            name = f"{self._communicator.name}/{key}".encode()
+            self._store.announce(key, hashlib.sha512(name).digest() * 2)  # ncclUniqueId has 128 bytes
+        device = account_of(index).device
+        streams = devices_of_this_process().streams
+        made = self._communicator.connection(key, list(ranks), self._member, index, device, streams)
+        self._connections[mine] = made
+        if index not in self._used:
+            self._used.append(index)
+        return made
+
+    def _require_alive(self) -> None:
+        if self._aborted:
+            raise dist.DistBackendError(
+                f"NCCL communicator was aborted on rank {self.rank()}. {self._aborted}".rstrip(" ") + " "
+            )
+
+    def _prefix(self) -> str:
+        described = self._description not in ("", "undefined")
+        about = f"({self._description})" if described else ""
+        return f"[PG ID {self.uid} PG GUID {self._name}{about} Rank {self.rank()}] "
+
+    def _warn(self, level: str, text: str) -> None:
+        """Write a line of torch's log, behind the group's prefix."""
+        process = self._member.process
+        process.add_output("stderr", f"[rank{process.rank}]:[{level} ProcessGroupNCCL.cpp] {self._prefix()}{text}\n")
+
+    # -- launching -----------------------------------------------------------------------------------------------
+
+    def _announced(self, name: str) -> Any:
+        communicator = self._communicator
+        communicator.simulation.check()
+        current = communicator.simulation.current
+        if current is not None and current.context is not self._member.process:
+            self._member.refuse_stranger(current.context)
+        if not communicator.simulation.bus.active:
+            return None
+        return communicator.announce(self._member, name, self._member.sequence)
+
+    def _limit(self, opts: Any) -> int:
+        return timeout_ns(opts, self._timeout_ns) if hasattr(opts, "timeout") else self._timeout_ns
+
+    def _collective(
+        self,
+        name: str,
+        index: int,
+        make: Callable[[], list[Call]],
+        outputs: list[Any],
+        opts: Any,
+        *,
+        blocks: bool = False,
+    ) -> StreamWork | None:
+        """Launch a collective, whose calls `make` makes once its communicator is there; one call, or several in one."""
+        strike = self._announced(name)
+        connection = self._connection(index)
+        asynchronous = getattr(opts, "asyncOp", True)
+        limit_ns = self._limit(opts)
+        member, communicator = self._member, self._communicator
+        block = self._block
+        if block is None:
+            self._numbers = self._numbers[0] + 1, self._numbers[1]
+            member.number += 1
+        calls = make()
+        for call in calls:
+            call.sequence = communicator.note_collective(
+                member, call.operation, call.reduction_operands, outputs, limit_ns, asynchronous=asynchronous
+            )
+        calls[0].strike = strike or None
+        if block is not None:
+            block.calls += calls
+            block.connection = connection
+            block.outputs += outputs
+            block.messages_only = False
+            block.asynchronous = block.asynchronous or asynchronous
+            block.limit_ns = limit_ns
+            return None
+        work = self._launch(connection, calls, name, outputs, limit_ns, asynchronous=asynchronous, blocks=blocks)
+        return work if asynchronous else None
+
+    def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> StreamWork | None:
+        """Launch a send or a receive; in a block, remember it. The tag means nothing to NCCL."""
+        tensor = _arguments.single(tensors, message=True)
+        strike = self._announced(kind)
+        block, index = self._block, tensor.get_device()
+        if block is None and peer == self.rank():
+            raise self._self_message()
+        connection = self._connection(index) if block is not None else self._pair(peer, index)
+        data = flat(tensor)
+        _arguments.check_type(kind, tensor.dtype)
+        size = data.numel() * data.element_size()
+        operation = Operation(kind, size, data.element_size(), tensor.dtype, tuple(tensor.shape))
+        call = Call(operation, data, [(tensor, data)] if kind == "send" else [], [tensor] if kind == "recv" else [])
+        call.peer, call.strike = peer, strike or None
+        call.sequence = self._communicator.note_message(self._member, operation, peer)
+        if block is not None:
+            block.calls.append(call)
+            block.connection = connection
+            block.outputs.append(tensor)
+            block.asynchronous = True
+            block.limit_ns = self._timeout_ns
+            return None
+        self._numbers = self._numbers[0], self._numbers[1] + 1
+        return self._launch(connection, [call], kind, [tensor], self._timeout_ns, asynchronous=True)
+
+    def _self_message(self) -> BaseException:
+        from simdist.c10d.backends.nccl._words import nccl_error
+
+        return nccl_error("ncclInvalidUsage", "Trying to send to self without a matching recv")
+
+    def _launch(
+        self,
+        connection: Connection,
+        calls: list[Call],
+        name: str,
+        outputs: list[Any],
+        limit_ns: int,
+        *,
+        asynchronous: bool,
+        blocks: bool = False,
+    ) -> StreamWork:
+        communicator, member = self._communicator, self._member
+        simulation, rank = communicator.simulation, self.rank()
+        index, own, streams, _ = connection.ends[rank]
+        current = current_stream(index)
+        begin = streams.mark(index, current)
+        number = current
+        if asynchronous and own != current:
+            number = own
+            begin = latest([begin, streams.mark(index, own)])
+        parts = []
+        for call in calls:
+            part = Part(connection, rank, call.operation, call.inputs, begin, call.reads, call.writes, call.factor)
+            part.sequence, part.strike, part.peer = call.sequence, call.strike, call.peer
+            communicator.call_site(part)
+            parts.append(part)
+        end = latest([part.end for part in parts])
+        work = NcclWork.make(member, name, calls[-1].sequence, outputs)
+        work.blocks = blocks
+        if simulation.bus.active:
+            work.on_host = [memory_of(each) for each in _tensors(outputs)]
+        if simulation.bus.hears(WorkIssued):
+            shapes = [list(each.shape) for each in _tensors(outputs)]
+            simulation.bus.tell(WorkIssued(work, name, shapes, asynchronous))
+        member.pending[work] = None
+        work.waited = not asynchronous
+        streams.end_with(index, number, end)
+        for part in parts:
+            if part.operation.name in ("send", "recv"):
+                connection.post(part)
+            elif not part.operation.size:  # NCCL drops it: no kernel, and nobody waits for anybody
+                begin.when_known(functools.partial(_skip, part))
+            else:
+                connection.call(part)
+        work.begin(index, streams, end, simulation.now_ns, limit_ns)
+        if blocks and not asynchronous:
+            streams.synchronize(index, current)
+        return work
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        if self._block is not None:
+            return
+        self._block = _Block()
+
+    def _end_coalescing(self, device: Any = None) -> StreamWork | None:
+        block, self._block = self._block, None
+        if block is None:
+            raise RuntimeError("Something went wrong. Did you call end_coalescing before start_coalescing?")
+        if not block.calls:
+            return None
+        assert block.connection is not None
+        collectives, messages = self._numbers
+        if block.messages_only:
+            self._numbers = collectives, messages + 1
+        else:
+            self._numbers = collectives + 1, messages
+            self._member.number += 1
+        return self._launch(
+            block.connection, block.calls, "coalesced", block.outputs, block.limit_ns, asynchronous=block.asynchronous
+        )
+
+    def _group_start(self) -> None:
+        """Of `ncclGroupStart`: what aborts together need not wait for each other here anyway."""
+
+    _group_end = _group_start
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Wait until what is queued is over, and end the communicators."""
+        if not self._aborted:
+            for connection in self._connections.values():
+                index, own, streams, _ = connection.ends[self.rank()]
+                streams.synchronize(index, own)
+        self._aborted = self._aborted or " "
+
+    def abort(self) -> None:
+        """End the communicators at once: streams are free, and what was under way leaves garbage."""
+        now_ns = self._communicator.simulation.now_ns
+        for connection in self._connections.values():
+            connection.release(self.rank(), now_ns)
+            connection.leave(self.rank())
+        self._aborted = self._aborted or " "
+
+
+def _skip(part: Part) -> None:
+    part.begun = True
+    part.end.settle(part.begin.at_ns or 0)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []

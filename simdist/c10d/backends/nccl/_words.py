@@ -1,0 +1,101 @@
+"""What NCCL's ranks see of errors, in the words of NCCL 2.29.7 and of torch 2.13 around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._stream_work import StreamWork
+
+__all__ = ["NCCL_VERSION", "NcclFailure", "nccl_error"]
+
+NCCL_VERSION = (2, 29, 7)
+_PLACE = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94"
+_KINDS = {
+    "ncclSystemError": (
+        "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "System call (e.g. socket, malloc) or external library call failed or device error. ",
+    ),
+    "ncclInternalError": ("internal error - please report this issue to the NCCL developers", "Internal check failed."),
+    "ncclInvalidArgument": (
+        "invalid argument (run with NCCL_DEBUG=WARN for details)",
+        "Invalid value for an argument.",
+    ),
+    "ncclInvalidUsage": (
+        "invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "This usually reflects invalid usage of NCCL library.",
+    ),
+    "ncclRemoteError": (
+        "remote process exited or there was a network error",
+        "A call failed possibly due to a network error or a remote process exiting prematurely.",
+    ),
+}
+
+
+def nccl_error(kind: str, warning: str) -> dist.DistBackendError:
+    """An error of a call of NCCL, as torch reports it; `warning` is the last that NCCL logged."""
+    said, detail = _KINDS[kind]
+    version = ".".join(str(number) for number in NCCL_VERSION)
+    return dist.DistBackendError(
+        f"NCCL error in: {_PLACE}, {said}, NCCL version {version}\n{kind}: {detail}\nLast error:\n{warning}"
+    )
+
+
+class NcclFailure:
+    """Nobody is told of a peer that is gone; whoever waits for it waits for its watchdog."""
+
+    has_timeouts = True
+    closing_ns = 0
+
+    def refused_connection(self, connection: Any) -> Callable[[int], BaseException] | None:
+        """Why a communicator can't be made, for each of its ranks; None: it can."""
+        hosts = {rank: connection.communicator.members[rank].process.host for rank in connection.ranks}
+        devices = {rank: end[3] for rank, end in connection.ends.items()}
+        shared: dict[int, int] = {}  # each rank whose device another has, too, and the first of those
+        for rank in connection.ranks:
+            other = next(
+                (r for r in connection.ranks if r != rank and hosts[r] is hosts[rank] and devices[r] is devices[rank]),
+                None,
+            )
+            if other is not None:
+                shared[rank] = other
+        if not shared:
+            return None
+        first = next(iter(shared))
+
+        def error(rank: int) -> BaseException:
+            told = rank if rank in shared else first
+            bus = 0x1000 * (connection.ends[told][0] + 1)
+            return nccl_error(
+                "ncclInvalidUsage",
+                f"Duplicate GPU detected : rank {told} and rank {shared[told]} both on CUDA device {bus:x}",
+            )
+
+        return error
+
+    def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
+        """A wait on the host ran out of time."""
+        return dist.DistBackendError(f"Work {work.describe()} timed out in blocking wait.")
+
+    def timed_out(self, kind: str, timeout_ns: int) -> str:
+        """Not asked of operations on streams."""
+        return f"{kind} timed out after {timeout_ns // 1_000_000} ms"
+
+    def closed_by_peer(self, peer: int) -> str:
+        """Likewise."""
+        return f"socketProgress: Connection closed by remote peer of rank {peer}"
+
+    def reset_by_peer(self, peer: int) -> str:
+        """Likewise."""
+        return self.closed_by_peer(peer)
+
+    def pair_closed(self) -> str:
+        """Likewise."""
+        return "NCCL communicator was aborted"
+
+    def overrun(self) -> str:
+        """Likewise."""
+        return "message truncated"

@@ -1,0 +1,176 @@
+"""What a rank holds in the hand of an operation that ends on a stream: its work, and the future of that.
+
+To wait for such a work is to let the current stream wait for it; the host goes on. So its future is done at once, as
+one of CUDA is, and what is read of it, or called with it, is ordered on streams as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from simdist.c10d.surface._compat import Future
+from simdist.c10d.surface._events import WorkWaited
+from simdist.c10d.surface._work import SimFuture, SimWork
+from simdist.device import Mark, Streams, current_stream, select_stream
+from simdist.kernel import Task
+from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._strategies import StreamFailure
+
+__all__ = ["StreamFuture", "StreamWork"]
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class StreamWork(SimWork):
+    """One call of one rank: `end` is the moment on its stream at which all of it is over."""
+
+    index: int  # of the device
+    end: Mark
+    streams: Streams
+    issued_ns: int
+    timeout_ns: int
+    on_host: list[Any]  # its outputs as they lie in memory, for who looks at them from outside the rank
+    blocks = False  # the host waits for it too: a barrier
+    waited = False
+
+    def begin(self, index: int, streams: Streams, end: Mark, issued_ns: int, timeout_ns: int) -> None:
+        """It was issued, and is over at `end`."""
+        self.index, self.streams, self.end = index, streams, end
+        self.issued_ns, self.timeout_ns = issued_ns, timeout_ns
+        end.when_known(self._ended)
+
+    def _ended(self) -> None:
+        simulation = self.process.simulation
+        if self.end.at_ns is not None and self.end.at_ns > simulation.now_ns:
+            simulation.call_at(self.end.at_ns, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.member.pending.pop(self, None)
+        self.finish()
+        if self.waited:
+            self._tell()
+
+    def _tell(self) -> None:
+        bus = self.process.simulation.bus
+        if bus.hears(WorkWaited):
+            bus.tell(WorkWaited(self))
+
+    def left(self) -> list[Any]:
+        """What it has filled, as it lies in memory."""
+        return self.on_host
+
+    def waits_for(self) -> Iterator[Task]:
+        """The tasks of the ranks that have not done their part."""
+        cause = self.end.cause
+        if cause is not None and self.end.at_ns is None:
+            yield from cause.waits_for()
+
+    # -- torch's interface ---------------------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Let the current stream wait for it; the host only waits for a barrier, or where a timeout says so.
+
+        Raises:
+            DistBackendError: `timeout` passed first, in the backend's words.
+        """
+        process = self.process
+        if process.torch_state.unwaited:
+            process.torch_state.unwaited.pop(self, None)
+        process.simulation.check()
+        self.synchronize()
+        limit_ns = round(timeout.total_seconds() * 1e9)
+        if limit_ns > 0:
+            self._wait_on_host(limit_ns)
+        elif self.blocks:
+            self.streams.synchronize(self.index, current_stream(self.index))
+        self.waited = True
+        if self.done:
+            self._tell()
+        if self.streams.error is not None:
+            raise self.streams.error
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def _wait_on_host(self, limit_ns: int) -> None:
+        simulation = self.process.simulation
+        deadline_ns = simulation.now_ns + limit_ns
+        while not self.done:
+            if not simulation.park(self, deadline_ns) and not self.done:
+                failure = cast("StreamFailure", self.member.communicator.backend.failure)
+                raise failure.wait_timed_out(self, limit_ns)
+            self.process.drain()
+
+    def synchronize(self) -> None:
+        """Let the current stream wait for it."""
+        self.streams.wait(self.index, current_stream(self.index), self.end)
+
+    def block_current_stream(self) -> None:
+        """As `synchronize`."""
+        self.synchronize()
+
+    def get_future(self) -> StreamFuture:
+        """Its future, which is done, and whose values are there when the streams have come so far."""
+        self.process.torch_state.unwaited.pop(self, None)
+        if self.future is None:
+            self.waited = True
+            self.future = StreamFuture(self.process, self.index, self.streams, self.end)
+            self.future.set_result(self.outputs)
+        assert isinstance(self.future, StreamFuture)
+        return self.future
+
+    def finish(self) -> None:
+        """It is over."""
+        self.done = True
+        process = self.process
+        for task in process.tasks:
+            if task.waiting is self:
+                process.simulation.wake(task)
+        for callback in self.after or ():
+            callback()
+
+
+class StreamFuture(SimFuture):
+    """A future of a device: done, while what it stands for may go on on a stream."""
+
+    def __init__(self, process: SimProcess, index: int, streams: Streams, mark: Mark) -> None:
+        super().__init__(process)
+        self._index, self._streams, self._mark = index, streams, mark
+
+    def wait(self) -> Any:
+        """Its value; the current stream waits for it."""
+        self._join()
+        return Future.wait(self)
+
+    def value(self) -> Any:
+        """As `wait`."""
+        self._join()
+        return super().value()
+
+    def then(self, callback: Callable[[Any], Any]) -> StreamFuture:
+        """Call `callback` now, on a stream that waits for this one; a future of what it returns."""
+        index, streams = self._index, self._streams
+        before, side = current_stream(index), streams.side(index)
+        child = StreamFuture(self._process, index, streams, self._mark)
+        select_stream(index, side)
+        try:
+            streams.wait(index, side, self._mark)
+            value = callback(self)
+        except BaseException as error:
+            child.set_exception(error)
+        else:
+            child._mark = streams.mark(index, side)
+            child.set_result(value)
+        finally:
+            select_stream(index, before)
+        return child
+
+    def _join(self) -> None:
+        self._seen()
+        self._streams.wait(self._index, current_stream(self._index), self._mark)

@@ -1,0 +1,191 @@
+"""One group with a backend for each type of device: `cpu:gloo,cuda:nccl`.
+
+Torch has a C++ group that holds several backends. Ours is the group itself, and so are its parts; a call goes to the
+part of the device that its tensors are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
+from simdist.c10d.surface._identity import GroupBackend
+
+__all__ = ["SeveralBackends"]
+
+_BY_TENSORS = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "all_gather_single"),
+    *("allgather_coalesced", "all_gather_single_coalesced", "reduce_scatter", "reduce_scatter_single"),
+    *("reduce_scatter_single_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "send", "recv"),
+    "recv_anysource",
+)
+
+
+class SeveralBackends(GroupBackend):
+    """A rank's handle on a group whose `parts` are by type of device; the last of them is what torch asks of the whole.
+
+    Example:
+        >>> def main():
+        ...     dist.init_process_group("cpu:gloo,cuda:nccl")
+        ...     return [each.type for each in dist.group.WORLD._device_types]
+        >>> simdist.run(main, world_size=2, backend="nccl").values
+        [['cpu', 'cuda'], ['cpu', 'cuda']]
+    """
+
+    passes_for = ""  # the backend that torch is about to ask it for, while it makes the group
+
+    def __init__(self, parts: Mapping[str, GroupBackend], bound: Any) -> None:
+        self.parts = dict(parts)
+        self._main = list(self.parts.values())[-1]
+        ProcessGroup.__init__(self, self._main.rank(), self._main.size())
+        self._member = self._main._member
+        self._communicator = self._main._communicator
+        self._backend = self._main._backend
+        self._store = self._main._store
+        self._size = self._main._size
+        self._timeout_ns = self._main._timeout_ns
+        self._calls_under_way = []
+        self._name = self._description = ""
+        self.options = self._main.options
+        self._bound = bound
+        for device, part in self.parts.items():
+            if part is not self._main:  # both have numbers of their own, and a log would mix them up
+                part._communicator.name = f"{self._communicator.name}/{device}"
+
+    @property
+    def supports_splitting(self) -> bool:  # type: ignore[override]
+        """As the main part."""
+        return bool(self._main.supports_splitting)
+
+    def _get_backend(self, device: Any) -> GroupBackend:
+        kind = torch.device(device).type
+        part = self.parts.get(kind)
+        if part is None:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        return part
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self.parts]
+
+    @property
+    def bound_device_id(self) -> Any:
+        """The device that the program has given `init_process_group`."""
+        return self._bound
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: Any) -> None:
+        self._bound = device
+
+    def _set_group_name(self, name: str) -> None:
+        super()._set_group_name(name)
+        for part in self.parts.values():
+            part._set_group_name(name)
+
+    setGroupName = _set_group_name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = str(description)
+        self.passes_for = ""  # the last thing that torch does to a group before it registers it
+        for part in self.parts.values():
+            part._set_group_desc(description)
+
+    setGroupDesc = _set_group_desc
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(self._main._get_sequence_number_for_group())
+
+    def _set_sequence_number_for_group(self) -> None:
+        for part in self.parts.values():
+            part._set_sequence_number_for_group()
+
+    def set_timeout(self, timeout: Any) -> None:
+        """That of all parts."""
+        for part in self.parts.values():
+            part.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        """Of the part of the options' device; of the main one, if they have none."""
+        device = getattr(opts, "device", None)
+        part = self._main if device is None else self._get_backend(device)
+        return part.barrier(opts) if timeout is None else part.barrier(opts, timeout)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+        """Of the part for the CPU."""
+        return self._get_backend("cpu").monitored_barrier(timeout, wait_all_ranks)
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Of the device's part."""
+        self._get_backend(device).eager_connect_single_device(device)
+
+    def _start_coalescing(self, device: Any = None) -> Any:
+        return self._coalescing(device)._start_coalescing(device)
+
+    def _end_coalescing(self, device: Any = None) -> Any:
+        return self._coalescing(device)._end_coalescing(device)
+
+    def _coalescing(self, device: Any) -> Any:
+        return self._main if device is None else self._get_backend(device)
+
+    def shutdown(self) -> None:
+        """All parts."""
+        for part in self.parts.values():
+            part.shutdown()
+
+    def abort(self) -> None:
+        """All parts."""
+        for part in self.parts.values():
+            part.abort()
+
+    def leave(self) -> None:
+        """Give all parts up."""
+        for part in self.parts.values():
+            part.leave()
+
+    def __getattr__(self, name: str) -> Any:
+        main = self.__dict__.get("_main")
+        if main is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(main, name)
+
+
+def _device_of(value: Any) -> str | None:
+    """The type of device of the first tensor in there."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type
+    if isinstance(value, (list, tuple)):
+        return next((found for each in value if (found := _device_of(each)) is not None), None)
+    return None
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    def forward(self: SeveralBackends, *args: Any, **kwargs: Any) -> Any:
+        kind = _device_of(args)
+        part = self._main if kind is None else self._get_backend(kind)
+        return getattr(part, name)(*args, **kwargs)
+
+    forward.__name__ = name
+    forward.__doc__ = "Of the part of the tensors' device."
+    return forward
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: SeveralBackends, *args: Any, **kwargs: Any) -> NoReturn:
+        getattr(self._main, name)(*args, **kwargs)
+        raise AssertionError(name)
+
+    return refuse
+
+
+for _name in _BY_TENSORS:
+    setattr(SeveralBackends, _name, _forwarding(_name))
+    for _old, _new in group_class_aliases.items():
+        if _new == _name:
+            setattr(SeveralBackends, _old, _forwarding(_name))
+for _name in ("split_group", "merge_remote_group", "_register_on_completion_hook", "_wait_for_pending_works"):
+    setattr(SeveralBackends, _name, _refusing(_name))

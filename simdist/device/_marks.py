@@ -1,0 +1,87 @@
+"""Moments on the time line of a stream, which may depend on what others do, and so are not known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from simdist.kernel import Task
+
+__all__ = ["Cause", "Mark", "after", "latest"]
+
+
+class Cause(Protocol):
+    """What a moment depends on, for reports."""
+
+    def describe(self) -> str:
+        """In words that a user knows."""
+        ...
+
+    def waits_for(self) -> Iterable[Task]:
+        """The tasks that could bring it about."""
+        ...
+
+
+class Mark:
+    """When something on a stream ends: `at_ns`, which is None until it is known, and may lie ahead then.
+
+    Example:
+        >>> mark, seen = Mark(), []
+        >>> mark.when_known(lambda: seen.append(mark.at_ns))
+        >>> mark.settle(5)
+        >>> seen
+        [5]
+    """
+
+    __slots__ = ("_callbacks", "at_ns", "cause")
+
+    def __init__(self, at_ns: int | None = None, cause: Cause | None = None) -> None:
+        self.at_ns = at_ns
+        self.cause = cause  # why it is not known
+        self._callbacks: list[Callable[[], None]] = []
+
+    def settle(self, at_ns: int) -> None:
+        """It is known now. Does nothing the second time."""
+        if self.at_ns is None:
+            self.at_ns = at_ns
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback()
+
+    def when_known(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when it is known; at once if it is."""
+        if self.at_ns is None:
+            self._callbacks.append(callback)
+        else:
+            callback()
+
+
+def latest(marks: Sequence[Mark]) -> Mark:
+    """The last of some moments."""
+    unknown = [mark for mark in marks if mark.at_ns is None]
+    known_ns = max((mark.at_ns for mark in marks if mark.at_ns is not None), default=0)
+    if not unknown:
+        return Mark(known_ns)
+    if len(marks) == 1:
+        return marks[0]
+    result = Mark(cause=unknown[0].cause)
+    left = len(unknown)
+
+    def one_less() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            result.settle(max(mark.at_ns or 0 for mark in marks))
+
+    for mark in unknown:
+        mark.when_known(one_less)
+    return result
+
+
+def after(mark: Mark, duration_ns: int) -> Mark:
+    """A moment so much later than another."""
+    if mark.at_ns is not None:
+        return Mark(mark.at_ns + duration_ns)
+    result = Mark(cause=mark.cause)
+    mark.when_known(lambda: result.settle((mark.at_ns or 0) + duration_ns))
+    return result

@@ -1,0 +1,240 @@
+"""How an nccl group is made, what torch and programs find of NCCL, and worlds that have none."""
+
+from __future__ import annotations
+
+import copy
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import simdist
+from simdist.cluster import build
+from tests.c10d.nccl.worlds import join, of, results, run, said
+
+_nccl: Any = c10d
+nccl: Any = torch.cuda.nccl
+
+
+def test_a_world_over_nccl_has_a_device_for_each_rank() -> None:
+    def body() -> tuple[int, bool]:
+        return torch.cuda.device_count(), dist.is_nccl_available()
+
+    assert results(body, 3) == [(3, True)] * 3
+    assert results(body, 4, cluster=build(4, hosts=2)) == [(2, True)] * 4
+    assert results(body, 1, cluster=build(1, devices_per_host=4)) == [(4, True)]
+    assert dist.is_nccl_available() is False
+    assert not hasattr(dist, "ProcessGroupNCCL")
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to get default timeout")
+def test_a_world_without_devices_names_the_way_to_some() -> None:
+    result = simdist.run(lambda: dist.init_process_group("nccl"), world_size=1)
+
+    error = result.ranks[0].exception
+    assert str(error) == "Distributed package doesn't have NCCL built in"
+    assert "devices_per_host in its cluster" in result.ranks[0].stderr
+    assert 'backend="nccl"' in result.ranks[0].stderr
+
+
+def test_a_rank_that_sees_no_device_is_told() -> None:
+    result = run(lambda: dist.init_process_group("nccl"), 1, env={"CUDA_VISIBLE_DEVICES": ""})
+
+    assert str(result.ranks[0].exception) == "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
+
+
+def test_torch_finds_its_nccl() -> None:
+    def body() -> list[Any]:
+        join()
+        group: Any = dist.group.WORLD
+        backend = group._get_backend(torch.device("cuda"))
+        return [
+            nccl.version(),
+            dist.get_backend(),
+            isinstance(backend, _nccl.ProcessGroupNCCL),
+            backend._get_backend_name(),
+            backend.supports_splitting and backend.supports_coalescing,
+            [each.type for each in group._device_types],
+            backend.options._timeout,
+        ]
+
+    found = [(2, 29, 7), "nccl", True, "nccl", True, ["cuda"], timedelta(minutes=10)]
+    assert results(body, 1) == [found]
+
+
+def test_options_are_taken_and_copied() -> None:
+    def body() -> list[Any]:
+        options = _nccl.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.min_ctas = 4
+        options._timeout = timedelta(seconds=7)
+        other = copy.deepcopy(options)
+        other.config.min_ctas = 5
+        join(pg_options=options, timeout=timedelta(seconds=7))
+        group: Any = dist.group.WORLD
+        kept = group._get_backend(torch.device("cuda")).options
+        return [
+            kept.config.min_ctas,
+            kept.config.max_ctas,
+            kept.is_high_priority_stream,
+            kept._timeout.total_seconds(),
+            said(lambda: dist.new_group([0], pg_options=object())),
+        ]
+
+    wrong = "AssertionError: Expected backend_options argument to be of type ProcessGroupNCCL.Options"
+    assert results(body, 1) == [[4, -2147483648, True, 7, wrong]]
+
+
+def test_the_first_call_waits_for_all_ranks_and_device_id_brings_it_forward() -> None:
+    def body(device_id: bool) -> tuple[float, float]:
+        import time
+
+        rank = int(os.environ["RANK"])
+        time.sleep(rank)
+        begin = time.monotonic()
+        join(device_id=torch.device("cuda", rank) if device_id else None)
+        made = time.monotonic()
+        dist.all_reduce(of(1))
+        return round(made - begin, 1), round(time.monotonic() - made, 1)
+
+    assert results(body, args=[False]) == [(0, 1), (0, 0)]
+    assert results(body, args=[True]) == [(1, 0), (0, 0)]
+
+
+def test_two_ranks_on_one_device_are_told_so() -> None:
+    def body() -> str:
+        dist.init_process_group("nccl")
+        return said(lambda: dist.all_reduce(torch.ones(1, device="cuda:0")))
+
+    first, second = results(body)
+
+    assert first == (
+        "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run "
+        "with NCCL_DEBUG=WARN for details), NCCL version 2.29.7\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"
+    )
+    assert "rank 1 and rank 0 both" in second
+
+
+def test_another_device_than_the_bound_one_is_refused() -> None:
+    def body() -> str:
+        rank = join(device_id=torch.device("cuda", int(os.environ["RANK"])))
+        return said(lambda: dist.all_reduce(torch.ones(1, device=f"cuda:{1 - rank}")))
+
+    result = run(body)
+
+    text = "Attempt to perform collective on tensor not on device passed to init_process_group"
+    assert result.values == [f"DistBackendError: {text}"] * 2
+    assert "Tensor found on device cuda:1 but backend constrained to cuda:0" in result.ranks[0].stderr
+
+
+def test_a_group_is_destroyed_and_made_again() -> None:
+    def body() -> list[Any]:
+        found: list[Any] = []
+        for _ in range(2):
+            rank = join()
+            group: Any = dist.group.WORLD
+            tensor = of(rank)
+            dist.all_reduce(tensor)
+            found.append(tensor.item())
+            dist.destroy_process_group()
+        return [*found, said(lambda: group.allreduce(of(1)))]
+
+    aborted = "DistBackendError: NCCL communicator was aborted on rank {}. "
+    assert results(body) == [[1, 1, aborted.format(rank)] for rank in range(2)]
+
+
+def test_the_default_is_the_backend_of_the_accelerator() -> None:
+    def body() -> list[Any]:
+        rank = join(None)
+        tensor = of(rank)
+        dist.all_reduce(tensor)
+        group: Any = dist.group.WORLD
+        return [tensor.item(), [each.type for each in group._device_types], group.name()]
+
+    assert results(body) == [[1, ["cuda"], "nccl"]] * 2
+    assert results(body, backend="gloo", cluster=build(2, devices_per_host=2)) == [[1, ["cuda"], "nccl"]] * 2
+
+
+def test_one_group_has_gloo_for_the_cpu_and_nccl_for_devices() -> None:
+    def body(backend: str) -> list[Any]:
+        rank = join(backend)
+        group: Any = dist.group.WORLD
+        on_cpu, on_device = torch.tensor([float(rank)]), of(rank)
+        dist.all_reduce(on_cpu)
+        dist.all_reduce(on_device)
+        objects: list[Any] = [None, None]
+        dist.all_gather_object(objects, rank)
+        dist.barrier()
+        group.monitored_barrier()
+        own = dist.new_group([rank], use_local_synchronization=True)
+        return [
+            on_cpu.item(),
+            on_device.item(),
+            objects,
+            group._get_backend("cpu").name(),
+            group._get_backend("cuda").name(),
+            [each.type for each in group._device_types],
+            own._get_backend(torch.device("cuda")).name(),
+            said(lambda: group._get_backend("xpu")),
+        ]
+
+    refused = "RuntimeError: No backend type associated with device type xpu"
+    expected = [1, 1, [0, 1], "gloo", "nccl", ["cpu", "cuda"], "nccl", refused]
+    assert results(body, args=["cpu:gloo,cuda:nccl"]) == [expected] * 2
+    turned = [*expected[:5], ["cuda", "cpu"], *expected[6:]]
+    assert results(body, args=["cuda:nccl,cpu:gloo"]) == [turned] * 2
+
+
+def test_ddp_on_devices_over_nccl_ends_with_the_bits_of_gloo_on_the_cpu() -> None:
+    def train(device: str, ids: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(device)
+        parallel = DistributedDataParallel(module, device_ids=ids)
+        optimizer = torch.optim.AdamW(parallel.parameters(), foreach=False)
+        torch.manual_seed(dist.get_rank())
+        for _ in range(3):
+            optimizer.zero_grad()
+            parallel(torch.randn(3, 4).to(device)).square().mean().backward()
+            optimizer.step()
+        return [each.detach().cpu() for each in parallel.parameters()]
+
+    def body() -> tuple[Any, Any]:
+        rank = join("cpu:gloo,cuda:nccl")
+        return train(f"cuda:{rank}", [rank]), train("cpu", None)
+
+    everything = [numbers for result in results(body) for numbers in result]
+
+    for numbers in everything[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(everything[0], numbers, strict=True))
+
+
+def test_fsdp_and_distributed_tensors_over_a_mesh_of_devices() -> None:
+    def body() -> list[Any]:
+        rank = int(os.environ["RANK"])
+        mesh = init_device_mesh("cuda", (2,))
+        module: Any = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).cuda()
+        fully_shard(module, mesh=mesh)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        before = module[0].weight.full_tensor().clone()
+        module(torch.ones(3, 4, device="cuda")).sum().backward()
+        optimizer.step()
+        whole: Any = distribute_tensor(torch.arange(4.0, device="cuda"), mesh, [Shard(0)])
+        after = module[0].weight.full_tensor()
+        return [
+            mesh.get_group()._get_backend(torch.device("cuda")).name(),
+            bool((before != after).any()),
+            after.device.index == rank,
+            (whole + 1).full_tensor().tolist(),
+        ]
+
+    assert results(body) == [["nccl", True, True, [1, 2, 3, 4]]] * 2
