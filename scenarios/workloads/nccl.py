@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -35,3 +36,16 @@ def train(steps: int = 4) -> dict[str, Any]:
     weights = [float(each.detach().sum()) for each in module.parameters()]
     dist.destroy_process_group()
     return {"weights": weights, "losses": losses, "fell": losses[0] - losses[-1]}
+
+
+def skip(rank: int = 1) -> float:
+    """Leave one all_reduce out on a rank, which goes on to something else; the sum that the others wait for."""
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    tensor = torch.ones(1024, device=device)
+    dist.all_reduce(tensor)
+    if dist.get_rank() == rank:
+        time.sleep(3600)  # noqa: TID251  # virtual
+    dist.all_reduce(tensor)
+    return float(tensor.sum().item())

@@ -96,6 +96,7 @@ class RankState:
         "group_in_making",
         "init_method",
         "making",
+        "nccl",
         "profile",
         "ranks_in_making",
         "unwaited",
@@ -114,6 +115,7 @@ class RankState:
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on
+        self.nccl: Any = None  # what NCCL keeps, from its first group on
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
         self.making: _Making | None = None  # likewise, what else is known of it
@@ -453,7 +455,6 @@ class TorchState:
         group = NcclProcessGroup(member, store, size, options)
         if state.making is not None:
             group.bound_device_id = state.making.device
-        flight_record_of(process).enter(group)
         return self._with_other_parts(group, "nccl", store, rank, size)
 
     def _with_other_parts(self, group: Any, name: str, store: Any, rank: int, size: int) -> Any:

@@ -12,9 +12,11 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NCCL_VERSION, NcclProcessGroup
+from simdist.c10d.backends.nccl._rank import nccl_of
+from simdist.c10d.backends.nccl._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._several_backends import SeveralBackends
-from simdist.process import Patches, Replacement, current_process
+from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["install"]
 
@@ -54,7 +56,38 @@ def install(patches: Patches, make: Callable[..., Any]) -> None:
         patches.replace(module, "ProcessGroupNCCL", _name(make))
     patches.replace(torch._C, "_nccl_version", lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2])
     patches.replace(torch._C, "_nccl_version_suffix", lambda: b"")
+    patches.replace(_c, "_dump_nccl_trace", _dump)
+    patches.replace(_c, "_dump_nccl_trace_json", _dump_json)
+    patches.replace(_c, "_reset_fr_recording_nccl", lambda: _recorder().reset())
     patches.redirect(_REPLACEMENTS)
+
+
+def _process() -> SimProcess:
+    process = current_process()
+    if process is None:
+        raise RuntimeError("Distributed package doesn't have NCCL built in")
+    return process
+
+
+def _recorder() -> NcclRecorder:
+    return nccl_of(_process()).recorder
+
+
+def _dump(
+    includeCollectives: bool | None = None, includeStackTraces: bool | None = None, onlyActive: bool | None = None
+) -> bytes:
+    return _recorder().dump_bytes(
+        _process().simulation.now_ns,
+        collectives=includeCollectives is not False,
+        frames=includeStackTraces is not False,
+        active=bool(onlyActive),
+    )
+
+
+def _dump_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> str:
+    return _recorder().dump_json(
+        _process().simulation.now_ns, collectives=includeCollectives is not False, active=bool(onlyActive)
+    )
 
 
 def _is_available(original: Callable[[], bool]) -> Callable[[], bool]:

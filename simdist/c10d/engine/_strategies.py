@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Member
     from simdist.c10d.engine._message import P2PWork
     from simdist.c10d.engine._stream_work import StreamWork
-    from simdist.c10d.engine._streamed import Connection
+    from simdist.c10d.engine._streamed import Connection, Part
 
 __all__ = [
     "Algorithm",
@@ -181,6 +181,10 @@ class StreamFailure(Failure, Protocol):
 
     def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
         """A wait on the host for a work ran out of time."""
+        ...
+
+    def peer_left(self, connection: Connection, rank: int, parts: Sequence[Part]) -> None:
+        """A rank has left a connection on which `parts` of others have not ended."""
         ...
 
 

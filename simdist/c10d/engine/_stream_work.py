@@ -33,7 +33,10 @@ class StreamWork(SimWork):
     streams: Streams
     issued_ns: int
     timeout_ns: int
+    ended_ns = 0  # once it is done
+    aborted = False  # it is over because its connection was given up
     on_host: list[Any]  # its outputs as they lie in memory, for who looks at them from outside the rank
+    host_limit_ns = 0  # what every wait of the host has, if it waits at all
     blocks = False  # the host waits for it too: a barrier
     waited = False
 
@@ -51,6 +54,7 @@ class StreamWork(SimWork):
             self._finish()
 
     def _finish(self) -> None:
+        self.ended_ns = self.process.simulation.now_ns
         self.member.pending.pop(self, None)
         self.finish()
         if self.waited:
@@ -84,7 +88,7 @@ class StreamWork(SimWork):
             process.torch_state.unwaited.pop(self, None)
         process.simulation.check()
         self.synchronize()
-        limit_ns = round(timeout.total_seconds() * 1e9)
+        limit_ns = round(timeout.total_seconds() * 1e9) or self.host_limit_ns
         if limit_ns > 0:
             self._wait_on_host(limit_ns)
         elif self.blocks:
@@ -100,7 +104,7 @@ class StreamWork(SimWork):
 
     def _wait_on_host(self, limit_ns: int) -> None:
         simulation = self.process.simulation
-        deadline_ns = simulation.now_ns + limit_ns
+        deadline_ns = max(simulation.now_ns, self.issued_ns + limit_ns)
         while not self.done:
             if not simulation.park(self, deadline_ns) and not self.done:
                 failure = cast("StreamFailure", self.member.communicator.backend.failure)

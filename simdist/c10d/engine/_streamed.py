@@ -82,6 +82,7 @@ class Part:
         self.site = ""
         self.whole: StreamCollective | None = None  # None for a message
         self.peer = -1  # of a message
+        self.work: Any = None  # of the call
         self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or behind it
         self._reads = reads
         self._writes = writes
@@ -308,6 +309,12 @@ class Connection:
             if self.gone:
                 collective.lose()
         collective.join(part)
+        self._tell_of_gone(part)
+
+    def _tell_of_gone(self, part: Part) -> None:
+        for rank in self.gone:
+            if part.peer in (-1, rank):
+                self.communicator.failure.peer_left(self, rank, [part])
 
     def post(self, part: Part) -> None:
         """A rank sends or receives."""
@@ -321,6 +328,7 @@ class Connection:
             ready.when_known(lambda: self._plan(send, receive, ready.at_ns or 0))
         else:
             (self._sends if sends else self._receives).setdefault(pair, deque()).append(part)
+            self._tell_of_gone(part)
         if not part.begun:
             part.claim()
 
@@ -431,12 +439,17 @@ class Connection:
         if rank in self.gone:
             return
         self.gone[rank] = None
+        parts = []
         for collective in self.collectives.values():
             collective.lose()
+            parts += [part for part in collective.parts.values() if part.rank != rank]
         for queue in (*self._sends.values(), *self._receives.values()):
             for part in queue:
                 if part.rank == rank:
                     part.lost = True
+                elif part.peer == rank:
+                    parts.append(part)
+        self.communicator.failure.peer_left(self, rank, parts)
 
     def release(self, rank: int, now_ns: int) -> None:
         """A rank's end was aborted: its streams are free, and what was under way leaves garbage."""

@@ -68,6 +68,7 @@ class StoreServer:
         self._connected: dict[Task, None] = {}  # who must be woken when the server goes
         self.clients: dict[SimProcess, None] = {}
         self.groups: dict[str, list[Any]] = {}  # communicators that met here, by prefix, one for each generation
+        self.monitors: list[Any] = []  # those who wait here for word from each other, beside what the store answers
         self.joined = 0  # clients that counted themselves in
         self.master: Task | None = None  # waits for them
         self.gone = False  # the process that hosted it has ended

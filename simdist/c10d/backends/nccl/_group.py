@@ -12,7 +12,6 @@ from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import check_reduction, check_type, require_tensor
 from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
 from simdist.c10d.backends.nccl._words import nccl_error
-from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.surface._calls import reduction_of, root_of
 from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._modes import visible
@@ -53,7 +52,12 @@ class NcclProcessGroup(NcclGroup):
             )
         tensor = _arguments.single(tensors)
         return self._collective(
-            "all_reduce", tensor.get_device(), lambda: [self._reduction_in_place(tensor, opts, op)], [tensor], opts
+            "all_reduce",
+            ("ALLREDUCE", "all_reduce"),
+            lambda: [self._reduction_in_place(tensor, opts, op)],
+            [tensor],
+            [tensor],
+            opts,
         )
 
     def _reduction_in_place(self, tensor: Tensor, opts: Any, op: Any = None) -> Call:
@@ -67,8 +71,9 @@ class NcclProcessGroup(NcclGroup):
         _arguments.require_listed(tensors)
         return self._collective(
             "all_reduce",
-            tensors[0].get_device(),
+            ("COALESCED", "allreduce_coalesced"),
             lambda: [self._reduction_in_place(tensor, opts) for tensor in tensors],
+            list(tensors),
             list(tensors),
             opts,
         )
@@ -95,7 +100,7 @@ class NcclProcessGroup(NcclGroup):
                 return [Call(operation, data, [], [tensor], [tensor], factor)]
             return [Call(operation, data, [(tensor, data)], [], [tensor], factor)]
 
-        return self._collective("reduce", tensor.get_device(), make, [tensor], opts)
+        return self._collective("reduce", ("REDUCE", "reduce"), make, [tensor], [tensor], opts)
 
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
@@ -108,8 +113,9 @@ class NcclProcessGroup(NcclGroup):
             raise ValueError("Tensor input and output of _reduce_oop must have the same number of elements ")
         return self._collective(
             "reduce_scatter",
-            output.get_device(),
+            ("REDUCE_SCATTER", "reduce_scatter"),
             lambda: [self._scattered(output, inputs, [flat(_dense(tensor)) for tensor in inputs], opts, op)],
+            inputs,
             [output],
             opts,
         )
@@ -130,15 +136,19 @@ class NcclProcessGroup(NcclGroup):
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Reduce one tensor, and keep this rank's part of it."""
-        return self._reduce_scatter_pairs([output], [tensor], opts)
+        kind = "_REDUCE_SCATTER_BASE", "_reduce_scatter_base"
+        return self._reduce_scatter_pairs(kind, [output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
     ) -> Any:
         """`reduce_scatter_single` for several pairs, in one."""
-        return self._reduce_scatter_pairs(list(outputs), list(tensors), opts)
+        kind = "COALESCED", "reduce_scatter_tensor_coalesced"
+        return self._reduce_scatter_pairs(kind, list(outputs), list(tensors), opts)
 
-    def _reduce_scatter_pairs(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
+    def _reduce_scatter_pairs(
+        self, kind: tuple[str, str], outputs: list[Tensor], tensors: list[Tensor], opts: Any
+    ) -> Any:
         for output, tensor in zip(outputs, tensors, strict=True):
             _require_device(output, tensor)
             if output.dtype != tensor.dtype:
@@ -154,7 +164,7 @@ class NcclProcessGroup(NcclGroup):
                 for output, tensor in zip(outputs, tensors, strict=True)
             ]
 
-        return self._collective("reduce_scatter", outputs[0].get_device(), make, outputs, opts)
+        return self._collective("reduce_scatter", kind, make, tensors, outputs, opts)
 
     # -- copies --------------------------------------------------------------------------------------------------
 
@@ -172,7 +182,7 @@ class NcclProcessGroup(NcclGroup):
             reads, writes = ([(tensor, data)], []) if self.rank() == root else ([], [tensor])
             return [Call(operation, data, reads, writes)]
 
-        return self._collective("broadcast", tensor.get_device(), make, [tensor], opts)
+        return self._collective("broadcast", ("BROADCAST", "broadcast"), make, [tensor], [tensor], opts)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -189,7 +199,7 @@ class NcclProcessGroup(NcclGroup):
             operation = self._operation("all_gather", tensor, _bytes(data))
             return [Call(operation, ([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
 
-        return self._collective("all_gather", tensor.get_device(), make, outputs, opts)
+        return self._collective("all_gather", ("ALLGATHER", "all_gather"), make, [tensor], outputs, opts)
 
     def _gather_uneven(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Any:
         """One broadcast from each rank, launched together."""
@@ -204,19 +214,20 @@ class NcclProcessGroup(NcclGroup):
                 calls.append(Call(operation, data, [], [output]))
             return calls
 
-        return self._collective("all_gather", tensor.get_device(), make, outputs, opts)
+        return self._collective("all_gather", ("COALESCED", "ALLGATHER_coalesced"), make, [tensor], outputs, opts)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Gather every rank's tensor into one."""
-        return self._gather_pairs([output], [tensor], opts)
+        return self._gather_pairs(("_ALLGATHER_BASE", "_all_gather_base"), [output], [tensor], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
     ) -> Any:
         """`all_gather_single` for several pairs, in one."""
-        return self._gather_pairs(list(outputs), list(tensors), opts)
+        kind = "COALESCED", "all_gather_into_tensor_coalesced"
+        return self._gather_pairs(kind, list(outputs), list(tensors), opts)
 
-    def _gather_pairs(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
+    def _gather_pairs(self, kind: tuple[str, str], outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
         for output, tensor in zip(outputs, tensors, strict=True):
             require_tensor(tensor)
             require_tensor(output)
@@ -234,7 +245,7 @@ class NcclProcessGroup(NcclGroup):
                 calls.append(Call(operation, (parts, data), [(tensor, data)], [output]))
             return calls
 
-        return self._collective("all_gather", tensors[0].get_device(), make, outputs, opts)
+        return self._collective("all_gather", kind, make, tensors, outputs, opts)
 
     def gather(
         self,
@@ -256,7 +267,7 @@ class NcclProcessGroup(NcclGroup):
             flats = None if outputs is None else [flat(each) for each in outputs]
             return [Call(operation, (flats, data), [(tensor, data)], outputs or [])]
 
-        return self._collective("gather", tensor.get_device(), make, outputs or [], opts)
+        return self._collective("gather", ("GATHER", "gather"), make, [tensor], outputs or [], opts)
 
     def scatter(
         self,
@@ -279,13 +290,14 @@ class NcclProcessGroup(NcclGroup):
             reads = [] if inputs is None else list(zip(inputs, flats or [], strict=True))
             return [Call(operation, (data, flats), reads, [tensor])]
 
-        return self._collective("scatter", tensor.get_device(), make, [tensor], opts)
+        return self._collective("scatter", ("SCATTER", "scatter"), make, inputs or [tensor], [tensor], opts)
 
     def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Any:
         """Each rank sends `input_tensors[r]` to rank r."""
         outputs, inputs = list(output_tensors), list(input_tensors)
         _arguments.one_device([*outputs, *inputs])
         return self._exchange(
+            "ALLTOALL",
             inputs[0],
             lambda: ([flat(tensor) for tensor in outputs], [flat(tensor) for tensor in inputs]),
             inputs,
@@ -310,6 +322,7 @@ class NcclProcessGroup(NcclGroup):
             for each, given in ((output, output_split_sizes), (tensor, input_split_sizes))
         ]
         return self._exchange(
+            "ALLTOALL_BASE",
             tensor,
             lambda: (
                 list(torch.split_with_sizes(flat(output), sizes[0])),
@@ -322,6 +335,7 @@ class NcclProcessGroup(NcclGroup):
 
     def _exchange(
         self,
+        op_type: str,
         tensor: Tensor,
         parts: Callable[[], tuple[list[Tensor], list[Tensor]]],
         inputs: list[Tensor],
@@ -337,7 +351,7 @@ class NcclProcessGroup(NcclGroup):
                 reads = [(inputs[0], each) for each in sent]
             return [Call(operation, (received, sent), reads, outputs)]
 
-        return self._collective("all_to_all", tensor.get_device(), make, outputs, opts)
+        return self._collective("all_to_all", (op_type, "all_to_all"), make, inputs, outputs, opts)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """An all-reduce of one element, for which the host waits."""
@@ -349,10 +363,8 @@ class NcclProcessGroup(NcclGroup):
             operation = self._operation("barrier", tensor, _bytes(data), "sum")
             return [Call(operation, data, [], [tensor], [tensor])]
 
-        work = self._collective("barrier", index, make, [tensor], opts, blocks=True)
-        if isinstance(work, StreamWork):
-            work.blocks = True
-        return work
+        kind = "ALLREDUCE", "all_reduce_barrier"
+        return self._collective("barrier", kind, make, [tensor], [tensor], opts, blocks=True)
 
     def _barrier_device(self, opts: Any) -> int:
         given = list(getattr(opts, "device_ids", None) or ())
@@ -370,6 +382,7 @@ class NcclProcessGroup(NcclGroup):
                 "W",
                 "Guessing device ID based on global rank. This can cause a hang if rank to GPU mapping is "
                 "heterogeneous. You can specify device_id in init_process_group()",
+                5021,
             )
         return index
 

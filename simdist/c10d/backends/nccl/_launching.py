@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl import _arguments
+from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
+from simdist.c10d.backends.nccl._rank import nccl_of
+from simdist.c10d.backends.nccl._recorder import Entry, stack
+from simdist.c10d.backends.nccl._watchdog import Monitor, Watchdog
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection, Part, StreamCommunicator
@@ -23,6 +28,7 @@ from simdist.c10d.surface._events import WorkIssued
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._operation import Operation
 from simdist.device import account_of, current_stream, devices_of_this_process, latest, memory_of
+from simdist.records import flight_status
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import Member
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "NcclGroup", "flat"]
 
 Tensor = torch.Tensor
+_errors: Any = _c  # has what the stubs leave out
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -84,6 +91,21 @@ class NcclGroup(GroupBackend):
         super().__init__(member, store, size, options.timeout)
         self.options = options
         self._name = str(options.group_name)
+        self._nccl = nccl_of(member.process)
+        self.environment = self._nccl.environment
+        self._uid = len(self._nccl.groups)
+        self._nccl.groups.append(self)
+        self._nccl.recorder.enter(self)
+        self.watchdog = Watchdog(self, self._nccl)
+        if self._nccl.monitor is None and not self.environment.blocking_wait:
+            self._nccl.monitor = Monitor(self, self._nccl, store)
+        member.process.end_listeners[self._on_end] = None
+        self.closed = False  # it was shut down, or the program has aborted it
+        self.results: dict[NcclWork, list[Any]] = {}  # futures of how works end
+        self._completed = -1  # the last number of a collective that is over
+        self._operations = 0  # calls, those in blocks each for itself
+        self._error = "SUCCESS"
+        self._extra_ns = 0  # of every work's timeout, until one of them is over
         self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
         self._block: _Block | None = None
         self._bound: torch.device | None = None
@@ -133,7 +155,7 @@ class NcclGroup(GroupBackend):
     @property
     def uid(self) -> int:
         """The number of the group among those of its process."""
-        return self._member.place
+        return self._uid
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
@@ -152,7 +174,8 @@ class NcclGroup(GroupBackend):
         """The communicator of all ranks with this rank's device; the first call waits for the others."""
         self._require_alive()
         if self._bound is not None and self._bound.index != index:
-            self._warn("E", f"Tensor found on device cuda:{index} but backend constrained to cuda:{self._bound.index}")
+            bound = self._bound.index
+            self._warn("E", f"Tensor found on device cuda:{index} but backend constrained to cuda:{bound}", 3740)
             raise dist.DistBackendError(
                 "Attempt to perform collective on tensor not on device passed to init_process_group"
             )
@@ -180,25 +203,79 @@ class NcclGroup(GroupBackend):
         streams = devices_of_this_process().streams
         made = self._communicator.connection(key, list(ranks), self._member, index, device, streams)
         self._connections[mine] = made
+        self._nccl.recorder.configure(self, self._communicator.ranks)
         if index not in self._used:
             self._used.append(index)
         return made
 
     def _require_alive(self) -> None:
         if self._aborted:
-            raise dist.DistBackendError(
-                f"NCCL communicator was aborted on rank {self.rank()}. {self._aborted}".rstrip(" ") + " "
-            )
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. {self._aborted.strip()}")
 
     def _prefix(self) -> str:
         described = self._description not in ("", "undefined")
         about = f"({self._description})" if described else ""
         return f"[PG ID {self.uid} PG GUID {self._name}{about} Rank {self.rank()}] "
 
-    def _warn(self, level: str, text: str) -> None:
+    def _warn(self, level: str, text: str, line: int) -> None:
         """Write a line of torch's log, behind the group's prefix."""
-        process = self._member.process
-        process.add_output("stderr", f"[rank{process.rank}]:[{level} ProcessGroupNCCL.cpp] {self._prefix()}{text}\n")
+        log(self._member.process, level, f"{self._prefix()}{text}", line)
+
+    # -- for the watchdog ----------------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[int, int]:
+        """The last collective that was launched, and the last that is over; -1 for none."""
+        return self._numbers[0] or -1, self._completed
+
+    def status(self) -> dict[str, int]:
+        """The same as the recorder has it."""
+        return flight_status(*self.progress())
+
+    def get_error(self) -> Any:
+        """What has happened to the group; the first stays."""
+        return _errors.ErrorType.__members__[self._error]
+
+    def set_error(self, kind: str) -> None:
+        """Something has happened."""
+        if self._error == "SUCCESS":
+            self._error = kind
+        for futures in self.results.values():
+            for future in futures:
+                result = _errors.WorkResult.__members__[kind]
+                self._member.process.deliver(functools.partial(future.set_result, result))
+        self.results.clear()
+
+    def on_done(self, work: NcclWork) -> None:
+        """A work is over."""
+        self.watchdog.forget(work)
+        if not work.aborted:
+            self._extra_ns = 0 if work.timeout_ns > self._timeout_ns else self._extra_ns
+            if work.op_type not in ("SEND", "RECV"):
+                self._completed = max(self._completed, work.number)
+        for future in self.results.pop(work, ()):
+            work.process.deliver(functools.partial(future.set_result, _errors.WorkResult.SUCCESS))
+
+    def abort_because(self, reason: str) -> None:
+        """The communicators are ended, and the group is of no use any more; the program is not asked."""
+        self._aborted = f"Original reason for failure was: {reason}"
+        self._release()
+
+    def _release(self) -> None:
+        now_ns = self._communicator.simulation.now_ns
+        for work in list(self._member.pending):
+            work.aborted = True
+        for connection in self._connections.values():
+            connection.release(self.rank(), now_ns)
+            connection.leave(self.rank())
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        self._extra_ns += round(timeout.total_seconds() * 1e9)
+
+    def _verify_work_timeout(self, work: NcclWork, timeout: timedelta) -> bool:
+        return work.timeout_ns == round(timeout.total_seconds() * 1e9)
+
+    def _on_end(self, _: Any) -> None:
+        self.watchdog.stop()
 
     # -- launching -----------------------------------------------------------------------------------------------
 
@@ -218,14 +295,19 @@ class NcclGroup(GroupBackend):
     def _collective(
         self,
         name: str,
-        index: int,
+        kind: tuple[str, str],
         make: Callable[[], list[Call]],
-        outputs: list[Any],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
         opts: Any,
         *,
         blocks: bool = False,
     ) -> StreamWork | None:
-        """Launch a collective, whose calls `make` makes once its communicator is there; one call, or several in one."""
+        """Launch a collective, whose calls `make` makes once its communicator is there; one call, or several in one.
+
+        `kind` is what torch calls it, in messages and in the recorder.
+        """
+        index = inputs[0].get_device()
         strike = self._announced(name)
         connection = self._connection(index)
         asynchronous = getattr(opts, "asyncOp", True)
@@ -235,6 +317,7 @@ class NcclGroup(GroupBackend):
         if block is None:
             self._numbers = self._numbers[0] + 1, self._numbers[1]
             member.number += 1
+        entry = self._record(kind[1], inputs, outputs, limit_ns, is_message=False)
         calls = make()
         for call in calls:
             call.sequence = communicator.note_collective(
@@ -249,8 +332,30 @@ class NcclGroup(GroupBackend):
             block.asynchronous = block.asynchronous or asynchronous
             block.limit_ns = limit_ns
             return None
-        work = self._launch(connection, calls, name, outputs, limit_ns, asynchronous=asynchronous, blocks=blocks)
+        work = self._launch(
+            *(connection, calls, name, kind[0], inputs, outputs, limit_ns, entry),
+            asynchronous=asynchronous,
+            blocks=blocks,
+        )
         return work if asynchronous else None
+
+    def _record(
+        self, name: str, inputs: list[Tensor], outputs: list[Tensor], limit_ns: int, *, is_message: bool
+    ) -> Entry | None:
+        recorder = self._nccl.recorder
+        self._operations += 1
+        if not recorder.limit:
+            return None
+        collectives, messages = self._numbers
+        numbers = collectives, messages, self._operations
+        dtype = str(inputs[0].dtype).removeprefix("torch.") if inputs else ""
+        given, filled = ([list(tensor.shape) for tensor in tensors] for tensors in (inputs, outputs))
+        now_ns, frames, limit_ns = self._communicator.simulation.now_ns, stack(), self._timeout_ns
+        return recorder.add(
+            lambda number: Entry(
+                self, number, numbers, name, given, filled, dtype, now_ns, limit_ns, is_message, frames
+            )
+        )
 
     def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> StreamWork | None:
         """Launch a send or a receive; in a block, remember it. The tag means nothing to NCCL."""
@@ -273,9 +378,17 @@ class NcclGroup(GroupBackend):
             block.outputs.append(tensor)
             block.asynchronous = True
             block.limit_ns = self._timeout_ns
+            self._record(self._message_name(kind, peer), [tensor], [tensor], self._timeout_ns, is_message=True)
             return None
         self._numbers = self._numbers[0], self._numbers[1] + 1
-        return self._launch(connection, [call], kind, [tensor], self._timeout_ns, asynchronous=True)
+        entry = self._record(self._message_name(kind, peer), [tensor], [tensor], self._timeout_ns, is_message=True)
+        tensors = [tensor]
+        return self._launch(
+            *(connection, [call], kind, kind.upper(), tensors, tensors, self._timeout_ns, entry), asynchronous=True
+        )
+
+    def _message_name(self, kind: str, peer: int) -> str:
+        return f"{kind} {self.rank()}{'->' if kind == 'send' else '<-'}{peer}"
 
     def _self_message(self) -> BaseException:
         from simdist.c10d.backends.nccl._words import nccl_error
@@ -287,8 +400,11 @@ class NcclGroup(GroupBackend):
         connection: Connection,
         calls: list[Call],
         name: str,
-        outputs: list[Any],
+        op_type: str,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
         limit_ns: int,
+        entry: Entry | None,
         *,
         asynchronous: bool,
         blocks: bool = False,
@@ -302,15 +418,24 @@ class NcclGroup(GroupBackend):
         if asynchronous and own != current:
             number = own
             begin = latest([begin, streams.mark(index, own)])
+        work = NcclWork.make(member, name, calls[-1].sequence, outputs)
+        work.group, work.op_type, work.blocks, work.calls = self, op_type, blocks, []
+        work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
+        work.numel_in, work.numel_out = (sum(each.numel() for each in tensors) for tensors in (inputs, outputs))
+        work.logged_rank = self._nccl.groups[0].rank()
+        work.host_limit_ns = limit_ns if self.environment.blocking_wait else 0
+        work.entry = entry
+        if entry is not None:
+            entry.work = work
         parts = []
         for call in calls:
             part = Part(connection, rank, call.operation, call.inputs, begin, call.reads, call.writes, call.factor)
             part.sequence, part.strike, part.peer = call.sequence, call.strike, call.peer
+            part.work = work
+            work.calls.append(part)
             communicator.call_site(part)
             parts.append(part)
         end = latest([part.end for part in parts])
-        work = NcclWork.make(member, name, calls[-1].sequence, outputs)
-        work.blocks = blocks
         if simulation.bus.active:
             work.on_host = [memory_of(each) for each in _tensors(outputs)]
         if simulation.bus.hears(WorkIssued):
@@ -326,7 +451,8 @@ class NcclGroup(GroupBackend):
                 begin.when_known(functools.partial(_skip, part))
             else:
                 connection.call(part)
-        work.begin(index, streams, end, simulation.now_ns, limit_ns)
+        work.begin(index, streams, end, simulation.now_ns, limit_ns + self._extra_ns)
+        self.watchdog.watch(work)
         if blocks and not asynchronous:
             streams.synchronize(index, current)
         return work
@@ -349,8 +475,10 @@ class NcclGroup(GroupBackend):
         else:
             self._numbers = collectives + 1, messages
             self._member.number += 1
+        entry = self._record("coalesced", [], [], block.limit_ns, is_message=block.messages_only)
         return self._launch(
-            block.connection, block.calls, "coalesced", block.outputs, block.limit_ns, asynchronous=block.asynchronous
+            *(block.connection, block.calls, "coalesced", "COALESCED", [], block.outputs, block.limit_ns, entry),
+            asynchronous=block.asynchronous,
         )
 
     def _group_start(self) -> None:
@@ -363,18 +491,26 @@ class NcclGroup(GroupBackend):
     def shutdown(self) -> None:
         """Wait until what is queued is over, and end the communicators."""
         if not self._aborted:
-            for connection in self._connections.values():
-                index, own, streams, _ = connection.ends[self.rank()]
-                streams.synchronize(index, own)
-        self._aborted = self._aborted or " "
+            for work in list(self._member.pending):
+                if isinstance(work, NcclWork):
+                    work.streams.wait_for(work.end)
+        self._close()
+
+    def let_end(self) -> None:
+        """Wait until what has begun is over."""
+        for work in list(self._member.pending):
+            if isinstance(work, NcclWork) and all(part.begun for part in work.calls):
+                work.streams.wait_for(work.end)
 
     def abort(self) -> None:
         """End the communicators at once: streams are free, and what was under way leaves garbage."""
-        now_ns = self._communicator.simulation.now_ns
-        for connection in self._connections.values():
-            connection.release(self.rank(), now_ns)
-            connection.leave(self.rank())
+        self._release()
+        self._close()
+
+    def _close(self) -> None:
         self._aborted = self._aborted or " "
+        self.closed = True
+        self.watchdog.stop()
 
 
 def _skip(part: Part) -> None:

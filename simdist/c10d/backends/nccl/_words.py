@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from simdist.c10d.engine._stream_work import StreamWork
+from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._watchdog import failed_lines
 
 __all__ = ["NCCL_VERSION", "NcclFailure", "nccl_error"]
 
@@ -76,9 +76,36 @@ class NcclFailure:
 
         return error
 
-    def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
-        """A wait on the host ran out of time."""
-        return dist.DistBackendError(f"Work {work.describe()} timed out in blocking wait.")
+    def wait_timed_out(self, work: Any, limit_ns: int) -> BaseException:
+        """A wait on the host ran out of time: the rank gives the communicator up."""
+        process = work.process
+        elapsed_ms = (process.simulation.now_ns - work.issued_ns) // 1_000_000
+        text = work.timeout_text(elapsed_ms)
+        log(process, "E", text, 693)
+        log(process, "E", f"[Rank {work.logged_rank}] Work {work} timed out in blocking wait.", 826)
+        work.group.abort_because(text)
+        for line in failed_lines(work.group.environment.handling):
+            log(process, "E", f"[Rank {work.logged_rank}] {line}", 758)
+        return dist.DistBackendError(text)
+
+    def peer_left(self, connection: Any, rank: int, parts: Sequence[Any]) -> None:
+        """Over sockets, between hosts, the neighbours on the ring see that a process is gone."""
+        process = connection.communicator.members[rank].process
+        if process.running or not process.host.up:
+            return
+        ring = connection.ranks
+        place = ring.index(rank)
+        neighbours = ring[place - 1], ring[(place + 1) % len(ring)]
+        said, detail = _KINDS["ncclRemoteError"]
+        version = ".".join(str(number) for number in NCCL_VERSION)
+        text = (
+            f"NCCL error: {said}, NCCL version {version}\nncclRemoteError: {detail}\nLast error:\n"
+            f"socketProgress: Connection closed by remote peer {process.host.name}<{40000 + process.rank}>"
+        )
+        for part in parts:
+            other = part.process
+            if part.rank in neighbours and other.host is not process.host and other.running and part.work is not None:
+                part.work.group.watchdog.notice(part.work, text)
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
         """Not asked of operations on streams."""

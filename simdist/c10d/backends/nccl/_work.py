@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
-from simdist.c10d.engine._stream_work import StreamWork
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _distributed_c10d as _c
+
+from simdist.c10d.engine._stream_work import StreamFuture, StreamWork
+from simdist.device import Mark
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._recorder import Entry
+    from simdist.c10d.engine._streamed import Part
 
 __all__ = ["NcclWork"]
 
+_results: Any = _c  # has what the stubs leave out
+_NO_TIMEOUT = timedelta(0)
+
 
 class NcclWork(StreamWork):
-    """One call of one rank."""
+    """One call of one rank, as its watchdog and its recorder know it."""
+
+    group: Any
+    calls: list[Part]  # it stands for, one or those of a block
+    op_type: str
+    number: int  # of collectives in the group, or of messages
+    numel_in: int
+    numel_out: int
+    logged_rank: int  # what its process calls itself in lines about works
+    entry: Entry | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"WorkNCCL(SeqNum={self.number}, OpType={self.op_type}, NumelIn={self.numel_in}, "
+            f"NumelOut={self.numel_out}, Timeout(ms)={self.timeout_ns // 1_000_000})"
+        )
+
+    def timeout_text(self, elapsed_ms: int) -> str:
+        """What is said when it is older than its timeout."""
+        return (
+            f"[Rank {self.logged_rank}] Watchdog caught collective operation timeout: {self} ran for {elapsed_ms} "
+            "milliseconds before timing out."
+        )
+
+    def finish(self) -> None:
+        """It is over."""
+        self.group.on_done(self)
+        super().finish()
 
     def is_success(self) -> bool:
         """Nobody asks that of NCCL any more.
@@ -17,3 +58,20 @@ class NcclWork(StreamWork):
             NotImplementedError: always.
         """
         raise NotImplementedError("WorkNCCL::isSuccess() is deprecated")
+
+    def _get_duration(self) -> float:
+        raise RuntimeError("getDuration only works if timing was enabled")
+
+    def get_future_result(self) -> StreamFuture:
+        """A future of how it ends: success, or what its watchdog has found."""
+        future = StreamFuture(self.process, self.index, self.streams, Mark(0))
+        if self.done:
+            future.set_result(_results.WorkResult.SUCCESS)
+        else:
+            self.process.torch_state.futures[future] = None
+            self.group.results.setdefault(self, []).append(future)
+        return future
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that it fills."""
+        return self.outputs

@@ -1,0 +1,24 @@
+"""Lines of torch's log on a rank's stderr: `[rank0]:[E101 00:10:00.000000000 ProcessGroupNCCL.cpp:690] text`."""
+
+from __future__ import annotations
+
+import datetime
+
+from simdist.process import SimProcess
+
+__all__ = ["log"]
+
+_LEVELS = "IWEF"
+_NAMES = {"INFO": 0, "WARNING": 1, "ERROR": 2, "FATAL": 3, "0": 0, "1": 1, "2": 2, "3": 3}
+
+
+def log(process: SimProcess, level: str, text: str, line: int = 0, file: str = "ProcessGroupNCCL.cpp") -> None:
+    """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. At any moment, on any thread."""
+    name = process.environ.get(b"TORCH_CPP_LOG_LEVEL", b"WARNING")  # type: ignore[call-overload]  # as they are kept
+    if _LEVELS.index(level) < _NAMES.get(name.decode(), 1):
+        return
+    now_ns = process.epoch_ns + process.simulation.now_ns
+    seconds, rest_ns = divmod(now_ns, 1_000_000_000)
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    stamp = f"{level}{moment.month}{moment:%d %H:%M:%S}.{rest_ns:09d}"
+    process.add_output("stderr", f"[rank{process.rank}]:[{stamp} {file}:{line}] {text}\n")

@@ -1,0 +1,153 @@
+"""A rank's flight recorder as ProcessGroupNCCL fills it: `torch._C._distributed_c10d._dump_nccl_trace` (torch 2.13).
+
+One ring for all groups of a process. An entry is made before its call is launched; that it is over is seen by whoever
+looks, or by the watchdog, which then retires it. Facts of the format are in `simdist.records`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from simdist.c10d.backends.nccl._words import NCCL_VERSION
+from simdist.frames import is_ours
+from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._work import NcclWork
+
+__all__ = ["Entry", "NcclRecorder", "stack"]
+
+_LIBRARY = ".".join(str(number) for number in NCCL_VERSION)
+Stack = Sequence[tuple[CodeType, int]]
+
+
+def stack() -> Stack:
+    """Where the program is: code and line, the innermost first, without simdist's own."""
+    found: list[tuple[CodeType, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_ours(frame):
+            found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A call, as it was when it was made; `work` knows what became of it, None for a call inside a block."""
+
+    group: Any  # the one it was made in
+    record_id: int
+    numbers: tuple[int, int, int]  # of collectives, of messages and of operations in the group, this one included
+    name: str
+    inputs: list[list[int]]
+    outputs: list[list[int]]
+    dtype: str
+    created_ns: int
+    timeout_ns: int
+    is_message: bool
+    frames: Stack
+    work: NcclWork | None = None
+
+
+class NcclRecorder:
+    """The last `limit` calls of one rank; with 0 it records nothing."""
+
+    def __init__(self, limit: int, epoch_ns: int) -> None:
+        self.limit = limit
+        self._epoch_ns = epoch_ns
+        self._ring: deque[Entry] = deque(maxlen=max(1, limit))
+        self._next = 0
+        self._config: dict[str, Any] = {}
+        self._groups: list[Any] = []
+
+    def enter(self, group: Any) -> None:
+        """A group was made."""
+        self._groups.append(group)
+
+    def configure(self, group: Any, ranks: Sequence[int]) -> None:
+        """A communicator of a group was made."""
+        self._config[group.group_name] = flight_group(group.group_name, group.group_desc, ranks)
+
+    def add(self, entry: Callable[[int], Entry]) -> Entry | None:
+        """Record a call; `entry` makes it of its number."""
+        if not self.limit:
+            return None
+        made = entry(self._next)
+        self._next += 1
+        self._ring.append(made)
+        return made
+
+    def reset(self) -> None:
+        """Forget all entries, and count from 0 again."""
+        self._ring.clear()
+        self._next = 0
+
+    def dump(
+        self, now_ns: int, *, collectives: bool = True, frames: bool = True, active: bool = False
+    ) -> dict[str, Any]:
+        """The record as torch unpickles it; only what is not over, if only that is `active`."""
+        entries = None
+        if collectives:
+            entries = [
+                self._said(entry, now_ns, frames=frames)
+                for entry in self._ring
+                if not (active and entry.work is not None and entry.work.done)
+            ]
+        status = {str(group.uid): group.status() for group in self._groups}
+        return flight_dump(self._config, status, entries, library=_LIBRARY)
+
+    def dump_bytes(self, now_ns: int, **what: bool) -> bytes:
+        """The same as torch packs it."""
+        return pickle.dumps(self.dump(now_ns, **what), protocol=2)
+
+    def dump_json(self, now_ns: int, *, collectives: bool = True, active: bool = False) -> str:
+        """The same in JSON: without frames, and numbers of groups as text."""
+        found = self.dump(now_ns, collectives=collectives, frames=False, active=active)
+        found["nccl_comm_state"] = {}
+        found["pg_status"] = {
+            name: {key: str(value) for key, value in status.items()} for name, status in found["pg_status"].items()
+        }
+        for one in found.get("entries", ()):
+            for name in ("time_discovered_started_ns", "time_discovered_completed_ns"):
+                one[name] = one[name] or 0
+        if not found.get("entries"):
+            found.pop("entries", None)
+        return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def _said(self, entry: Entry, now_ns: int, *, frames: bool) -> dict[str, Any]:
+        work, group = entry.work, entry.group
+        done = work is not None and work.done and not work.aborted
+        seen_ns, retired = None, False
+        if work is not None and done:
+            retired_ns = group.watchdog.tick_after(work.ended_ns)
+            retired = retired_ns <= now_ns
+            seen_ns = self._epoch_ns + min(retired_ns, now_ns)
+        collectives, messages, operations = entry.numbers
+        return flight_entry(
+            record_id=entry.record_id,
+            pg_id=group.uid,
+            process_group=(group.group_name, group.group_desc),
+            thread=("python", str(group._member.process.pid)),
+            collective_seq_id=collectives,
+            p2p_seq_id=messages,
+            op_id=operations,
+            profiling_name=f"nccl:{entry.name}",
+            input_sizes=entry.inputs,
+            output_sizes=entry.outputs,
+            scalar_type=SCALAR_TYPES.get(entry.dtype, ""),
+            time_created_ns=self._epoch_ns + entry.created_ns,
+            state="completed" if done else "scheduled",
+            completed_ns=seen_ns,
+            retired=retired,
+            timeout_ns=entry.timeout_ns,
+            is_p2p=entry.is_message,
+            frames=[(code.co_filename, line, code.co_name) for code, line in entry.frames] if frames else None,
+        )
