@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from simdist.c10d.surface._compat import Future
 from simdist.c10d.surface._events import WorkWaited
 from simdist.c10d.surface._work import SimFuture, SimWork
-from simdist.device import Mark, Streams, current_stream, select_stream
+from simdist.device import Mark, Streams, current_stream, memory_of, select_stream
 from simdist.kernel import Task
 from simdist.process import SimProcess
 
@@ -35,7 +35,6 @@ class StreamWork(SimWork):
     timeout_ns: int
     ended_ns = 0  # once it is done
     aborted = False  # it is over because its connection was given up
-    on_host: list[Any]  # its outputs as they lie in memory, for who looks at them from outside the rank
     host_limit_ns = 0  # what every wait of the host has, if it waits at all
     blocks = False  # the host waits for it too: a barrier
     waited = False
@@ -67,7 +66,7 @@ class StreamWork(SimWork):
 
     def left(self) -> list[Any]:
         """What it has filled, as it lies in memory."""
-        return self.on_host
+        return [memory_of(tensor.data) for tensor in self.outputs]
 
     def waits_for(self) -> Iterator[Task]:
         """The tasks of the ranks that have not done their part."""

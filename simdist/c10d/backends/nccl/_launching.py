@@ -436,10 +436,8 @@ class NcclGroup(GroupBackend):
             communicator.call_site(part)
             parts.append(part)
         end = latest([part.end for part in parts])
-        if simulation.bus.active:
-            work.on_host = [memory_of(each) for each in _tensors(outputs)]
         if simulation.bus.hears(WorkIssued):
-            shapes = [list(each.shape) for each in _tensors(outputs)]
+            shapes = [list(each.shape) for each in outputs]
             simulation.bus.tell(WorkIssued(work, name, shapes, asynchronous))
         member.pending[work] = None
         work.waited = not asynchronous
@@ -516,9 +514,3 @@ class NcclGroup(GroupBackend):
 def _skip(part: Part) -> None:
     part.begun = True
     part.end.settle(part.begin.at_ns or 0)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []
