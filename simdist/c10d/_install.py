@@ -455,7 +455,8 @@ class TorchState:
         group = NcclProcessGroup(member, store, size, options)
         if state.making is not None:
             group.bound_device_id = state.making.device
-        return self._with_other_parts(group, "nccl", store, rank, size)
+        checked = self._checked(group, "nccl", store, rank, size, options.timeout)
+        return self._with_other_parts(checked, "nccl", store, rank, size)
 
     def _with_other_parts(self, group: Any, name: str, store: Any, rank: int, size: int) -> Any:
         """The group; or, if torch wants several backends, one that has it as a part, and the others."""
@@ -500,15 +501,25 @@ class TorchState:
         process = current_process()
         assert process is not None
         state: RankState = process.torch_state
-        whole = self._with_other_parts(group, "gloo", store, rank, size)
-        if whole is not group:
-            return whole
-        name, state.group_in_making = state.group_in_making, ""
-        if not name or backend is IDEAL or state.debug_level != _registry.DebugLevel.DETAIL:
+        if not state.group_in_making:
             return group
-        # Torch makes a wrapper itself, but not around a backend that is a whole group, as ours are.
+        checked = group if backend is IDEAL else self._checked(group, "gloo", store, rank, size, timeout)
+        return self._with_other_parts(checked, "gloo", store, rank, size)
+
+    def _checked(self, group: Any, backend: str, store: Any, rank: int, size: int, timeout: Any) -> Any:
+        """The group; or, where the rank's calls are to be compared with those of others, one that does that.
+
+        Torch makes a wrapper itself, but not around a backend that is a whole group, as ours are.
+        """
+        process = current_process()
+        assert process is not None
+        state: RankState = process.torch_state
+        if not state.group_in_making or state.debug_level != _registry.DebugLevel.DETAIL:
+            return group
+        name, state.group_in_making = state.group_in_making, ""  # the group that the wrapper needs gets none itself
         checked: CheckedProcessGroup = c10d._create_process_group_wrapper(group, name, store, rank, size, timeout)
-        checked.passes_for_gloo = True
+        state.group_in_making = name
+        checked.passes_for = backend
         return checked
 
     def _tcp_store(
@@ -592,7 +603,7 @@ def _passes_for_gloo(group: Any) -> bool:
 
 
 def _is_wrapper(group: Any) -> bool:
-    return isinstance(group, CheckedProcessGroup) and not group.passes_for_gloo
+    return isinstance(group, CheckedProcessGroup) and group.passes_for != "gloo"
 
 
 def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NCCL_VERSION, NcclProces
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.c10d.surface._several_backends import SeveralBackends
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["install"]
@@ -34,9 +33,9 @@ class _ProcessGroupNCCL(type):
         return cls.make(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, NcclProcessGroup) or (
-            isinstance(instance, SeveralBackends) and instance.passes_for == "nccl"
-        )
+        if isinstance(instance, NcclProcessGroup):
+            return True
+        return isinstance(instance, GroupBackend) and getattr(instance, "passes_for", "") == "nccl"
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, NcclProcessGroup)

@@ -83,7 +83,8 @@ def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         process = current_process()
-        if process is None or not isinstance(self.process_group, CheckedProcessGroup):
+        group = self.process_group
+        if process is None or not isinstance(group, CheckedProcessGroup) or group.name() != "gloo":
             return
         # At the end of this, C++ takes the wrapper for a ProcessGroupGloo, and asks it for its options (torch 2.13).
         said = "DistributedDataParallel crashes on a gloo group made under TORCH_DISTRIBUTED_DEBUG=DETAIL"

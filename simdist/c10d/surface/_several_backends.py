@@ -42,18 +42,17 @@ class SeveralBackends(GroupBackend):
         self._main = list(self.parts.values())[-1]
         ProcessGroup.__init__(self, self._main.rank(), self._main.size())
         self._member = self._main._member
-        self._communicator = self._main._communicator
-        self._backend = self._main._backend
-        self._store = self._main._store
-        self._size = self._main._size
-        self._timeout_ns = self._main._timeout_ns
+        self._communicator = self._member.communicator
+        self._backend = self._communicator.backend
+        self._store = self._main.get_group_store()
+        self._size = self._main.size()
         self._calls_under_way = []
         self._name = self._description = ""
         self.options = self._main.options
         self._bound = bound
         for device, part in self.parts.items():
             if part is not self._main:  # both have numbers of their own, and a log would mix them up
-                part._communicator.name = f"{self._communicator.name}/{device}"
+                part._member.communicator.name = f"{self._communicator.name}/{device}"
 
     @property
     def supports_splitting(self) -> bool:  # type: ignore[override]

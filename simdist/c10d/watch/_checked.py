@@ -36,7 +36,7 @@ class CheckedProcessGroup(SimProcessGroup):
     def __init__(self, wrapped: SimProcessGroup, helper: SimProcessGroup) -> None:
         ProcessGroup.__init__(self, wrapped.rank(), wrapped.size())
         self.wrapped_pg = wrapped
-        self.passes_for_gloo = False  # while torch makes it, and would make the wrapper itself only later
+        self.passes_for = ""  # the wrapped backend, while torch makes it, and would make the wrapper itself only later
         self._name = self._description = ""  # torch names the wrapper, and not what is in it
         self._helper = helper
         self._member = wrapped._member
@@ -153,7 +153,7 @@ class CheckedProcessGroup(SimProcessGroup):
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
-        self.passes_for_gloo = False  # the last thing that torch does to a group before it registers it
+        self.passes_for = ""  # the last thing that torch does to a group before it registers it
 
     def get_error(self) -> NoReturn:
         """What Gloo does not have."""

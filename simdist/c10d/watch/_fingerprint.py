@@ -23,10 +23,11 @@ _CODES: dict[str, int] = {name: int(kind) for name, kind in _c10d.OpType.__membe
 _OPERATIONS = {code: name for name, code in _CODES.items()}
 _DTYPES = list(SCALAR_TYPES)
 # Torch prints a device type as the default options that it makes of it.
-_CPU = (
-    "TensorOptions(dtype=float (default), device=cpu, layout=Strided (default), requires_grad=false (default), "
+_DEVICE = (
+    "TensorOptions(dtype=float (default), device={}, layout=Strided (default), requires_grad=false (default), "
     "pinned_memory=false (default), memory_format=(nullopt))"
 )
+_DEVICES = ("cpu", "cuda")  # by their numbers in C++
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,14 @@ class Fingerprint:
     sequence: int = 0
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    devices: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, operation: str, sequence: int, tensors: Sequence[torch.Tensor]) -> Fingerprint:
         """That of a call with these tensors."""
         names = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-        return cls(operation, sequence, names, tuple(tuple(tensor.shape) for tensor in tensors))
+        devices = tuple(tensor.device.type for tensor in tensors)
+        return cls(operation, sequence, names, tuple(tuple(tensor.shape) for tensor in tensors), devices)
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> Fingerprint:
@@ -67,13 +70,14 @@ class Fingerprint:
             dimensions = rest[position]
             shapes.append(tuple(rest[position + 1 : position + 1 + dimensions]))
             position += 1 + dimensions
-        return cls(operation, sequence, dtypes, tuple(shapes))
+        devices = tuple(_DEVICES[number] for number in rest[count : 2 * count])
+        return cls(operation, sequence, dtypes, tuple(shapes), devices)
 
     def numbers(self) -> list[int]:
         """As it travels."""
         count = len(self.dtypes)
         numbers = [_CODES[self.operation], self.sequence, count]
-        numbers += [_DTYPES.index(name) for name in self.dtypes] + [0] * count  # and the type of each device: CPU
+        numbers += [_DTYPES.index(name) for name in self.dtypes] + [_DEVICES.index(name) for name in self.devices]
         for shape in self.shapes:
             numbers += [len(shape), *shape]
         return numbers
@@ -118,4 +122,4 @@ class Fingerprint:
         return [SCALAR_TYPES[name] for name in self.dtypes]
 
     def _devices(self) -> list[str]:
-        return [_CPU] * len(self.dtypes)
+        return [_DEVICE.format(name) for name in self.devices]

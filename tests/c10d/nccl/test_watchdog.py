@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
@@ -24,6 +25,8 @@ from simdist.faults import Crash, HostCrash
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
 _nccl: Any = _c
+_c10d: Any = c10d
+_dist: Any = dist
 LIKELY = (
     "This is most likely caused by incorrect usages of collectives, e.g., wrong sizes used across ranks, the order of "
     "collectives is not same for all ranks or the scheduled collective, for some reason, didn't run. Additionally, "
@@ -263,7 +266,7 @@ def test_a_group_is_aborted_and_made_anew() -> None:
         torch.cuda.synchronize()
         if rank == 0:
             dist.all_reduce(of(1), async_op=True)  # which rank 1 never joins
-        dist.distributed_c10d._abort_process_group()
+        _c10d._abort_process_group()
         torch.cuda.synchronize()
         dist.init_process_group("nccl", store=store_of(rank), rank=rank, world_size=2)
         again = of(rank + 1.0)
@@ -271,7 +274,7 @@ def test_a_group_is_aborted_and_made_anew() -> None:
         return [tensor.item(), again.item()]
 
     def store_of(rank: int) -> Any:
-        return _nccl.TCPStore("127.0.0.1", 29600, 2, rank == 0)
+        return _dist.TCPStore("127.0.0.1", 29600, 2, rank == 0)
 
     assert results(body) == [[3, 3]] * 2
 

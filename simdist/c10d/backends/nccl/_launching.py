@@ -86,6 +86,7 @@ class NcclGroup(GroupBackend):
     NCCLConfig = NcclConfig
 
     _communicator: StreamCommunicator
+    ahead: tuple[Any, ...] | None = None  # what was announced ahead of its call has left to strike
 
     def __init__(self, member: Member, store: Any, size: int, options: NcclOptions) -> None:
         super().__init__(member, store, size, options.timeout)
@@ -279,8 +280,19 @@ class NcclGroup(GroupBackend):
 
     # -- launching -----------------------------------------------------------------------------------------------
 
+    def announce(self, name: str) -> None:
+        """Announce the next collective ahead of the call: something comes before it.
+
+        Raises:
+            Exception: a fault has it in place of the call.
+        """
+        self.ahead = (self._announced(name),)
+
     def _announced(self, name: str) -> Any:
         communicator = self._communicator
+        if self.ahead is not None:
+            (strike,), self.ahead = self.ahead, None
+            return strike
         communicator.simulation.check()
         current = communicator.simulation.current
         if current is not None and current.context is not self._member.process:
