@@ -436,7 +436,9 @@ class TorchState:
         flight_record_of(process).enter(group)
         return group
 
-    def _nccl_group(self, store: Any, rank: int, size: int, options: Any = None) -> Any:
+    def _nccl_group(
+        self, store: Any, rank: int, size: int, options: Any = None, *, timeout: timedelta | None = None
+    ) -> Any:
         from simdist.c10d.backends.nccl import NCCL, NcclOptions, NcclProcessGroup
 
         process = current_process()
@@ -444,7 +446,10 @@ class TorchState:
         state: RankState = process.torch_state
         if not torch.cuda.device_count():
             raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
-        options = NcclOptions() if options is None else options
+        if not isinstance(options, NcclOptions):
+            options, timeout = NcclOptions(), options if options is not None else timeout
+            if timeout is not None:
+                options._timeout = timeout
         limit_ns = round(options.timeout.total_seconds() * 1e9)
         ranks: Sequence[int] = state.ranks_in_making
         if not ranks and size == self._network.cluster.world_size:
@@ -475,9 +480,25 @@ class TorchState:
                 continue
             beside = SimPrefixStore(f"{device}/", store.underlying_store)
             made[device] = self._make_part(backend, beside, rank, size, making)
-        whole = SeveralBackends(made, making.device)
+        whole = SeveralBackends(made, making.device, self._split_part)
         whole.passes_for = name
         return whole
+
+    def _split_part(self, part: Any, ranks: Sequence[int], timeout: timedelta, name: str) -> Any:
+        """The part, over Gloo, of a group of some of its ranks; None if this one is not among them."""
+        part = getattr(part, "wrapped_pg", part)
+        if part.rank() not in ranks:
+            return None
+        process = current_process()
+        assert process is not None
+        store = SimPrefixStore(f"split/{name}/", part.get_group_store())
+        limit_ns, members = round(timeout.total_seconds() * 1e9), sorted(ranks)
+        backend = part._member.communicator.backend
+        rank, size = members.index(part.rank()), len(members)
+        member = connect(process, self._network, store, rank, size, limit_ns, backend, strict=self._strict)
+        made = self._group_class(member, store, size, timeout)
+        made._set_group_name(name)
+        return made
 
     def _make_part(self, backend: str, store: Any, rank: int, size: int, making: _Making) -> Any:
         if backend == "gloo":

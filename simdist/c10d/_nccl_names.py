@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.constants as constants
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
@@ -53,6 +54,7 @@ def install(patches: Patches, make: Callable[..., Any]) -> None:
     """Let ranks find NCCL; `make` makes its groups."""
     for module in (c10d, dist, _c):
         patches.replace(module, "ProcessGroupNCCL", _name(make))
+    patches.replace(constants, "default_pg_nccl_timeout", DEFAULT_TIMEOUT)
     patches.replace(torch._C, "_nccl_version", lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2])
     patches.replace(torch._C, "_nccl_version_suffix", lambda: b"")
     patches.replace(_c, "_dump_nccl_trace", _dump)
@@ -128,7 +130,22 @@ def _batch(original: Callable[..., Any]) -> Callable[..., Any]:
     return batch_isend_irecv
 
 
+def _shrunk(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_shrunk_process_group(backend: Any, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
+        # Torch puts the backend into a group of its own class; ours is a whole group.
+        if not isinstance(backend, GroupBackend):
+            return original(backend, ranks, metadata, is_default)
+        backend._set_group_name(metadata["new_group_name"])
+        backend._set_group_desc("default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk")
+        backend.bound_device_id = metadata.get("bound_device_id")
+        return backend
+
+    return create_shrunk_process_group
+
+
 _REPLACEMENTS = (
+    Replacement(c10d, "_create_shrunk_process_group", _shrunk),
     Replacement(c10d, "is_nccl_available", _is_available),
     Replacement(c10d, "batch_isend_irecv", _batch),
     Replacement(c10d, "_get_default_timeout", _default_timeout),

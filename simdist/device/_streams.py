@@ -135,7 +135,7 @@ class Streams:
         if self._ready_ns or self._tails:
             self.synchronize(index, core().stream(index))
 
-    def wait_for(self, mark: Mark) -> None:
+    def wait_for(self, mark: Mark, *, heeds_errors: bool = True) -> None:
         """Park until a moment has come.
 
         Raises:
@@ -145,11 +145,11 @@ class Streams:
         if mark.at_ns is None:
             mark.when_known(process.wake)
             wait = _StreamWait(mark)
-            while mark.at_ns is None:
+            while mark.at_ns is None and not (heeds_errors and self.error is not None):
                 process.simulation.park(wait)
                 process.drain()
-        self.sleep_until(mark.at_ns)
-        if self.error is not None:
+        self.sleep_until(mark.at_ns or 0)
+        if heeds_errors and self.error is not None:
             raise self.error
 
     def sleep_until(self, time_ns: int) -> None:

@@ -290,6 +290,7 @@ class Connection:
         self.collectives: dict[int, StreamCollective] = {}  # that have not ended
         self.shut_out: list[Callable[[], None]] = []  # to try again when the network's conditions change
         self.gone: dict[int, None] = {}  # ranks that left it, or aborted it
+        self.meetings: dict[int, int] = dict.fromkeys(ranks, 0)  # of all ranks on the host, by rank: see `meet`
         self._counts: dict[int, int] = dict.fromkeys(ranks, 0)  # collectives, by rank
         self._sends: dict[tuple[int, int], deque[Part]] = {}  # by sender and receiver
         self._receives: dict[tuple[int, int], deque[Part]] = {}
@@ -298,6 +299,18 @@ class Connection:
     def streams_of(self, rank: int) -> Any:
         """The streams of a rank's process."""
         return self.ends[rank][2]
+
+    def meet(self, member: Member) -> None:
+        """Park until all ranks of the connection have come to a meeting as often as this one has."""
+        mine = self.meetings[member.rank] = self.meetings[member.rank] + 1
+        for rank in self.ranks:
+            other = self.communicator.members[rank]
+            if other is not None and other is not member:
+                other.process.wake()
+        wait = _Meeting(self, mine)
+        while wait.missing():
+            self.communicator.simulation.park(wait)
+            member.process.drain()
 
     def call(self, part: Part) -> None:
         """A rank calls a collective."""
@@ -434,13 +447,18 @@ class Connection:
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
-    def leave(self, rank: int) -> None:
-        """A rank is gone, or aborts its end: what has not ended never will, on the others."""
+    def leave(self, rank: int, *, at_once: bool = True) -> None:
+        """A rank is gone, or aborts its end: what has not ended never will, on the others.
+
+        If not `at_once`, what all ranks have called goes on.
+        """
         if rank in self.gone:
             return
         self.gone[rank] = None
         parts = []
         for collective in self.collectives.values():
+            if not at_once and not collective.missing:
+                continue
             collective.lose()
             parts += [part for part in collective.parts.values() if part.rank != rank]
         for queue in (*self._sends.values(), *self._receives.values()):
@@ -453,7 +471,8 @@ class Connection:
 
     def release(self, rank: int, now_ns: int) -> None:
         """A rank's end was aborted: its streams are free, and what was under way leaves garbage."""
-        parts = [collective.parts[rank] for collective in self.collectives.values() if rank in collective.parts]
+        unfinished = [collective for collective in self.collectives.values() if collective.missing]
+        parts = [collective.parts[rank] for collective in unfinished if rank in collective.parts]
         for queue in (*self._sends.values(), *self._receives.values()):
             parts += [part for part in queue if part.rank == rank]
         for part in parts:
@@ -479,6 +498,27 @@ class _Joining:
         tasks = communicator.simulation.tasks
         last = {task.context.rank: task for task in tasks if isinstance(task.context, SimProcess)}
         return [task for rank, task in sorted(last.items()) if rank in missing]
+
+
+class _Meeting:
+    """A rank waits on the host for all others of a connection."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+
+    def missing(self) -> list[int]:
+        """Those who have not come."""
+        return [rank for rank, number in self._connection.meetings.items() if number < self._number]
+
+    def describe(self) -> str:
+        return f"splitting group {self._connection.communicator.name!r}; not there yet: {self.missing()}"
+
+    def waits_for(self) -> Iterable[Task]:
+        members = self._connection.communicator.members
+        return [
+            task for rank in self.missing() if (member := members[rank]) is not None for task in member.process.tasks
+        ]
 
 
 class StreamCommunicator(Communicator):

@@ -128,8 +128,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "NotImplementedError: WorkNCCL::isSuccess() is deprecated",
     ),
     "splitting": (
-        lambda: group().split_group([0]),
-        "UnsupportedError: split_group of an nccl group is not simulated; use torch.distributed.new_group",
+        lambda: dist.split_group(None, [[0]]),
+        "RuntimeError: No device associated with the default pg, not safe to split any process groups",
+    ),
+    "merging": (
+        lambda: group().merge_remote_group(None, 1),
+        "UnsupportedError: merge_remote_group of an nccl group is not simulated; make one group of all ranks",
     ),
 }
 
@@ -160,3 +164,12 @@ def test_a_refusal_leaves_the_group_in_order() -> None:
         return tensor.tolist()
 
     assert results(body) == [[1], [1]]
+
+
+def test_a_group_without_a_communicator_does_not_shrink() -> None:
+    def body() -> str:
+        rank = join()
+        return said(lambda: dist.shrink_group([1])) if rank == 0 else ""
+
+    refused = "RuntimeError: Primary NCCL communicator for device cuda:0 (key: 0) is not initialized"
+    assert results(body)[0] == refused

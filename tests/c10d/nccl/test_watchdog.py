@@ -131,7 +131,7 @@ def test_a_rank_that_waits_elsewhere_dumps_as_well_and_is_ended_by_its_monitor(t
     ("env", "code", "ended_s"),
     [
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, -6, 1081.0),
-        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, 0, 5000.0),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, 0, 5000.1),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, -6, 660.1),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, -6, 1081.0),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, -6, 660.1),

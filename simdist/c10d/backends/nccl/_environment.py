@@ -24,6 +24,7 @@ class Environment:
     pause_ns: int = 60_000_000_000  # of a watchdog that has found something, before it acts
     dump_prefix: str = ""  # of the file; nothing is written if nobody names one
     record_size: int = 2000
+    nan_check: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str], warn: Callable[[str], None]) -> Environment:
@@ -73,4 +74,5 @@ class Environment:
             pause_ns=4 * number(15000, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC") * 1_000_000,
             dump_prefix=prefix or "",
             record_size=max(0, record_size),
+            nan_check=truth(False, "TORCH_NCCL_NAN_CHECK"),
         )

@@ -11,6 +11,7 @@ import torch
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import check_reduction, check_type, require_tensor
 from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
+from simdist.c10d.backends.nccl._offspring import shrink, split
 from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.c10d.surface._calls import reduction_of, root_of
 from simdist.c10d.surface._compat import group_class_aliases
@@ -396,6 +397,25 @@ class NcclProcessGroup(NcclGroup):
         """Receive from a group rank."""
         return self._message("recv", tensors, src, tag)
 
+    # -- groups made of it ---------------------------------------------------------------------------------------
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta,
+        opts: Any = None,
+        group_name: str = "",
+        group_desc: str = "",
+        device_types: Any = None,
+    ) -> NcclProcessGroup | None:
+        """The group of some of its ranks; called by all of them. None for a rank that is not among them."""
+        made: Any = split(self, ranks, timeout, opts, group_name, group_desc)
+        return made  # type: ignore[no-any-return]
+
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> NcclGroup:
+        """The group without some of its ranks; called by the others. With flag 1 what is under way is aborted first."""
+        return shrink(self, ranks_to_exclude, opts_override, abort=shrink_flags == 1)
+
     # -- what it does not do -------------------------------------------------------------------------------------
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> NoReturn:
@@ -438,9 +458,7 @@ def _refuse(name: str, way_out: str) -> Callable[..., NoReturn]:
 
 
 _REFUSED = {
-    "split_group": "use torch.distributed.new_group",
     "merge_remote_group": "make one group of all ranks",
-    "shrink": "destroy the group and make a smaller one",
     "register_mem_pool": "leave memory to the allocator",
     "deregister_mem_pool": "leave memory to the allocator",
     "_register_on_completion_hook": "wait for the works",

@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._nan import device_assert, holds_nan
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._recorder import Entry, stack
@@ -106,7 +107,11 @@ class NcclGroup(GroupBackend):
         self._completed = -1  # the last number of a collective that is over
         self._operations = 0  # calls, those in blocks each for itself
         self._error = "SUCCESS"
-        self._extra_ns = 0  # of every work's timeout, until one of them is over
+        self._extra_ns = self._extra_taken_ns = 0  # of every work's timeout; and the part that a work will give back
+        self._splits = 0
+        self._nan_check = self.environment.nan_check
+        if options.split_from is not None:
+            options.split_from.count_split(options.split_from.bound_device_id.index)
         self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
         self._block: _Block | None = None
         self._bound: torch.device | None = None
@@ -196,6 +201,27 @@ class NcclGroup(GroupBackend):
         known = self._connections.get(key)
         return known if known is not None else self._connect(key, key, sorted({low, high}), index)
 
+    def connect(self, index: int) -> None:
+        """Make the communicator of a device."""
+        self._connection(index)
+
+    def primary_device(self) -> int | None:
+        """The device of the first communicator of all ranks; None: there is none."""
+        return next((int(key) for key in self._connections if ":" not in key), None)
+
+    def count_split(self, index: int) -> None:
+        """All ranks split the communicator of a device, each as often as this one."""
+        self._splits += 1
+        self._connection(index).meet(self._member)
+
+    def comm_split_count(self) -> int:
+        """How many groups were split off."""
+        return self._splits
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Take part in a split, and be no member of what comes of it."""
+        self.count_split(torch.device(device).index)
+
     def _connect(self, mine: str, key: str, ranks: Any, index: int) -> Connection:
         if self.rank() == min(ranks):
             name = f"{self._communicator.name}/{key}".encode()
@@ -250,7 +276,8 @@ class NcclGroup(GroupBackend):
         """A work is over."""
         self.watchdog.forget(work)
         if not work.aborted:
-            self._extra_ns = 0 if work.timeout_ns > self._timeout_ns else self._extra_ns
+            self._extra_ns -= work.extra_ns
+            self._extra_taken_ns -= work.extra_ns
             if work.op_type not in ("SEND", "RECV"):
                 self._completed = max(self._completed, work.number)
         for future in self.results.pop(work, ()):
@@ -259,15 +286,20 @@ class NcclGroup(GroupBackend):
     def abort_because(self, reason: str) -> None:
         """The communicators are ended, and the group is of no use any more; the program is not asked."""
         self._aborted = f"Original reason for failure was: {reason}"
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """End what is under way: streams are free, and the data is garbage.
+
+        To abort takes real processes so long that what all ranks have called is over by then.
+        """
         now_ns = self._communicator.simulation.now_ns
         for work in list(self._member.pending):
-            work.aborted = True
+            if isinstance(work, NcclWork):
+                work.aborted = any(part.whole is None or part.whole.missing for part in work.calls)
         for connection in self._connections.values():
             connection.release(self.rank(), now_ns)
-            connection.leave(self.rank())
+            connection.leave(self.rank(), at_once=False)
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         self._extra_ns += round(timeout.total_seconds() * 1e9)
@@ -336,6 +368,7 @@ class NcclGroup(GroupBackend):
                 member, call.operation, call.reduction_operands, outputs, limit_ns, asynchronous=asynchronous
             )
         calls[0].strike = strike or None
+        self._look_for_nan(connection, calls)
         if block is not None:
             block.calls += calls
             block.connection = connection
@@ -384,6 +417,7 @@ class NcclGroup(GroupBackend):
         call = Call(operation, data, [(tensor, data)] if kind == "send" else [], [tensor] if kind == "recv" else [])
         call.peer, call.strike = peer, strike or None
         call.sequence = self._communicator.note_message(self._member, operation, peer)
+        self._look_for_nan(connection, [call])
         if block is not None:
             block.calls.append(call)
             block.connection = connection
@@ -398,6 +432,16 @@ class NcclGroup(GroupBackend):
         return self._launch(
             *(connection, [call], kind, kind.upper(), tensors, tensors, self._timeout_ns, entry), asynchronous=True
         )
+
+    def _set_enable_nan_check(self, enable: bool) -> None:
+        self._nan_check = enable
+
+    def _look_for_nan(self, connection: Connection, calls: list[Call]) -> None:
+        """A kernel before the operation's that fails where an input holds a NaN, if that is asked for."""
+        if self._nan_check and any(holds_nan(call.operation, call.inputs, self.rank()) for call in calls):
+            streams = connection.streams_of(self.rank())
+            streams.error = device_assert()
+            self.watchdog.notice_device_error(streams.error)
 
     def _message_name(self, kind: str, peer: int) -> str:
         return f"{kind} {self.rank()}{'->' if kind == 'send' else '<-'}{peer}"
@@ -455,12 +499,15 @@ class NcclGroup(GroupBackend):
         work.waited = not asynchronous
         streams.end_with(index, number, end)
         for part in parts:
-            if part.operation.name in ("send", "recv"):
+            if streams.error is not None:
+                part.lost = part.begun = True  # nothing runs on this device any more
+            elif part.operation.name in ("send", "recv"):
                 connection.post(part)
             elif not part.operation.size:  # NCCL drops it: no kernel, and nobody waits for anybody
                 begin.when_known(functools.partial(_skip, part))
             else:
                 connection.call(part)
+        work.extra_ns, self._extra_taken_ns = self._extra_ns - self._extra_taken_ns, self._extra_ns
         work.begin(index, streams, end, simulation.now_ns, limit_ns + self._extra_ns)
         self.watchdog.watch(work)
         if blocks and not asynchronous:
@@ -503,18 +550,20 @@ class NcclGroup(GroupBackend):
         if not self._aborted:
             for work in list(self._member.pending):
                 if isinstance(work, NcclWork):
-                    work.streams.wait_for(work.end)
+                    work.streams.wait_for(work.end, heeds_errors=False)
         self._close()
 
-    def let_end(self) -> None:
-        """Wait until what has begun is over."""
+    def let_end(self, until_ns: int) -> None:
+        """Wait until what was launched is over, but no longer than until then."""
+        simulation = self._communicator.simulation
         for work in list(self._member.pending):
-            if isinstance(work, NcclWork) and all(part.begun for part in work.calls):
-                work.streams.wait_for(work.end)
+            while not work.done and simulation.now_ns < until_ns:
+                if not simulation.park(work, until_ns):
+                    return
 
     def abort(self) -> None:
         """End the communicators at once: streams are free, and what was under way leaves garbage."""
-        self._release()
+        self.release()
         self._close()
 
     def _close(self) -> None:

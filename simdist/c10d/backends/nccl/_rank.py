@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RankNccl", "nccl_of"]
 
+_EXIT_NS = 100_000_000  # that an interpreter with torch in it takes to end, at least
+
 
 class RankNccl:
     """The static variables of ProcessGroupNCCL in a rank's process."""
@@ -37,12 +39,12 @@ class RankNccl:
     def _leave(self) -> None:
         """The interpreter ends: the first rank of each host says that groups are left.
 
-        That takes real processes so long that what runs on a device is over by then; what has not begun never will.
+        That takes real processes so long that what ranks have launched is over by then, unless it hangs.
         """
         process = self.process
         left = [group for group in self.groups if not group.closed]
         for group in left:
-            group.let_end()
+            group.let_end(process.simulation.now_ns + _EXIT_NS)
         if not left or int(os.environ.get("LOCAL_RANK", process.rank)) != 0:
             return
         log(

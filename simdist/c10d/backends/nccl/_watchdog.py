@@ -117,6 +117,22 @@ class Watchdog:
 
         simulation.call_at(self.tick_after(simulation.now_ns), look)
 
+    def notice_device_error(self, error: BaseException) -> None:
+        """A kernel has failed on the device: the watchdog meets that when it next asks the device."""
+        process = self._process
+
+        def look() -> None:
+            if not process.running:
+                return
+            what = f"{self._group._prefix()}Process group watchdog thread terminated with exception: {error}"
+            log(process, "E", what, 2160)
+            process.add_output(
+                "stderr", f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {what}\n"
+            )
+            process.kill(signal.SIGABRT)
+
+        process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), look)
+
     def fail(self, work: NcclWork, text: str, kind: str, line: int) -> None:
         """A work has failed: say so, ask for dumps, sleep, and act on it."""
         self._failing = True

@@ -27,6 +27,7 @@ class NcclWork(StreamWork):
     group: Any
     calls: list[Part]  # it stands for, one or those of a block
     op_type: str
+    extra_ns = 0  # what its end takes off the timeouts of those after it
     number: int  # of collectives in the group, or of messages
     numel_in: int
     numel_out: int
