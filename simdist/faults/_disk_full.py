@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._stage import Stage
-from simdist.files import StorageCalled
-from simdist.kernel import PASS, Verdict
 from simdist.values import Whole
+
+if TYPE_CHECKING:
+    from simdist.files import StorageCalled
+    from simdist.kernel import Verdict
 
 __all__ = ["DiskFull"]
 
@@ -27,11 +29,13 @@ class DiskFull(DiskFault):
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Count what is written."""
+        from simdist.files import StorageCalled  # torch comes with it
+        from simdist.kernel import PASS, Verdict
+
         written = 0
 
-        def judge(event: Any) -> Verdict:
+        def judge(called: StorageCalled) -> Verdict:
             nonlocal written
-            called: StorageCalled = event
             if not self.strikes(called.process.rank, stage.now_ns, start_ns, until_ns):
                 return PASS
             if called.effect == "write" and written + called.size <= self.free_bytes:

@@ -8,7 +8,6 @@ from typing import Annotated
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import OPERATION
 from simdist.faults._rank_fault import RankFault
-from simdist.files import WrittenInPartError
 from simdist.values import Whole
 
 __all__ = ["ShortWrite"]
@@ -28,6 +27,8 @@ class ShortWrite(RankFault):
 
     def exception(self) -> Exception:
         """What the disk takes for it; no program gets it."""
+        from simdist.files import WrittenInPartError  # torch comes with it
+
         return WrittenInPartError(self.bytes_written)
 
     def begins(self) -> str:
