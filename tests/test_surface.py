@@ -156,6 +156,7 @@ LAYERS: dict[str, set[str]] = {
         "api",
         "determinism",
         "scenario",
+        "sweeps",
         "trace",
         "numpy",
         "pytest",

@@ -30,6 +30,10 @@ virtual time, is the test's failure, with its own traceback, for `--pdb`, `xfail
 each rank did last, and the command that replays it.
 
 The fixture `sim` (see `Sim`) is for tests that drive worlds from outside; such a test's marker gives the defaults.
+
+With `@pytest.mark.simdist_sweep(world_size=2, ...)` the body is run once undisturbed, and then once for each crash at
+each moment (`simdist.sweep` has the keywords), and has to come back each time. Its fixture `disk` is its disk's folder.
+
 Options: `--simdist-seed`, `--simdist-seeds`, `--simdist-check-determinism`, `--simdist-trace`.
 
 pytest loads this module in every run, so it imports nothing but pytest; open `_plugin/__init__.py` for the rest.
@@ -106,6 +110,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "simdist(world_size=4, *, backend, seeds, faults, strict, policy, init, timeout, max_restarts, cluster, env, "
         "start_time, isolate, share, stall_s): run the test's body on every rank of a simulated world",
     )
+    config.addinivalue_line(
+        "markers",
+        "simdist_sweep(world_size=2, *, profile, strikes, outcomes, limit, max_steps_lost, check, ...): run the test's "
+        "body on every rank, crash it at every moment, and start it again; the fixture disk is its disk's folder",
+    )
     if config.option.simdist_trace or config.option.simdist_events:
         from simdist.testing._plugin._files import make_folders
 
@@ -168,6 +177,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Run a marked test on ranks; look after the worlds that a test with `sim` leaves."""
     __tracebackhide__ = True
+    if pyfuncitem.get_closest_marker("simdist_sweep") is not None:
+        from simdist.testing._plugin._sweep import sweeping_call
+
+        with sweeping_call(pyfuncitem):
+            return (yield)
     if not _is_simulated(pyfuncitem):
         return (yield)
     from simdist.testing._plugin._execution import simulated_call
@@ -210,6 +224,14 @@ def _debugging(begins: bool, debugger: Any) -> None:
         from simdist.testing._plugin._debugging import debugging
 
         debugging(begins, debugger)
+
+
+@pytest.fixture(name="disk")
+def _disk(request: pytest.FixtureRequest) -> str:
+    """The folder of the simulated disk of a test with `@pytest.mark.simdist_sweep`; each run has a fresh one."""
+    if request.node.get_closest_marker("simdist_sweep") is None:
+        pytest.fail("the fixture disk is for tests with @pytest.mark.simdist_sweep", pytrace=False)
+    return "{tmp}"
 
 
 @pytest.fixture(name="sim")

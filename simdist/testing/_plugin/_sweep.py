@@ -1,0 +1,43 @@
+"""A test with `@pytest.mark.simdist_sweep`: its body runs on every rank, and has to come back from every crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from simdist.errors import SimdistError
+
+__all__ = ["sweeping_call"]
+
+
+@contextmanager
+def sweeping_call(item: pytest.Function) -> Iterator[None]:
+    """Call the test's body as the sweep does it, in place of once."""
+    marker = item.get_closest_marker("simdist_sweep")
+    assert marker is not None
+    body = item.obj
+    names = ("world_size",)
+    given = {**dict(zip(names, marker.args, strict=False)), **marker.kwargs}
+    if len(marker.args) > len(names):
+        pytest.fail("@pytest.mark.simdist_sweep takes the number of ranks, and keywords", pytrace=False)
+
+    def swept(**fixtures: Any) -> None:
+        __tracebackhide__ = True
+        from simdist.sweeps import sweep
+
+        try:
+            report = sweep(body, **{"world_size": 2, **given}, args=(), kwargs=fixtures)
+        except SimdistError as error:
+            pytest.fail(str(error), pytrace=False)
+        if not report.ok:
+            failed = f"{len(report.failures)} of {len(report.cases)} crashes are not survived"
+            pytest.fail(f"{failed}\n{report}" if report.cases else str(report), pytrace=False)
+
+    item.obj = swept
+    try:
+        yield
+    finally:
+        item.obj = body

@@ -1,0 +1,66 @@
+"""`@pytest.mark.simdist_sweep`: a test whose body has to come back from every crash."""
+
+from __future__ import annotations
+
+from tests.testing.runs import Run
+
+BODY = """
+import os
+from pathlib import Path
+
+import pytest
+
+
+def save(folder, sync):
+    path = Path(folder) / "value"
+    if not path.exists():
+        with path.with_suffix(".tmp").open("w") as file:
+            file.write("5")
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        path.with_suffix(".tmp").replace(path)
+    return int(path.read_text())
+
+
+@pytest.mark.simdist_sweep(1)
+def test_it_syncs(disk):
+    assert save(disk, True) == 5
+
+
+@pytest.mark.simdist_sweep(1, outcomes=2)
+def test_it_does_not(disk):
+    assert save(disk, False) == 5
+
+
+@pytest.mark.simdist_sweep(1, profile="zfs")
+def test_a_disk_that_nobody_knows(disk):
+    pass
+
+
+@pytest.mark.simdist_sweep(world_size=1)
+def test_it_fails_by_itself(disk):
+    raise ValueError("no")
+
+
+def test_nobody_sweeps(disk):
+    pass
+"""
+
+
+def test_the_body_has_to_come_back_from_every_crash(run: Run) -> None:
+    done = run(files={"test_it.py": BODY})
+
+    assert done.outcomes == {
+        "test_it_syncs": "passed",
+        "test_it_does_not": "failed",
+        "test_a_disk_that_nobody_knows": "failed",
+        "test_it_fails_by_itself": "failed",
+        "test_nobody_sweeps": "error",
+    }, done.text
+    assert "crashes are not survived" in done.text
+    assert "all hosts lost power after rename of value.tmp to value (test_it.py:" in done.text
+    assert "value is empty, of 1 bytes; rank 0 raised ValueError: invalid literal for int()" in done.text
+    assert "profile: 'zfs' is none of ext4, xfs, btrfs, posix, nfs" in done.text
+    assert "without any crash: outcomes: rank 0 raised ValueError: no" in done.text
+    assert "the fixture disk is for tests with @pytest.mark.simdist_sweep" in done.text
