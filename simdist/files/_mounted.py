@@ -35,8 +35,9 @@ class OpenFile:
 
     @property
     def cut_off(self) -> bool:
-        """True if the process has ended: what it still holds in buffers is lost."""
-        return not self.process.running
+        """True if the process has ended, or its world: what it still holds in buffers is lost."""
+        task = self.process.simulation.current
+        return not self.process.running or task is None or task.doomed
 
 
 class MountedDisk:

@@ -28,10 +28,10 @@ part. Lost is what stands in the process's own buffers.
 entry about what is synced; all of it if a file has grown. (3) And the folders that lead there. (4) Only entries of new
 files and sizes count: a rename or a link of the file is not waited for.
 
-A block has 4096 bytes, in `posix` 512, and is written whole. What a host wrote back by itself in time is one
-of the outcomes, so that no clock is needed. `nfs` is a client's host that crashes, with a server that does not.
-O_DIRECT and mmap are writes like others; `msync` is an fdatasync. Not modelled: a drive that lies about flushes, blocks
-of other files that show up, access times, extended attributes, quotas.
+A block has 4096 bytes, in `posix` 512, and is written whole. What a host wrote back by itself in time is one of the
+outcomes, so that no clock is needed. `nfs` is a client's host that crashes, with a server that does not. In these terms
+O_DIRECT and stores to a mapping are writes, and `msync` is an fdatasync. Not modelled: a drive that lies about flushes,
+blocks of other files that show up, access times, extended attributes, quotas.
 
 Measured for ext4, XFS and btrfs on Linux 6.18, by cutting the power of mounted file systems; the rest is read in their
 documentation and is wider than what was seen: an outcome that is allowed here may be rare or need bad luck.

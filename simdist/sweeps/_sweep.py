@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -89,8 +90,11 @@ def sweep_plan(
             yield from (_try(program, case) for case in cases)
             return
         size = max(1, min(16, len(cases) // (4 * count)))
-        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (plan,)) as pool:
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (plan,))
+        try:
             yield from pool.map(_try_in_worker, cases, chunksize=size)
+        finally:  # at once, if somebody has interrupted it
+            pool.shutdown(wait=False, cancel_futures=True)
 
     return swept(program, strikes=strikes, outcomes=outcomes, limit=limit, progress=progress, run=run)
 
@@ -101,6 +105,7 @@ def _cores() -> int:
 
 def _begin(plan: Plan) -> None:
     global _program
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for the results is interrupted
     _program = PlanProgram(plan)
     _program.watch(Watcher(0))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,36 @@ def test_a_process_crash_loses_what_stands_in_its_buffers(tmp_path: Path) -> Non
 
     assert _run(program, tmp_path, Crash(rank=0, at_step=1)).ranks[0].value == {"a": 0}
     assert _held(tmp_path) == {"a": 0}
+
+
+def test_a_process_that_dies_cleans_up_nothing(tmp_path: Path) -> None:
+    def program(folder: Path) -> Any:
+        if _life():
+            return sorted(path.name for path in folder.rglob("*"))
+        with tempfile.TemporaryDirectory(dir=folder, prefix="of_this_life"), (folder / "a").open("w") as file:
+            file.write("lost")
+            simdist.step(1)
+        return None
+
+    result = _run(program, tmp_path, Crash(rank=0, at_step=1))
+
+    left, name = result.ranks[0].value
+    assert left == "a"
+    assert name.startswith("of_this_life")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [left, name]
+    assert (tmp_path / "a").read_text() == ""
+
+
+def test_a_rank_that_hangs_at_the_end_writes_nothing_more(tmp_path: Path) -> None:
+    def program(folder: Path) -> None:
+        with (folder / "a").open("w") as file:
+            file.write("lost")
+            threading.Event().wait()
+
+    result = simdist.run(program, world_size=1, args=(tmp_path,), disk=tmp_path)
+
+    assert result.ranks[0].status == "hung"
+    assert (tmp_path / "a").read_text() == ""
 
 
 def test_a_process_that_ends_by_itself_writes_its_buffers(tmp_path: Path) -> None:
