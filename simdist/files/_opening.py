@@ -96,8 +96,8 @@ def _open(original: Any) -> Any:
         opener: Any = None,
     ) -> Any:
         found = mounted()
-        simple = mode.replace("b", "").replace("t", "")
-        if found is None or not isinstance(mode, str) or simple in ("r", ""):
+        simple = mode.replace("b", "").replace("t", "") if isinstance(mode, str) else ""
+        if found is None or simple in ("r", ""):
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
         disk, process = found
         plain = simple.replace("+", "")

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from simdist.cli import main
@@ -79,6 +80,7 @@ def test_a_scenario_without_a_disk_is_refused(tmp_path: Path) -> None:
     assert "disk: missing; a crash loses nothing without one: add [disk]" in result.output
 
 
+@pytest.mark.real
 def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
     path = _write(tmp_path)
     many = ("--outcomes", "12", "--set", "workload.kwargs.times=8")
