@@ -118,7 +118,7 @@ class World:
         self._slots.add(self._torch.switch)
         self._devices: DeviceState | None = None
         if self._cluster.devices_per_host:
-            self._devices = DeviceState(self._cluster)
+            self._devices = DeviceState(self._cluster, strict=strict)
             self._slots.add(self._devices.switch)
         self._simulation = Simulation(
             policy=make_policy(spec.policy, spec.seed),

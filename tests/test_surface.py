@@ -29,7 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "process": {"errors", "frames", "records", "kernel", "cluster", "numpy"},
     "files": {"records", "kernel", "cluster", "storage", "process", "torch"},
     "_content": {"torch"},
-    "device": {"errors", "kernel", "cluster", "process", "torch"},
+    "device": {"errors", "frames", "kernel", "cluster", "process", "torch"},
     "c10d": {"_content", "errors", "frames", "records", "kernel", "cluster", "process", "device", "numpy", "torch"},
     "faults": {"errors", "values", "records", "result", "kernel", "cluster", "process", "files", "c10d", "torch"},
     "trace": {"errors", "values", "records", "result", "matplotlib"},

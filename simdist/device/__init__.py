@@ -23,6 +23,7 @@ extensions in CUDA C++ are out of reach.
 Open `_install.py` first, then `_kernels.py`.
 """
 
+from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState, explain_absence
@@ -40,6 +41,7 @@ __all__ = [
     "Mark",
     "Streams",
     "account_of",
+    "block_of",
     "claim",
     "current_device",
     "current_stream",

@@ -32,36 +32,38 @@ class Claimant(Protocol):
         """Park until it has read what it reads and written what it writes; called on a thread of its rank, or not."""
         ...
 
-    def copy_inputs(self) -> None:
-        """Keep what the memory that it reads holds now."""
+    def copy_inputs(self, block: Any) -> None:
+        """Keep what a block that it reads holds now."""
         ...
 
 
 class Outstanding:
     """Stands for the CPU tensor of a block that operations have claimed."""
 
-    __slots__ = ("block", "host", "readers", "writers")
+    __slots__ = ("block", "claims", "host")
 
     def __init__(self, block: Any) -> None:
         self.block = block
         self.host = block.host
-        self.readers: dict[Claimant, None] = {}
-        self.writers: dict[Claimant, None] = {}
+        self.claims: dict[Claimant, bool] = {}  # in the order of the calls: whether they write
 
     @property
     def shape(self) -> None:
         """None, so that whoever compares it makes a tensor of its own, once nothing is outstanding any more."""
-        for reader in list(self.readers):
-            reader.copy_inputs()
-            self.drop(reader)
-        for writer in list(self.writers):
-            writer.wait_until_begun()
+        # In order: who reads what another is still to write copies nothing before that is there.
+        for claimant, writes in list(self.claims.items()):
+            if claimant not in self.claims:
+                continue  # it has begun meanwhile
+            if writes:
+                claimant.wait_until_begun()
+            else:
+                claimant.copy_inputs(self.block)
+                self.drop(claimant)
 
     def drop(self, claimant: Claimant) -> None:
         """The claimant needs the memory no longer."""
-        self.readers.pop(claimant, None)
-        self.writers.pop(claimant, None)
-        if not (self.readers or self.writers) and self.block.host is self:
+        self.claims.pop(claimant, None)
+        if not self.claims and self.block.host is self:
             self.block.host = self.host
 
 
@@ -75,7 +77,7 @@ def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
     known = block.host
     if type(known) is not Outstanding:
         known = block.host = Outstanding(block)
-    (known.writers if writes else known.readers)[claimant] = None
+    known.claims[claimant] = writes or known.claims.get(claimant, False)
     return known
 
 

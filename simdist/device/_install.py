@@ -37,17 +37,23 @@ class DeviceState:
         UnsupportedError: this torch has devices of its own, or is built in a way that is not known.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, strict: bool = False) -> None:
         if not there_are_devices():
             require_cpu_build()
         core()
         self._hardware = Hardware(cluster)
+        self._strict = strict  # races between streams are errors
         self._patches = Patches()
         self._host: dict[str, Any] = {}
 
     def install(self) -> None:
         """Let ranks find devices."""
         _kernels.install()
+        if self._strict:
+            from simdist.device._races import Races, watch
+
+            self._hardware.make_races = Races
+            watch(on=True)
         self._host = {name: _variables[name] for name in (*VARIABLES, "_cudart")}
         self._hardware.fresh = {name: self._host[name] for name in VARIABLES}
         patches = self._patches
@@ -80,6 +86,10 @@ class DeviceState:
 
     def uninstall(self) -> None:
         """Put everything back."""
+        if self._strict:
+            from simdist.device._races import watch
+
+            watch(on=False)
         core().switch(on=False)
         enter(None)
         self._patches.undo()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from simdist.kernel import Task
 
@@ -33,11 +33,12 @@ class Mark:
         [5]
     """
 
-    __slots__ = ("_callbacks", "at_ns", "cause")
+    __slots__ = ("_callbacks", "at_ns", "cause", "clock")
 
     def __init__(self, at_ns: int | None = None, cause: Cause | None = None) -> None:
         self.at_ns = at_ns
         self.cause = cause  # why it is not known
+        self.clock: Any = None  # what is over by then, in a world that looks for races
         self._callbacks: list[Callable[[], None]] = []
 
     def settle(self, at_ns: int) -> None:

@@ -201,12 +201,13 @@ class Block:
     what there is.
     """
 
-    __slots__ = ("account", "host", "size", "size_said")
+    __slots__ = ("account", "host", "size", "size_said", "uses")
 
     def __init__(self, account: Account, size: int) -> None:
         self.account, self.size = account, size
         self.host: Any = None
         self.size_said: int | None = None
+        self.uses: Any = None  # by which kernels, in a world that looks for races
 
     def resize(self, size: int) -> None:
         """Count the block as one of another size: a storage was resized, and its bytes are still there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,12 +29,15 @@ class ProcessDevices:
     `variables` is what `torch.cuda` keeps for it, while another process has the baton.
     """
 
-    def __init__(self, process: SimProcess, devices: list[Device], variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, process: SimProcess, devices: list[Device], variables: Mapping[str, Any], races: Any = None
+    ) -> None:
         self._process = process
         self._devices = devices
         self._accounts: list[Account] | None = None
         self.variables = dict(variables)
         self.streams = Streams(process)
+        self.streams.races = races
         self.raw: dict[int, Any] = {}  # memory taken by address, without a tensor
         self.generators: tuple[DeviceGenerator, ...] = ()
 
@@ -82,6 +85,7 @@ class Hardware:
             for name in cluster.hosts
         }
         self._processes: dict[SimProcess, ProcessDevices] = {}
+        self.make_races: Callable[[], Any] = lambda: None  # what looks for races in a process, if anything does
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
 
     def of(self, process: SimProcess) -> ProcessDevices:
@@ -90,7 +94,9 @@ class Hardware:
         if known is None:
             fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
             fresh["_lazy_seed_tracker"] = type(fresh["_lazy_seed_tracker"])()
-            known = self._processes[process] = ProcessDevices(process, self._hosts[process.host.name], fresh)
+            known = self._processes[process] = ProcessDevices(
+                process, self._hosts[process.host.name], fresh, self.make_races()
+            )
         return known
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
 from simdist.kernel import Task
 from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.device._races import Races
 
 __all__ = ["CYCLES_PER_SECOND", "EventBase", "StreamBase", "Streams", "of_this_process", "torch_streams"]
 
@@ -62,6 +65,7 @@ class Streams:
         self._tails: dict[tuple[int, int], Mark] = {}  # likewise
         self._made: dict[int, int] = {}  # how many beside the default one, by device
         self._sides: dict[int, int] = {}
+        self.races: Races | None = None  # in a strict world
         self.error: BaseException | None = None  # what every wait for a stream raises from now on
 
     @property
@@ -84,9 +88,12 @@ class Streams:
     def mark(self, index: int, number: int) -> Mark:
         """When a stream will be done with what it was given; now, if it is."""
         tail = self._tails.get((index, number))
-        if tail is not None:
-            return tail
-        return Mark(max(self._process.simulation.now_ns, self._ready_ns.get((index, number), 0)))
+        if tail is None:
+            tail = Mark(max(self._process.simulation.now_ns, self._ready_ns.get((index, number), 0)))
+        if self.races is not None:
+            tail = after(tail, 0)  # of its own: more may come to the stream that takes no time
+            tail.clock = self.races.known_to((index, number))
+        return tail
 
     def enqueue(self, index: int, number: int, duration_ns: int) -> None:
         """Give a stream something that takes so long."""
@@ -95,6 +102,8 @@ class Streams:
     def wait(self, index: int, number: int, until: Mark) -> None:
         """Let what a stream is given from now on begin at `until` at the earliest."""
         now_ns = self._process.simulation.now_ns
+        if self.races is not None:
+            self.races.order((index, number), until.clock)
         if until.at_ns is not None and until.at_ns <= now_ns:
             return
         self.end_with(index, number, latest([self.mark(index, number), until]))
@@ -126,13 +135,15 @@ class Streams:
 
     def synchronize_device(self, index: int) -> None:
         """Park until all streams of a device are done with what they have now."""
+        if self.races is not None:
+            self.races.order_host_after_all(index)
         if self._ready_ns or self._tails:
             keys = [key for key in {**self._ready_ns, **self._tails} if key[0] == index]
             self.wait_for(latest([self.mark(*key) for key in keys]))
 
     def synchronize_current(self, index: int) -> None:
         """Park until the current stream of a device is done: a value is wanted on the host. Hot."""
-        if self._ready_ns or self._tails:
+        if self._ready_ns or self._tails or self.races is not None:
             self.synchronize(index, core().stream(index))
 
     def wait_for(self, mark: Mark, *, heeds_errors: bool = True) -> None:
@@ -142,6 +153,8 @@ class Streams:
             BaseException: what came of it concerns the program.
         """
         process = self._process
+        if self.races is not None:
+            self.races.order_host(mark.clock)
         if mark.at_ns is None:
             mark.when_known(process.wake)
             wait = _StreamWait(mark)

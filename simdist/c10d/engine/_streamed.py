@@ -35,9 +35,9 @@ from simdist.c10d.surface._events import OperationAdmitted
 from simdist.c10d.surface._modes import unseen
 from simdist.c10d.surface._operation import Operation
 from simdist.cluster import Flow as WireFlow
-from simdist.device import Mark, claim, latest, release
+from simdist.device import Mark, block_of, claim, latest, release
 from simdist.errors import MismatchError
-from simdist.frames import user_line
+from simdist.frames import user_frame, user_line
 from simdist.kernel import Task, Timer
 from simdist.process import SimProcess, refusal_of
 from simdist.records import completed, issued, message_completed, message_issued
@@ -107,9 +107,9 @@ class Part:
 
     # -- for memory that is touched ----------------------------------------------------------------------------------
 
-    def copy_inputs(self) -> None:
+    def copy_inputs(self, block: Any) -> None:
         """The program is about to read, or change, what this only reads: keep it as it is."""
-        copies = {id(flat): flat.clone() for _, flat in self._reads}
+        copies = {id(flat): flat.clone() for tensor, flat in self._reads if block_of(tensor) is block}
         self.inputs = _replaced(self.inputs, copies)
 
     def wait_until_begun(self) -> None:
@@ -629,7 +629,7 @@ class StreamCommunicator(Communicator):
     def call_site(self, part: Part) -> None:
         """Remember where a part was called, for a strict group's reports."""
         if self.strict:
-            part.site = user_line(sys._getframe(1))
+            part.site = user_line(user_frame(sys._getframe(1)))
 
     def leave(self, member: Member) -> None:
         """The member's process ended, or destroyed the group."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from simdist.cluster import build
 from simdist.faults import Partition
@@ -280,3 +281,24 @@ def test_results_are_noted_without_waiting_for_them() -> None:
     result = run(body, record_results=True)
 
     assert result.values == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # the old name of a function
+def test_what_one_collective_fills_another_may_read_at_once() -> None:
+    def body() -> list[Any]:
+        rank = begin()
+        tensor, ready = of(rank + 1.0), of(7)
+        dist.all_reduce(tensor)
+        gathered = [of(0), of(0)]
+        dist.all_gather(gathered, tensor)
+        other = dist.new_group([0, 1])
+        received = [of(0), of(0)]
+        dist.all_to_all(received, [ready, tensor] if rank else [tensor, ready], group=other)
+        ready += 1
+        whole = functional.all_gather_tensor(functional.all_reduce(of(rank + 1.0), "sum", other), 0, other)
+        return [[each.item() for each in gathered], [each.item() for each in received], whole.tolist(), ready.item()]
+
+    first, second = results(body)
+
+    assert first == [[3, 3], [3, 7], [3, 3], 8]
+    assert second == [[3, 3], [7, 3], [3, 3], 8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,6 +30,7 @@ from simdist.c10d.surface._events import WorkIssued
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._operation import Operation
 from simdist.device import account_of, current_stream, devices_of_this_process, latest, memory_of
+from simdist.frames import user_frame, user_line
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
@@ -492,6 +494,13 @@ class NcclGroup(GroupBackend):
             communicator.call_site(part)
             parts.append(part)
         end = latest([part.end for part in parts])
+        if streams.races is not None:
+            key = index, number
+            streams.races.order(key, streams.races.known_to((index, current)))
+            reads = [tensor for call in calls for tensor, _ in call.reads]
+            writes = [tensor for call in calls for tensor in call.writes]
+            streams.races.use(key, reads, writes, name, user_line(user_frame(sys._getframe(1))))
+            end.clock = streams.races.known_to(key)
         if simulation.bus.hears(WorkIssued):
             shapes = [list(each.shape) for each in outputs]
             simulation.bus.tell(WorkIssued(work, name, shapes, asynchronous))

@@ -1,0 +1,167 @@
+"""Races between streams, for a strict world: memory that one stream uses while another may still work on it.
+
+Each stream of a process has a vector clock: of every stream, how many of its kernels are surely over. Waiting for an
+event, for a stream or for a work takes over what the other knew; to synchronise gives it to the host, and so to all
+that the host launches from then on. A storage remembers the last kernel that wrote it, and those that read it since;
+one that uses it without being ordered after them is refused, with both lines.
+
+In doubt: what torch orders inside C++ while it runs backward is taken to be in order; kernels that only GPUs have, and
+memory of the host (pinned sources), are not looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from simdist.device._aliases import block_of
+from simdist.device._kernels import kernel_of, replace_maker
+from simdist.device._state import present_or_none
+from simdist.device._torch_core import core
+from simdist.errors import StrictError
+from simdist.frames import user_line
+
+__all__ = ["Races", "watch"]
+
+Tensor = torch.Tensor
+Key = tuple[int, int]  # a device and the number of a stream
+Clock = dict[Key, int]
+_Use = tuple[Key, int, str, str]  # by which stream, its count then, what used it, and where
+
+
+class Races:
+    """The clocks of one process."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[Key, Clock] = {}
+        self._host: Clock = {}
+
+    def known_to(self, key: Key) -> Clock:
+        """What is over before whatever a stream is given from now on."""
+        return dict(self._clock(key))
+
+    def order(self, key: Key, before: Clock | None) -> None:
+        """A stream waits for what is known in `before`."""
+        _merge(self._clock(key), before or {})
+
+    def order_host(self, before: Clock | None) -> None:
+        """The host waits for it."""
+        _merge(self._host, before or {})
+
+    def order_host_after_all(self, index: int) -> None:
+        """The host waits for all streams of a device."""
+        for key, clock in self._clocks.items():
+            if key[0] == index:
+                _merge(self._host, clock)
+
+    def use(self, key: Key, reads: Sequence[Tensor], writes: Sequence[Tensor], what: str, site: str) -> None:
+        """A stream is given something that uses tensors.
+
+        Raises:
+            StrictError: something may still be at work on one of them.
+        """
+        clock = self._clock(key)
+        _merge(clock, self._host)
+        if torch._C._current_graph_task_id() != -1:
+            for other in list(self._clocks.values()):
+                _merge(clock, other)
+        clock[key] = clock.get(key, 0) + 1
+        use = key, clock[key], what, site
+        for tensor in reads:
+            self._look(tensor, clock, use, writing=False)
+        for tensor in writes:
+            self._look(tensor, clock, use, writing=True)
+
+    def _clock(self, key: Key) -> Clock:
+        return self._clocks.setdefault(key, {})
+
+    def _look(self, tensor: Tensor, clock: Clock, use: _Use, *, writing: bool) -> None:
+        block = block_of(tensor)
+        if block is None:
+            return
+        known: tuple[_Use | None, list[_Use]] = block.uses or (None, [])
+        written, read = known
+        before = [written, *read] if writing else [written]
+        for other in before:
+            if other is not None and other[0] != use[0] and clock.get(other[0], 0) < other[1]:
+                raise StrictError(_said(tensor, use, other, wrote=other is written, writing=writing))
+        block.uses = (use, []) if writing else (written, [*read, use])
+
+
+def _merge(into: Clock, other: Clock) -> None:
+    for key, count in other.items():
+        if into.get(key, 0) < count:
+            into[key] = count
+
+
+def _said(tensor: Tensor, use: _Use, other: _Use, *, wrote: bool, writing: bool) -> str:
+    return (
+        f"{use[2]}{use[3]} {'writes' if writing else 'reads'} a tensor of shape {list(tensor.shape)} on "
+        f"{_stream(use[0])}, while {other[2]}{other[3]}, which {'writes' if wrote else 'reads'} it on "
+        f"{_stream(other[0])}, may not be over; wait for it first (work.wait(), wait_stream, an event), or synchronize"
+    )
+
+
+def _stream(key: Key) -> str:
+    return f"the default stream of cuda:{key[0]}" if not key[1] else f"stream {key[1]} of cuda:{key[0]}"
+
+
+def watch(*, on: bool) -> None:
+    """Look at every kernel from now on; or not."""
+    from simdist.device import _special  # which asks whether it is watched
+
+    _special.watched = _used if on else None
+    replace_maker(_watched_kernel if on else kernel_of)
+
+
+def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+    devices = present_or_none()
+    races = None if devices is None else devices.streams.races
+    if races is None:
+        return
+    tensors = [tensor for tensor in (*reads, *writes) if isinstance(tensor, Tensor) and tensor.is_cuda]
+    if tensors:
+        index = tensors[0].get_device()
+        key = index, core().stream(index)
+        read = [tensor for tensor in reads if isinstance(tensor, Tensor) and tensor.is_cuda]
+        written = [tensor for tensor in writes if isinstance(tensor, Tensor) and tensor.is_cuda]
+        races.use(key, read, written, what, user_line(sys._getframe(2)))
+
+
+def _watched_kernel(op: Any) -> Any:
+    kernel = kernel_of(op)
+    schema = op._schema
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
+        return kernel  # a view uses no memory
+    written = {
+        place for place, each in enumerate(schema.arguments) if each.alias_info is not None and each.alias_info.is_write
+    }
+    names = {each.name for place, each in enumerate(schema.arguments) if place in written}
+    what = str(op).split(".")[1]
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        reads: list[Any] = []
+        writes: list[Any] = []
+        for place, value in enumerate(args):
+            _collect(value, writes if place in written else reads)
+        for name, value in kwargs.items():
+            _collect(value, writes if name in names else reads)
+        _used(what, reads, writes)
+        result = kernel(*args, **kwargs)
+        made: list[Any] = []
+        _collect(result, made)
+        _used(what, (), [tensor for tensor in made if all(tensor is not known for known in writes)])
+        return result
+
+    return watched
+
+
+def _collect(value: Any, into: list[Any]) -> None:
+    if isinstance(value, Tensor):
+        into.append(value)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _collect(each, into)
