@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from simdist.device import _batch_norm
 from simdist.device._aliases import block_of, host, raised
 from simdist.device._generators import device_generator
 from simdist.device._memory import Account
@@ -450,4 +451,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "aten::_scaled_dot_product_flash_attention": _flash,
     "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+    **_batch_norm.KERNELS,
 }

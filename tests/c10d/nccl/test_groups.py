@@ -238,3 +238,31 @@ def test_fsdp_and_distributed_tensors_over_a_mesh_of_devices() -> None:
         ]
 
     assert results(body) == [["nccl", True, True, [1, 2, 3, 4]]] * 2
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4, 4)])
+def test_synchronized_batch_norm_is_that_of_the_whole_batch(shape: tuple[int, ...]) -> None:
+    def body() -> list[torch.Tensor]:
+        rank = join()
+        whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        part = (whole[:2] if rank == 0 else whole[2:]).cuda().requires_grad_()
+        norm = nn.SyncBatchNorm(3).cuda()
+        out = norm(part)
+        (out * torch.arange(out.numel(), device="cuda").view_as(out)).sum().backward()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        found: list[Any] = [out, norm.running_mean, norm.running_var, part.grad]
+        return [each.detach().cpu() for each in found]
+
+    first, second = results(body)
+
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    norm: Any = nn.BatchNorm2d(3) if len(shape) == 4 else nn.BatchNorm1d(3)
+    out: Any = norm(whole)
+    weights = [torch.arange(each.numel(), dtype=torch.float32).view_as(each) for each in (first[0], second[0])]
+    (out * torch.cat(weights)).sum().backward()
+    assert whole.grad is not None
+    assert torch.allclose(torch.cat([first[0], second[0]]), out.detach(), atol=1e-6)
+    assert torch.allclose(first[1], norm.running_mean)
+    assert torch.allclose(second[2], norm.running_var, atol=1e-6)
+    assert torch.allclose(torch.cat([first[3], second[3]]), whole.grad, atol=1e-4)
