@@ -28,8 +28,9 @@ from simdist.errors import InternalError
 if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Member
     from simdist.c10d.engine._message import P2PWork
+    from simdist.c10d.engine._stream_parts import Part
     from simdist.c10d.engine._stream_work import StreamWork
-    from simdist.c10d.engine._streamed import Connection, Part
+    from simdist.c10d.engine._streamed import Connection
 
 __all__ = [
     "Algorithm",

@@ -21,7 +21,7 @@ from torch.distributed.flight_recorder.components.loader import read_dir
 
 import simdist
 from simdist.cluster import build
-from simdist.faults import Crash, HostCrash
+from simdist.faults import Crash, Hang, HostCrash
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
 _nccl: Any = _c
@@ -220,6 +220,19 @@ def test_a_dead_peer_on_the_same_host_is_not_noticed() -> None:
 
     assert [rank.exit_code for rank in result.ranks] == [-6, -9]
     assert result.ranks[0].ended_ns > 600_000_000_000
+
+
+def test_a_stopped_process_has_no_watchdog_that_runs() -> None:
+    def body() -> None:
+        join()
+        for _ in range(3):
+            dist.all_reduce(of(1))
+            torch.cuda.synchronize()
+            time.sleep(1)
+
+    result = run(body, faults=[Hang(rank=1, op="all_reduce", nth=2)])
+
+    assert [(rank.status, rank.exit_code) for rank in result.ranks] == [("killed", -6), ("hung", None)]
 
 
 def test_a_dead_peer_on_another_host_closes_its_sockets() -> None:

@@ -1,4 +1,4 @@
-"""ProcessGroupNCCL's calls (torch 2.13): each checks its arguments, lays the bytes out, and launches."""
+"""ProcessGroupNCCL's collectives that only move data (torch 2.13), its messages, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Any, NoReturn
 import torch
 
 from simdist.c10d.backends.nccl import _arguments
-from simdist.c10d.backends.nccl._arguments import check_reduction, check_type, require_tensor
+from simdist.c10d.backends.nccl._arguments import require_tensor
 from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
 from simdist.c10d.backends.nccl._offspring import shrink, split
-from simdist.c10d.backends.nccl._words import nccl_error
-from simdist.c10d.surface._calls import reduction_of, root_of
+from simdist.c10d.backends.nccl._operands import (
+    bytes_of,
+    listed_tensors,
+    require_devices,
+)
+from simdist.c10d.backends.nccl._reductions import NcclReductions
+from simdist.c10d.surface._calls import root_of
 from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._modes import visible
-from simdist.c10d.surface._operation import Operation
 from simdist.device import devices_of_this_process
 from simdist.errors import UnsupportedError
 
@@ -25,147 +29,8 @@ __all__ = ["NcclProcessGroup"]
 Tensor = torch.Tensor
 
 
-class NcclProcessGroup(NcclGroup):
+class NcclProcessGroup(NcclReductions):
     """One rank's handle on a group over NCCL, with all that it can do."""
-
-    def _operation(
-        self, name: str, tensor: Tensor, size: int, reduction: str = "", root: int = -1, shape: Any = None
-    ) -> Operation:
-        check_type(name, tensor.dtype)
-        if reduction:
-            check_reduction(reduction, tensor.dtype)
-        key = (name, size, tensor.element_size(), tensor.dtype, tensor.shape if shape is None else shape)
-        communicator = self._communicator
-        whole = (*key, reduction, root, None)
-        known = communicator.known.get(whole)
-        if known is None:
-            known = communicator.known[whole] = communicator.new_operation(whole)
-        return known
-
-    # -- reductions ----------------------------------------------------------------------------------------------
-
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
-        """All-reduce one tensor in place; also takes a bare tensor, and a reduce operation instead of options."""
-        tensor = _bare(tensors)
-        if tensor.is_sparse:
-            raise RuntimeError(
-                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
-            )
-        tensor = _arguments.single(tensors)
-        return self._collective(
-            "all_reduce",
-            ("ALLREDUCE", "all_reduce"),
-            lambda: [self._reduction_in_place(tensor, opts, op)],
-            [tensor],
-            [tensor],
-            opts,
-        )
-
-    def _reduction_in_place(self, tensor: Tensor, opts: Any, op: Any = None) -> Call:
-        reduction, factor = _reduction(opts, op)
-        data = flat(tensor)
-        operation = self._operation("all_reduce", tensor, _bytes(data), reduction)
-        return Call(operation, data, [], [tensor], [tensor], factor)
-
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
-        """All-reduce several tensors in one."""
-        _arguments.require_listed(tensors)
-        return self._collective(
-            "all_reduce",
-            ("COALESCED", "allreduce_coalesced"),
-            lambda: [self._reduction_in_place(tensor, opts) for tensor in tensors],
-            list(tensors),
-            list(tensors),
-            opts,
-        )
-
-    def reduce(
-        self,
-        tensors: Any,
-        opts: Any = None,
-        op: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        root: int | None = None,
-    ) -> Any:
-        """Reduce to a root; the tensors of the others stay as they are."""
-        opts, root, _ = root_of(opts, root)
-        tensor = _arguments.single(tensors)
-
-        def make() -> list[Call]:
-            self._require_root("Reduce", root)
-            reduction, factor = _reduction(opts, op)
-            data = flat(tensor)
-            operation = self._operation("reduce", tensor, _bytes(data), reduction, root)
-            if self.rank() == root:
-                return [Call(operation, data, [], [tensor], [tensor], factor)]
-            return [Call(operation, data, [(tensor, data)], [], [tensor], factor)]
-
-        return self._collective("reduce", ("REDUCE", "reduce"), make, [tensor], [tensor], opts)
-
-    def reduce_scatter(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
-    ) -> Any:
-        """Reduce a list of tensors, one for each rank."""
-        output, inputs = _bare(output_tensors), _listed(input_tensors)
-        require_tensor(output)
-        same = all(tensor.numel() == output.numel() for tensor in inputs)
-        if not same and inputs[self.rank()].numel() != output.numel():
-            raise ValueError("Tensor input and output of _reduce_oop must have the same number of elements ")
-        return self._collective(
-            "reduce_scatter",
-            ("REDUCE_SCATTER", "reduce_scatter"),
-            lambda: [self._scattered(output, inputs, [flat(_dense(tensor)) for tensor in inputs], opts, op)],
-            inputs,
-            [output],
-            opts,
-        )
-
-    def _scattered(
-        self, output: Tensor, inputs: Sequence[Tensor], chunks: list[Tensor], opts: Any, op: Any = None
-    ) -> Call:
-        reduction, factor = _reduction(opts, op)
-        data = flat(output)
-        shape = inputs[0].shape
-        operation = self._operation(
-            "reduce_scatter", output, sum(_bytes(chunk) for chunk in chunks), reduction, shape=tuple(shape)
-        )
-        reads = list(zip(inputs, chunks, strict=True)) if len(inputs) == len(chunks) else []
-        if not reads:  # one tensor, whose parts stand for it
-            reads = [(inputs[0], chunk) for chunk in chunks]
-        return Call(operation, (data, chunks), reads, [output], [inputs], factor)
-
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Reduce one tensor, and keep this rank's part of it."""
-        kind = "_REDUCE_SCATTER_BASE", "_reduce_scatter_base"
-        return self._reduce_scatter_pairs(kind, [output], [tensor], opts)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
-    ) -> Any:
-        """`reduce_scatter_single` for several pairs, in one."""
-        kind = "COALESCED", "reduce_scatter_tensor_coalesced"
-        return self._reduce_scatter_pairs(kind, list(outputs), list(tensors), opts)
-
-    def _reduce_scatter_pairs(
-        self, kind: tuple[str, str], outputs: list[Tensor], tensors: list[Tensor], opts: Any
-    ) -> Any:
-        for output, tensor in zip(outputs, tensors, strict=True):
-            _require_device(output, tensor)
-            if output.dtype != tensor.dtype:
-                raise TypeError("input tensor must be the same type as the output tensor.")
-            if tensor.numel() != output.numel() * self._size:
-                raise ValueError("input tensor must be the same size as output size times world size")
-
-        def make() -> list[Call]:
-            return [
-                self._scattered(output, [tensor], list(flat(_dense(tensor)).chunk(self._size)), opts)
-                if tensor.numel()
-                else self._scattered(output, [tensor], [flat(tensor)] * self._size, opts)
-                for output, tensor in zip(outputs, tensors, strict=True)
-            ]
-
-        return self._collective("reduce_scatter", kind, make, tensors, outputs, opts)
 
     # -- copies --------------------------------------------------------------------------------------------------
 
@@ -179,7 +44,7 @@ class NcclProcessGroup(NcclGroup):
         def make() -> list[Call]:
             self._require_root("Broadcast", root)
             data = flat(tensor)
-            operation = self._operation("broadcast", tensor, _bytes(data), root=root)
+            operation = self._operation("broadcast", tensor, bytes_of(data), root=root)
             reads, writes = ([(tensor, data)], []) if self.rank() == root else ([], [tensor])
             return [Call(operation, data, reads, writes)]
 
@@ -189,7 +54,7 @@ class NcclProcessGroup(NcclGroup):
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
         """Gather every rank's tensor on every rank; they may be of different sizes."""
-        outputs, tensor = _listed(output_tensors), _arguments.single(input_tensors)
+        outputs, tensor = listed_tensors(output_tensors), _arguments.single(input_tensors)
         if any(output.numel() != outputs[0].numel() for output in outputs):
             if outputs[self.rank()].numel() != tensor.numel():
                 raise ValueError("Tensor input and output of _broadcast_oop must have the same number of elements ")
@@ -197,7 +62,7 @@ class NcclProcessGroup(NcclGroup):
 
         def make() -> list[Call]:
             data = flat(tensor)
-            operation = self._operation("all_gather", tensor, _bytes(data))
+            operation = self._operation("all_gather", tensor, bytes_of(data))
             return [Call(operation, ([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
 
         return self._collective("all_gather", ("ALLGATHER", "all_gather"), make, [tensor], outputs, opts)
@@ -205,13 +70,13 @@ class NcclProcessGroup(NcclGroup):
     def _gather_uneven(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Any:
         """One broadcast from each rank, launched together."""
 
+        outputs[self.rank()].copy_(tensor)  # a kernel: it waits where somebody is still to fill the tensor
+
         def make() -> list[Call]:
             calls = []
             for root, output in enumerate(outputs):
                 data = flat(output)
-                operation = self._operation("broadcast", output, _bytes(data), root=root)
-                if root == self.rank():
-                    data.copy_(flat(tensor))
+                operation = self._operation("broadcast", output, bytes_of(data), root=root)
                 calls.append(Call(operation, data, [], [output]))
             return calls
 
@@ -242,7 +107,7 @@ class NcclProcessGroup(NcclGroup):
             for output, tensor in zip(outputs, tensors, strict=True):
                 data, whole = flat(tensor), flat(output)
                 parts = list(whole.chunk(self._size)) if whole.numel() else [whole] * self._size
-                operation = self._operation("all_gather", tensor, _bytes(data))
+                operation = self._operation("all_gather", tensor, bytes_of(data))
                 calls.append(Call(operation, (parts, data), [(tensor, data)], [output]))
             return calls
 
@@ -264,7 +129,7 @@ class NcclProcessGroup(NcclGroup):
 
         def make() -> list[Call]:
             data = flat(tensor)
-            operation = self._operation("gather", tensor, _bytes(data), root=root)
+            operation = self._operation("gather", tensor, bytes_of(data), root=root)
             flats = None if outputs is None else [flat(each) for each in outputs]
             return [Call(operation, (flats, data), [(tensor, data)], outputs or [])]
 
@@ -286,7 +151,7 @@ class NcclProcessGroup(NcclGroup):
 
         def make() -> list[Call]:
             data = flat(tensor)
-            operation = self._operation("scatter", tensor, _bytes(data), root=root)
+            operation = self._operation("scatter", tensor, bytes_of(data), root=root)
             flats = None if inputs is None else [flat(each) for each in inputs]
             reads = [] if inputs is None else list(zip(inputs, flats or [], strict=True))
             return [Call(operation, (data, flats), reads, [tensor])]
@@ -315,7 +180,7 @@ class NcclProcessGroup(NcclGroup):
         opts: Any = None,
     ) -> Any:
         """`alltoall` with the parts of one tensor along its first dimension."""
-        _require_device(output, tensor)
+        require_devices(output, tensor)
         require_tensor(tensor)
         require_tensor(output)
         sizes = [
@@ -345,7 +210,7 @@ class NcclProcessGroup(NcclGroup):
     ) -> Any:
         def make() -> list[Call]:
             received, sent = parts()
-            size = sum(_bytes(each) for each in sent)
+            size = sum(bytes_of(each) for each in sent)
             operation = self._operation("all_to_all", tensor, size)
             reads = list(zip(inputs, sent, strict=True)) if len(inputs) == len(sent) else []
             if not reads:
@@ -361,7 +226,7 @@ class NcclProcessGroup(NcclGroup):
 
         def make() -> list[Call]:
             data = flat(tensor)
-            operation = self._operation("barrier", tensor, _bytes(data), "sum")
+            operation = self._operation("barrier", tensor, bytes_of(data), "sum")
             return [Call(operation, data, [], [tensor], [tensor])]
 
         kind = "ALLREDUCE", "all_reduce_barrier"
@@ -442,13 +307,6 @@ class NcclProcessGroup(NcclGroup):
         """
         raise RuntimeError("ProcessGroup nccl does not support monitoredBarrier")
 
-    def _require_root(self, name: str, root: int) -> None:
-        if not 0 <= root < self._size:
-            raise nccl_error(
-                "ncclInvalidArgument",
-                f"{name} : invalid root {root} (root should be in the 0..{self._size} range)",
-            )
-
 
 def _refuse(name: str, way_out: str) -> Callable[..., NoReturn]:
     def refuse(self: NcclProcessGroup, *args: Any, **kwargs: Any) -> NoReturn:
@@ -475,44 +333,3 @@ for _name, _way_out in _REFUSED.items():
 for _old, _new in group_class_aliases.items():
     setattr(NcclProcessGroup, _old, getattr(NcclProcessGroup, _new))
 visible(NcclProcessGroup)
-
-
-def _reduction(opts: Any, op: Any = None) -> tuple[str, Any]:
-    """The name of the reduction, and the factor of PREMUL_SUM, which only its pickled form tells."""
-    reduction = reduction_of(opts, op)
-    if reduction != "premul_sum":
-        return reduction, None
-    given = op if op is not None else getattr(opts, "reduceOp", opts)
-    factor = given.__getstate__()[1]
-    return reduction, factor.cpu() if isinstance(factor, Tensor) else factor
-
-
-def _bytes(data: Tensor) -> int:
-    return data.numel() * data.element_size()
-
-
-def _bare(tensors: Any) -> Tensor:
-    tensor: Tensor = tensors if isinstance(tensors, Tensor) else tensors[0]
-    return tensor
-
-
-def _listed(tensors: Any) -> list[Tensor]:
-    """The tensors of a list of lists, or of a list."""
-    inner = list(tensors)
-    if inner and not isinstance(inner[0], Tensor):
-        if len(inner) != 1:
-            _arguments.single(inner)
-        inner = list(inner[0])
-    for tensor in inner:
-        require_tensor(tensor)
-    return inner
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def _require_device(*tensors: Tensor) -> None:
-    for tensor in tensors:
-        if not tensor.is_cuda:
-            raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")

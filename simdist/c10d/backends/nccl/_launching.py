@@ -1,37 +1,31 @@
-"""One rank's ProcessGroupNCCL as far as it launches: communicators, streams, blocks of coalesced calls, and its end."""
+"""One rank's ProcessGroupNCCL as far as it launches: streams, messages, and blocks of coalesced calls."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl import _arguments
-from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._membership import NcclMember
 from simdist.c10d.backends.nccl._nan import device_assert, holds_nan
-from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
-from simdist.c10d.backends.nccl._rank import nccl_of
+from simdist.c10d.backends.nccl._options import NcclOptions
 from simdist.c10d.backends.nccl._recorder import Entry, stack
-from simdist.c10d.backends.nccl._watchdog import Monitor, Watchdog
 from simdist.c10d.backends.nccl._work import NcclWork
+from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
-from simdist.c10d.engine._streamed import Connection, Part, StreamCommunicator
+from simdist.c10d.engine._streamed import Connection
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._compat import is_duration, timeout_ns, whole_ms
+from simdist.c10d.surface._compat import timeout_ns
 from simdist.c10d.surface._events import WorkIssued
-from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._operation import Operation
-from simdist.device import account_of, current_stream, devices_of_this_process, latest, memory_of
+from simdist.device import current_stream, latest, memory_of
 from simdist.frames import user_frame, user_line
-from simdist.records import flight_status
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import Member
@@ -77,242 +71,15 @@ class _Block:
     limit_ns: int = 0
 
 
-class NcclGroup(GroupBackend):
+class NcclGroup(NcclMember):
     """A group whose calls are launched on devices."""
 
-    supports_splitting = True
-    supports_coalescing = True
-    supports_shrinking = True
-    supports_time_estimate = True
-
-    Options = NcclOptions
-    NCCLConfig = NcclConfig
-
-    _communicator: StreamCommunicator
     ahead: tuple[Any, ...] | None = None  # what was announced ahead of its call has left to strike
 
     def __init__(self, member: Member, store: Any, size: int, options: NcclOptions) -> None:
-        super().__init__(member, store, size, options.timeout)
-        self.options = options
-        self._name = str(options.group_name)
-        self._nccl = nccl_of(member.process)
-        self.environment = self._nccl.environment
-        self._uid = len(self._nccl.groups)
-        self._nccl.groups.append(self)
-        self._nccl.recorder.enter(self)
-        self.watchdog = Watchdog(self, self._nccl)
-        if self._nccl.monitor is None and not self.environment.blocking_wait:
-            self._nccl.monitor = Monitor(self, self._nccl, store)
-        member.process.end_listeners[self._on_end] = None
-        self.closed = False  # it was shut down, or the program has aborted it
-        self.results: dict[NcclWork, list[Any]] = {}  # futures of how works end
-        self._completed = -1  # the last number of a collective that is over
-        self._operations = 0  # calls, those in blocks each for itself
-        self._error = "SUCCESS"
-        self._extra_ns = self._extra_taken_ns = 0  # of every work's timeout; and the part that a work will give back
-        self._splits = 0
-        self._nan_check = self.environment.nan_check
-        if options.split_from is not None:
-            options.split_from.count_split(options.split_from.bound_device_id.index)
-        self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
+        super().__init__(member, store, size, options)
         self._block: _Block | None = None
-        self._bound: torch.device | None = None
-        self._used: list[int] = []  # devices, in the order of their first use
-        self._numbers = 0, 0  # collectives and messages so far
-        self._aborted = ""  # why no call is possible any more
-
-    # -- who it is -----------------------------------------------------------------------------------------------
-
-    def _get_backend(self, device: Any) -> GroupBackend:
-        if torch.device(device).type != "cuda":
-            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
-        return self
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cuda")]
-
-    @property
-    def bound_device_id(self) -> Any:
-        """The device that the program has given `init_process_group`."""
-        return self._bound
-
-    @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
-        self._bound = device
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._numbers[0]
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Numbers begin where the group begins."""
-
-    def _set_default_timeout(self, timeout: timedelta | float) -> None:
-        if not is_duration(timeout):
-            raise TypeError(
-                f"_set_default_timeout(): incompatible function arguments: expected a duration, got {timeout!r}"
-            )
-        self.options._timeout = whole_ms(timeout)
-        self._timeout_ns = round(self.options._timeout.total_seconds() * 1e9)
-
-    set_timeout = _set_default_timeout
-
-    def _is_initialized(self) -> bool:
-        return bool(self._connections)
-
-    @property
-    def uid(self) -> int:
-        """The number of the group among those of its process."""
-        return self._uid
-
-    @staticmethod
-    def get_build_nccl_version() -> tuple[int, int, int]:
-        """The version that torch was built with."""
-        return 2, 29, 7
-
-    get_runtime_nccl_version = get_build_nccl_version
-
-    # -- communicators -------------------------------------------------------------------------------------------
-
-    def eager_connect_single_device(self, device: Any) -> None:
-        """Make the communicator of a device now, and not in the first call."""
-        self._connection(torch.device(device).index)
-
-    def _connection(self, index: int) -> Connection:
-        """The communicator of all ranks with this rank's device; the first call waits for the others."""
-        self._require_alive()
-        if self._bound is not None and self._bound.index != index:
-            bound = self._bound.index
-            self._warn("E", f"Tensor found on device cuda:{index} but backend constrained to cuda:{bound}", 3740)
-            raise dist.DistBackendError(
-                "Attempt to perform collective on tensor not on device passed to init_process_group"
-            )
-        known = self._connections.get(str(index))
-        if known is not None:
-            return known
-        number = sum(":" not in key for key in self._connections)
-        return self._connect(str(index), f"{number}", range(self._size), index)
-
-    def _pair(self, peer: int, index: int) -> Connection:
-        """The communicator of this rank and another, for messages outside of a block; that of all in an eager group."""
-        if self._bound is not None:
-            return self._connection(index)
-        self._require_alive()
-        low, high = sorted((self.rank(), peer))
-        key = f"{low}:{high}"
-        known = self._connections.get(key)
-        return known if known is not None else self._connect(key, key, sorted({low, high}), index)
-
-    def connect(self, index: int) -> None:
-        """Make the communicator of a device."""
-        self._connection(index)
-
-    def primary_device(self) -> int | None:
-        """The device of the first communicator of all ranks; None: there is none."""
-        return next((int(key) for key in self._connections if ":" not in key), None)
-
-    def count_split(self, index: int) -> None:
-        """All ranks split the communicator of a device, each as often as this one."""
-        self._splits += 1
-        self._connection(index).meet(self._member)
-
-    def comm_split_count(self) -> int:
-        """How many groups were split off."""
-        return self._splits
-
-    def perform_nocolor_split(self, device: Any) -> None:
-        """Take part in a split, and be no member of what comes of it."""
-        self.count_split(torch.device(device).index)
-
-    def _connect(self, mine: str, key: str, ranks: Any, index: int) -> Connection:
-        if self.rank() == min(ranks):
-            name = f"{self._communicator.name}/{key}".encode()
-            self._store.announce(key, hashlib.sha512(name).digest() * 2)  # ncclUniqueId has 128 bytes
-        device = account_of(index).device
-        streams = devices_of_this_process().streams
-        made = self._communicator.connection(key, list(ranks), self._member, index, device, streams)
-        self._connections[mine] = made
-        self._nccl.recorder.configure(self, self._communicator.ranks)
-        if index not in self._used:
-            self._used.append(index)
-        return made
-
-    def _require_alive(self) -> None:
-        if self._aborted:
-            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. {self._aborted.strip()}")
-
-    def _prefix(self) -> str:
-        described = self._description not in ("", "undefined")
-        about = f"({self._description})" if described else ""
-        return f"[PG ID {self.uid} PG GUID {self._name}{about} Rank {self.rank()}] "
-
-    def _warn(self, level: str, text: str, line: int) -> None:
-        """Write a line of torch's log, behind the group's prefix."""
-        log(self._member.process, level, f"{self._prefix()}{text}", line)
-
-    # -- for the watchdog ----------------------------------------------------------------------------------------
-
-    def progress(self) -> tuple[int, int]:
-        """The last collective that was launched, and the last that is over; -1 for none."""
-        return self._numbers[0] or -1, self._completed
-
-    def status(self) -> dict[str, int]:
-        """The same as the recorder has it."""
-        return flight_status(*self.progress())
-
-    def get_error(self) -> Any:
-        """What has happened to the group; the first stays."""
-        return _errors.ErrorType.__members__[self._error]
-
-    def set_error(self, kind: str) -> None:
-        """Something has happened."""
-        if self._error == "SUCCESS":
-            self._error = kind
-        for futures in self.results.values():
-            for future in futures:
-                result = _errors.WorkResult.__members__[kind]
-                self._member.process.deliver(functools.partial(future.set_result, result))
-        self.results.clear()
-
-    def on_done(self, work: NcclWork) -> None:
-        """A work is over."""
-        self.watchdog.forget(work)
-        if not work.aborted:
-            self._extra_ns -= work.extra_ns
-            self._extra_taken_ns -= work.extra_ns
-            if work.op_type not in ("SEND", "RECV"):
-                self._completed = max(self._completed, work.number)
-        for future in self.results.pop(work, ()):
-            work.process.deliver(functools.partial(future.set_result, _errors.WorkResult.SUCCESS))
-
-    def abort_because(self, reason: str) -> None:
-        """The communicators are ended, and the group is of no use any more; the program is not asked."""
-        self._aborted = f"Original reason for failure was: {reason}"
-        self.release()
-
-    def release(self) -> None:
-        """End what is under way: streams are free, and the data is garbage.
-
-        To abort takes real processes so long that what all ranks have called is over by then.
-        """
-        now_ns = self._communicator.simulation.now_ns
-        for work in list(self._member.pending):
-            if isinstance(work, NcclWork):
-                work.aborted = any(part.whole is None or part.whole.missing for part in work.calls)
-        for connection in self._connections.values():
-            connection.release(self.rank(), now_ns)
-            connection.leave(self.rank(), at_once=False)
-
-    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        self._extra_ns += round(timeout.total_seconds() * 1e9)
-
-    def _verify_work_timeout(self, work: NcclWork, timeout: timedelta) -> bool:
-        return work.timeout_ns == round(timeout.total_seconds() * 1e9)
-
-    def _on_end(self, _: Any) -> None:
-        self.watchdog.stop()
-
-    # -- launching -----------------------------------------------------------------------------------------------
+        self._nan_check = self.environment.nan_check
 
     def announce(self, name: str) -> None:
         """Announce the next collective ahead of the call: something comes before it.
@@ -551,34 +318,6 @@ class NcclGroup(GroupBackend):
         """Of `ncclGroupStart`: what aborts together need not wait for each other here anyway."""
 
     _group_end = _group_start
-
-    # -- its end -------------------------------------------------------------------------------------------------
-
-    def shutdown(self) -> None:
-        """Wait until what is queued is over, and end the communicators."""
-        if not self._aborted:
-            for work in list(self._member.pending):
-                if isinstance(work, NcclWork):
-                    work.streams.wait_for(work.end, heeds_errors=False)
-        self._close()
-
-    def let_end(self, until_ns: int) -> None:
-        """Wait until what was launched is over, but no longer than until then."""
-        simulation = self._communicator.simulation
-        for work in list(self._member.pending):
-            while not work.done and simulation.now_ns < until_ns:
-                if not simulation.park(work, until_ns):
-                    return
-
-    def abort(self) -> None:
-        """End the communicators at once: streams are free, and what was under way leaves garbage."""
-        self.release()
-        self._close()
-
-    def _close(self) -> None:
-        self._aborted = self._aborted or " "
-        self.closed = True
-        self.watchdog.stop()
 
 
 def _skip(part: Part) -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl._log import log
+from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._rank import RankNccl
@@ -45,6 +46,16 @@ _NO_STACK = (
 def failed_lines(handling: int) -> Sequence[str]:
     """What is said before a process goes down, or goes on."""
     return (_CORRUPTED, _DOWN) if handling in (1, 3) else (_CORRUPTED,)
+
+
+def _when_it_runs(process: SimProcess, action: Callable[[], None]) -> None:
+    """Do what a thread of a process does: now, or when the process goes on after a stop; never if it is gone."""
+    if not process.running:
+        return
+    if any(task.paused for task in process.tasks):
+        process.resume_listeners.append(lambda: _when_it_runs(process, action))
+    else:
+        action()
 
 
 class Watchdog:
@@ -91,10 +102,11 @@ class Watchdog:
 
     def expire(self) -> None:
         """A work may be older than its timeout."""
-        now_ns = self._process.simulation.now_ns
         self.deadline_ns = None
-        if not self._process.running:
-            return
+        _when_it_runs(self._process, self._look)
+
+    def _look(self) -> None:
+        now_ns = self._process.simulation.now_ns
         for work in self._works:
             if now_ns >= work.issued_ns + work.timeout_ns:
                 elapsed_ms = (now_ns - work.issued_ns) // 1_000_000
@@ -109,21 +121,19 @@ class Watchdog:
         simulation = self._process.simulation
 
         def look() -> None:
-            if self._process.running and not work.done and not self._failing:
+            if not work.done and not self._failing:
                 said = (
                     f"[Rank {self._nccl.process.rank}] Collective {work} raised the following async exception: {text}"
                 )
                 self.fail(work, said, "COMM_ERROR", 1944)
 
-        simulation.call_at(self.tick_after(simulation.now_ns), look)
+        simulation.call_at(self.tick_after(simulation.now_ns), lambda: _when_it_runs(self._process, look))
 
     def notice_device_error(self, error: BaseException) -> None:
         """A kernel has failed on the device: the watchdog meets that when it next asks the device."""
         process = self._process
 
         def look() -> None:
-            if not process.running:
-                return
             what = f"{self._group._prefix()}Process group watchdog thread terminated with exception: {error}"
             log(process, "E", what, 2160)
             process.add_output(
@@ -131,7 +141,7 @@ class Watchdog:
             )
             process.kill(signal.SIGABRT)
 
-        process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), look)
+        process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), lambda: _when_it_runs(process, look))
 
     def fail(self, work: NcclWork, text: str, kind: str, line: int) -> None:
         """A work has failed: say so, ask for dumps, sleep, and act on it."""
@@ -152,11 +162,12 @@ class Watchdog:
         log(process, "E", _stack_text(work), 750)
         if environment.dump_on_timeout and self._nccl.monitor is not None:
             self._nccl.monitor.signal(group)
-        process.simulation.call_at(process.simulation.now_ns + environment.pause_ns, lambda: self._act(work, text))
+        act_ns = process.simulation.now_ns + environment.pause_ns
+        process.simulation.call_at(act_ns, lambda: _when_it_runs(process, lambda: self._act(text)))
 
-    def _act(self, work: NcclWork, text: str) -> None:
+    def _act(self, text: str) -> None:
         process, handling, group = self._process, self._nccl.environment.handling, self._group
-        if not process.running or group.closed:
+        if group.closed:
             return
         for said in failed_lines(handling):
             log(process, "E", f"[Rank {process.rank}] {said}", 758)
@@ -222,11 +233,13 @@ class Monitor:
         simulation = self._process.simulation
         every_ns = self._nccl.environment.check_ns
         passed = (simulation.now_ns - self._begin_ns) // every_ns + 1
-        simulation.call_at(self._begin_ns + passed * every_ns, lambda: self._dump(rank))
+        simulation.call_at(
+            self._begin_ns + passed * every_ns, lambda: _when_it_runs(self._process, lambda: self._dump(rank))
+        )
 
     def _dump(self, rank: int) -> None:
         process, environment, prefix = self._process, self._nccl.environment, self._group._prefix()
-        if not process.running or self._group.closed:
+        if self._group.closed:
             return
         own = rank == process.rank
         file = "HeartbeatMonitor.cpp"
@@ -250,11 +263,11 @@ class Monitor:
             path = Path(f"{environment.dump_prefix}{process.rank}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self._nccl.recorder.dump_bytes(now_ns))
-        process.simulation.call_at(now_ns + environment.heartbeat_ns, self._end)
+        process.simulation.call_at(now_ns + environment.heartbeat_ns, lambda: _when_it_runs(process, self._end))
 
     def _end(self) -> None:
         process, prefix = self._process, self._group._prefix()
-        if not process.running or self._group.closed:
+        if self._group.closed:
             return
         reason = "due to collective timeout or exception."
         if not self._nccl.environment.monitored:

@@ -13,7 +13,7 @@ from simdist.device import Mark
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._recorder import Entry
-    from simdist.c10d.engine._streamed import Part
+    from simdist.c10d.engine._stream_parts import Part
 
 __all__ = ["NcclWork"]
 
