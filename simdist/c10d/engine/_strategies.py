@@ -180,6 +180,10 @@ class StreamFailure(Failure, Protocol):
         """Why a connection that all of its ranks have joined can't be made: an error for each of them; None: it can."""
         ...
 
+    def first_is_missing(self, connection: Connection, rank: int, limit_ns: int) -> BaseException:
+        """The rank that all others need for a connection has not come; the error of one of these."""
+        ...
+
     def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
         """A wait on the host for a work ran out of time."""
         ...

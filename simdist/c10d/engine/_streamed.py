@@ -320,9 +320,11 @@ class StreamCommunicator(Communicator):
         return self.ranks
 
     def connection(
-        self, key: str, ranks: Sequence[int], member: Member, index: int, device: Any, streams: Any
+        self, key: str, ranks: Sequence[int], member: Member, index: int, device: Any, streams: Any, limit_ns: int
     ) -> Connection:
         """Join a connection with a device of this rank; park until all of its ranks have.
+
+        The first of them tells the others how; they wait for that no longer than `limit_ns`, and for the rest for ever.
 
         Raises:
             DistBackendError: it can't be made, in the backend's words.
@@ -334,13 +336,21 @@ class StreamCommunicator(Communicator):
         simulation = self.simulation
         simulation.check()
         connection.ends[member.rank] = index, streams.new(index), streams, device
+        if member.rank == min(connection.ranks):  # those who wait for it have no deadline from now on
+            for rank in connection.ranks:
+                other = self.members[rank]
+                if other is not None and other is not member:
+                    other.process.wake()
         if len(connection.ends) == len(connection.ranks):
             connection.error = self.failure.refused_connection(connection)
             begin_ns = simulation.now_ns + (self.backend.connect_ns if len(connection.ranks) > 1 else 0)
             simulation.call_at(begin_ns, lambda: self._made(connection))
         wait = _Joining(connection)
+        first, deadline_ns = min(connection.ranks), simulation.now_ns + limit_ns
         while not connection.made:
-            simulation.park(wait)
+            unknown = first not in connection.ends
+            if not simulation.park(wait, deadline_ns if unknown else None) and first not in connection.ends:
+                raise self.failure.first_is_missing(connection, member.rank, limit_ns)
             member.process.drain()
         if connection.error is not None:
             raise connection.error(member.rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -95,8 +96,6 @@ def test_options_are_taken_and_copied() -> None:
 
 def test_the_first_call_waits_for_all_ranks_and_device_id_brings_it_forward() -> None:
     def body(device_id: bool) -> tuple[float, float]:
-        import time
-
         rank = int(os.environ["RANK"])
         time.sleep(rank)
         begin = time.monotonic()
@@ -266,3 +265,52 @@ def test_synchronized_batch_norm_is_that_of_the_whole_batch(shape: tuple[int, ..
     assert torch.allclose(first[1], norm.running_mean)
     assert torch.allclose(second[2], norm.running_var, atol=1e-6)
     assert torch.allclose(torch.cat([first[3], second[3]]), whole.grad, atol=1e-4)
+
+
+def test_the_first_rank_of_a_communicator_is_waited_for_as_long_as_the_store_waits() -> None:
+    def body() -> str:
+        rank = join(timeout=timedelta(seconds=20))
+        if rank == 0:
+            time.sleep(30)
+            return ""
+        return said(lambda: dist.all_reduce(of(1)))
+
+    _, second = results(body)
+
+    assert second == (
+        "DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+        "store by key '0', but store->get('0') got error: wait timeout after 20000ms, keys: /default_pg/0//cuda//0. "
+        "This may indicate a possible application crash on rank 0 or a network set up issue."
+    )
+
+
+def test_another_rank_of_a_communicator_is_waited_for_without_end() -> None:
+    def body() -> None:
+        if join(timeout=timedelta(seconds=20)) == 0:
+            dist.all_reduce(of(1))
+        else:
+            time.sleep(300)
+
+    result = run(body)
+
+    assert [rank.status for rank in result.ranks] == ["hung", "returned"]
+    assert result.ranks[0].waiting == "making a communicator of group '0'; not there yet: [1]"
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_message_outside_of_a_batch_is_warned_of_once(eager: bool) -> None:
+    def body() -> None:
+        rank = join(device_id=torch.device("cuda", int(os.environ["RANK"])) if eager else None)
+        for _ in range(2):
+            if rank == 0:
+                dist.send(of(1), 1)
+            else:
+                dist.recv(of(1), 0)
+        dist.destroy_process_group()
+
+    result = run(body)
+
+    (line,) = result.ranks[0].stderr.splitlines()
+    said_of_it = "thus serialized with all other ops" if eager else "a new 2-rank NCCL communicator to be created."
+    assert "An unbatched P2P op (send/recv) was called on this ProcessGroup with size 2.  In " in line
+    assert said_of_it in line

@@ -25,6 +25,7 @@ class Environment:
     dump_prefix: str = ""  # of the file; nothing is written if nobody names one
     record_size: int = 2000
     nan_check: bool = False
+    tells_of_serialized: bool = True  # messages outside of batches, in a group that was bound to a device
 
     @classmethod
     def read(cls, environ: Mapping[str, str], warn: Callable[[str], None]) -> Environment:
@@ -75,4 +76,5 @@ class Environment:
             dump_prefix=prefix or "",
             record_size=max(0, record_size),
             nan_check=truth(False, "TORCH_NCCL_NAN_CHECK"),
+            tells_of_serialized=truth(True, "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"),
         )

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["NcclMember"]
 
 Tensor = torch.Tensor
+_UNBATCHED = "An unbatched P2P op (send/recv) was called on this ProcessGroup with size {}.  In "
+_TWO_RANKS = "lazy initialization mode, this will result in a new 2-rank NCCL communicator to be created."
+_SERIALIZED = (
+    "eager initialization mode, unbatched P2P ops are treated as independent collective ops, and are thus serialized "
+    "with all other ops on this ProcessGroup, including other P2P ops. To avoid serialization, either create "
+    "additional independent ProcessGroups for the P2P ops or use batched P2P ops. You can squash this warning by setting the "
+    "environment variable TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING to false."
+)
 _errors: Any = _c  # has what the stubs leave out
 
 
@@ -147,8 +155,12 @@ class NcclMember(GroupBackend):
     def _pair(self, peer: int, index: int) -> Connection:
         """The communicator of this rank and another, for messages outside of a block; that of all in an eager group."""
         if self._bound is not None:
+            if self.environment.tells_of_serialized and self._nccl.once("eager messages"):
+                self._warn("W", f"{_UNBATCHED.format(self._size)}{_SERIALIZED}", 3945)
             return self._connection(index)
         self._require_alive()
+        if self._nccl.once("lazy messages"):
+            log(self._member.process, "W", f"Warning: {_UNBATCHED.format(self._size)}{_TWO_RANKS}", 3957)
         low, high = sorted((self.rank(), peer))
         key = f"{low}:{high}"
         known = self._connections.get(key)
@@ -181,7 +193,8 @@ class NcclMember(GroupBackend):
             self._store.announce(key, hashlib.sha512(name).digest() * 2)  # ncclUniqueId has 128 bytes
         device = account_of(index).device
         streams = devices_of_this_process().streams
-        made = self._communicator.connection(key, list(ranks), self._member, index, device, streams)
+        limit_ns = self._timeout_ns  # the store's is that of the group
+        made = self._communicator.connection(key, list(ranks), self._member, index, device, streams, limit_ns)
         self._connections[mine] = made
         self._nccl.recorder.configure(self, self._communicator.ranks)
         if index not in self._used:

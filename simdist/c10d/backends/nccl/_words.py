@@ -76,6 +76,17 @@ class NcclFailure:
 
         return error
 
+    def first_is_missing(self, connection: Any, rank: int, limit_ns: int) -> BaseException:
+        """The rank that makes the ncclUniqueId has not put it into the store."""
+        key, first = connection.key, min(connection.ranks)
+        name = f"default_pg/{connection.communicator.name}//cuda//{key}"
+        error = f"wait timeout after {limit_ns // 1_000_000}ms, keys: /{name}"
+        return dist.DistBackendError(
+            f"[{rank}] is setting up NCCL communicator and retrieving ncclUniqueId from [{first}] via c10d key-value "
+            f"store by key '{key}', but store->get('{key}') got error: {error}. This may indicate a possible application "
+            f"crash on rank {first} or a network set up issue."
+        )
+
     def wait_timed_out(self, work: Any, limit_ns: int) -> BaseException:
         """A wait on the host ran out of time: the rank gives the communicator up."""
         process = work.process
