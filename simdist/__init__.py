@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simdist import cluster, faults, storage
+    from simdist._left_behind import shared_writes
     from simdist.api import point, run, spawn, step
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
@@ -39,6 +40,7 @@ __all__ = [
     "faults",
     "point",
     "run",
+    "shared_writes",
     "spawn",
     "step",
     "storage",
@@ -58,6 +60,7 @@ _HOMES = {
     "check_determinism": "simdist.determinism",
     "point": "simdist.api",
     "run": "simdist.api",
+    "shared_writes": "simdist._left_behind",
     "spawn": "simdist.api",
     "step": "simdist.api",
     "sweep": "simdist.sweeps",

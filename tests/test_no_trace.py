@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import random
 import sys
@@ -18,13 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.utils.data
 
 import simdist
-from simdist.faults import Crash, Hang, LinkDelay
+from simdist.faults import Crash, Hang, LinkDelay, Signal
 from tests.host_state import host_state
 
-WORLDS = 260  # each case twenty times
+WORLDS = 255  # each case fifteen times
 ROOM_MIB = 26
+
+
+def open_files() -> list[str]:
+    """Where the numbers of open files lead to."""
+    return sorted(str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())
 
 
 def resident_mib() -> float:
@@ -101,6 +108,35 @@ def trains() -> None:
         dist.all_reduce(torch.full((100,), float(rank)))
 
 
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((10,), float(index))
+
+
+def loads() -> None:
+    meet()
+    loader: Any = torch.utils.data.DataLoader(Numbers(), num_workers=1, persistent_workers=True)
+    for batch in (*loader, *loader):
+        dist.all_reduce(batch)
+
+
+def leaves_children() -> None:
+    """Children, pipes, a pool's threads and a half-read queue are there when the ranks end."""
+    rank = meet()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    context.Process(target=time.sleep, args=(3,), daemon=rank == 0).start()
+    queue.put(b"x" * 100_000)
+    context.Process(target=queue.get).start()
+    threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
+    os.chdir("/")
+    if rank == 1:
+        os._exit(1)
+
+
 CASES: list[tuple[Callable[[], Any], dict[str, Any], set[str]]] = [
     (good, {}, {"returned"}),
     (good, {"policy": "random"}, {"returned"}),
@@ -115,6 +151,10 @@ CASES: list[tuple[Callable[[], Any], dict[str, Any], set[str]]] = [
     (trains, {"faults": [Crash(rank=0, nth=3)], "max_restarts": 1}, {"returned"}),
     (trains, {"faults": [Hang(rank=0, at_step=1)]}, {"hung", "raised"}),
     (trains, {"faults": [LinkDelay(src=0, dst=1, delay_ns=1000)]}, {"returned"}),
+    (trains, {"isolate": True}, {"returned"}),
+    (trains, {"faults": [Signal(rank=1, at_step=1)]}, {"killed", "raised"}),
+    (loads, {}, {"returned"}),
+    (leaves_children, {}, {"returned", "exited"}),
 ]
 
 
@@ -128,7 +168,8 @@ def test_hundreds_of_worlds_leave_no_trace() -> None:
     wrong: Counter[tuple[str, ...]] = Counter()
     for index in range(2 * len(CASES)):  # what is made once and kept, is made here
         run_world(index)
-    before, threads, memory_mib = host_state(), threading.enumerate(), resident_mib()
+    gc.collect()
+    before, threads, memory_mib, files = host_state(), threading.enumerate(), resident_mib(), open_files()
 
     for index in range(WORLDS):
         found = run_world(index)
@@ -139,6 +180,8 @@ def test_hundreds_of_worlds_leave_no_trace() -> None:
     assert threading.enumerate() == threads
     assert resident_mib() - memory_mib < ROOM_MIB
     assert host_state() == before
+    assert open_files() == files
+    assert multiprocessing.active_children() == []
 
 
 def test_a_finished_world_is_freed_without_the_collector() -> None:

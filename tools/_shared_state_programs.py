@@ -297,4 +297,4 @@ def _flags() -> None:
     torch.set_float32_matmul_precision("high")
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(2)
-    torch.backends.cudnn.benchmark = True
+    torch._C._set_cudnn_benchmark(True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TextIO
 
+from simdist._left_behind import shared_writes
 from simdist.cli._console import say
 from simdist.cli._outputs import output_problems
 from simdist.cli._run import Outputs, timeline_problems
@@ -38,12 +39,18 @@ def launch_words(words: Sequence[str]) -> int:
     problems += output_problems(files, inputs=inputs)
     if problems:
         raise LaunchError(problems)
-    with folder_for(plan) as folder, recording() if options.check_determinism else nullcontext() as first:
+    with (
+        folder_for(plan) as folder,
+        shared_writes() as written,
+        recording() if options.check_determinism else nullcontext() as first,
+    ):
         result = launch(plan, folder, echo=_echo(plan, sys.stdout, sys.stderr))
         summary = failure_summary(plan, result, folder)
     outputs.write_events(result, plan.script)
     if not result.ok:
         _tell(result, summary)
+    for line in written.lines():
+        say(f"simdist: ranks left in state that they share: {line}", err=True)
     same = True
     if first is not None:
         job = Job("simdist.launch", "repeat", (plan,))

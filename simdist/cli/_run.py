@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simdist._left_behind import shared_writes
 from simdist._observer import observed_by
 from simdist.cli._console import page
 from simdist.cli._outputs import output_problems, shown_path, told, write_bytes, write_text
 from simdist.cli._progress import LiveLine
-from simdist.cli._summary import print_summary
+from simdist.cli._summary import print_shared, print_summary
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
 from simdist.scenario import ScenarioReport, check_plan, format_duration, load, run_scenario
@@ -98,6 +99,7 @@ def run_file(
     started = time.perf_counter()
     with LiveLine() as line:
         with (
+            shared_writes() as written,
             recording() if repeat else nullcontext() as first,
             nullcontext() if stacks is None else observed_by(stacks),
         ):
@@ -109,6 +111,7 @@ def run_file(
     outputs.write(report, determinism, stacks)
     with page() as out:
         print_summary(out, report, determinism)
+        print_shared(out, written.lines())
         out.print(f"real time    {seconds:.2f} s")
     return 0 if report.ok and (determinism is None or determinism.ok) else 1
 

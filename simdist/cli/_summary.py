@@ -22,7 +22,7 @@ from simdist.scenario import (
 if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport
 
-__all__ = ["heading", "print_failures", "print_ranks", "print_summary", "print_timeline"]
+__all__ = ["heading", "print_failures", "print_ranks", "print_shared", "print_summary", "print_timeline"]
 
 _FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
 _TIMELINE = 20
@@ -40,9 +40,7 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     if result.deadlock is not None:
         heading(out, "deadlock")
         _indented(out, str(result.deadlock))
-    if result.shared_state:
-        heading(out, "shared by all ranks, and changed")
-        _indented(out, "\n".join(result.shared_state))
+    print_shared(out, result.shared_state)
     heading(out, "expectations")
     verdicts = [*report.verdicts, *([] if determinism is None else [_verdict(determinism)])]
     held, failed = marks(out.encoding)
@@ -59,6 +57,15 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     out.print(f"virtual time {format_duration(result.virtual_time_ns)}, {len(result.events)} events")
     out.print(f"digest       {result.digest}")
     out.print(Text(f"replay       {plan.replay}"), soft_wrap=True)
+
+
+def print_shared(out: Console, lines: Sequence[str]) -> None:
+    """What ranks left in state that all of them share, and the next run too."""
+    if lines:
+        heading(out, "left in shared state")
+        for line in lines:
+            _indented(out, line)
+        out.print()
 
 
 def _setting(plan: Plan) -> Text:

@@ -9,7 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario import load
 
 Write = Callable[..., str]
-KINDS = "crash, host_crash, hang, raise, slow_rank, link_delay, partition, hold, store_delay, store_lost, "
+KINDS = "crash, host_crash, hang, signal, raise, slow_rank, link_delay, partition, hold, store_delay, store_lost, "
 KINDS += "io_error, short_write, slow_disk, disk_full"
 
 

@@ -33,8 +33,8 @@ _TWO_RANKS = "lazy initialization mode, this will result in a new 2-rank NCCL co
 _SERIALIZED = (
     "eager initialization mode, unbatched P2P ops are treated as independent collective ops, and are thus serialized "
     "with all other ops on this ProcessGroup, including other P2P ops. To avoid serialization, either create "
-    "additional independent ProcessGroups for the P2P ops or use batched P2P ops. You can squash this warning by setting the "
-    "environment variable TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING to false."
+    "additional independent ProcessGroups for the P2P ops or use batched P2P ops. You can squash this warning by "
+    "setting the environment variable TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING to false."
 )
 _errors: Any = _c  # has what the stubs leave out
 

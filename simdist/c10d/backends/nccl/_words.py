@@ -83,8 +83,8 @@ class NcclFailure:
         error = f"wait timeout after {limit_ns // 1_000_000}ms, keys: /{name}"
         return dist.DistBackendError(
             f"[{rank}] is setting up NCCL communicator and retrieving ncclUniqueId from [{first}] via c10d key-value "
-            f"store by key '{key}', but store->get('{key}') got error: {error}. This may indicate a possible application "
-            f"crash on rank {first} or a network set up issue."
+            f"store by key '{key}', but store->get('{key}') got error: {error}. This may indicate a possible "
+            f"application crash on rank {first} or a network set up issue."
         )
 
     def wait_timed_out(self, work: Any, limit_ns: int) -> BaseException:

@@ -1,0 +1,261 @@
+"""What ranks leave in state that all of them, and the host, share: found by looking before and after a world.
+
+Ranks live in one process. What is known to belong to one rank is each rank's own, or put back at the end; anything else
+that a rank writes, the next rank reads, and the next world too. `shared_writes` names it.
+
+Looked at are the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
+loggers, and the interpreter's own settings. Not told are what the import of a module leaves, and what is a cache
+(`_HARMLESS`, each with its reason).
+
+In doubt: a write that is taken back before the world ends is not seen, and neither is one inside an object that is no
+module, class or container of a module.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import locale
+import logging
+import os
+import re
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from simdist._observer import WorldEnded, observed_by
+from simdist.kernel import Bus
+
+__all__ = ["SharedWrites", "shared_writes"]
+
+_LARGE = 2_000  # entries from which on only the number is compared
+_CONTAINERS = (dict, list, set)
+
+# Names that worlds, and what runs in them, write: who sees them sees no difference, for the reason.
+_HARMLESS: tuple[tuple[str, str], ...] = (
+    (r"(simdist|networkx|simpy)\.", "our own, and what we use"),
+    (r"(_?pytest|pluggy|xdist|coverage|hypothesis)\b", "the test runner's"),
+    (r".*\.(__warningregistry__|__builtins__|__doc__|__path__)$", "Python's own"),
+    (
+        r"(linecache|tokenize|re|_sre|sre_parse|functools|abc|typing|copyreg|inspect|dis|ast|token)\.",
+        "caches of Python",
+    ),
+    (r"(weakref|_weakrefset|importlib|zipimport|pkgutil|sysconfig|site|encodings|codecs|string)\b", "caches of Python"),
+    (r"(threading|_thread|queue|concurrent|multiprocessing|asyncio|selectors|subprocess|signal|select)\b", "per rank"),
+    (r"(logging\._handlers|logging\._handlerList|logging\.Logger\.manager)", "found in the loggers themselves"),
+    (r"numpy\._core\.overrides\.ARRAY_FUNCTIONS$", "what has been imported"),
+    (r"(os\.environ|posix\.environ|random\.|numpy\.random|tempfile\.|uuid\.|atexit\.)", "per rank"),
+    (r"sys\.(modules|stdout|stderr|argv|excepthook|path_importer_cache|last_\w+|_\w+)", "per rank, or a cache"),
+    (r"torch\.(distributed\.distributed_c10d|_C\._distributed_c10d)\.", "per rank"),
+    (r"torch\._dynamo\b", "caches by code, which is each rank's own where modules are"),
+    (r"torch\.(_inductor|_functorch|_higher_order_ops|fx|_guards|_subclasses|export)\b", "caches of compiled code"),
+    (r"(copy|pickle)\.dispatch_table$|.*\.__slotnames__$|contextlib\.__builtins_dict", "caches of Python and dynamo"),
+    (
+        r"tqdm\.std\.(tqdm|TqdmDefaultWriteLock)\.(_lock|mp_lock|th_lock|monitor|_instances)$",
+        "locks, found held by none",
+    ),
+    (
+        r"torch\.(_decomp|_logging|optim|compiler|cpu|utils\._foreach_utils|utils\.hooks)\b",
+        "caches, and numbers of handles",
+    ),
+    (r"torch\.(manual_seed|_weights_only_unpickler\..*|distributed\.device_mesh\._\w+)$", "wrapped by dynamo; imports"),
+    (r"torch\.nn\.modules\.module\.Module\.(__init__|__setstate__|___\w+)$", "wrapped by dynamo"),
+    (r"torch\.distributed\.fsdp\._fully_shard\._fully_shard\.cls_to_fsdp_cls$", "a class for each class"),
+    (
+        r"torch\.(_ops|library|_library|_C|overrides|_classes|ops|classes|_opaque_base)\b",
+        "operators, found on first use",
+    ),
+    (
+        r"torch\.(utils\._pytree|utils\._device|utils\.data\._utils|_jit_internal|jit|_sources)\b",
+        "caches and registries",
+    ),
+    (r"torch\.distributed\.tensor\.", "plans by mesh, which each rank keeps apart"),
+    (
+        r"torch\.(autograd|cuda|backends|nested|masked|sparse)\.\w*\.?_?(profiler|lazy|cache|queued)",
+        "begun on first use",
+    ),
+    (r".*\.(_abc_impl|__abstractmethods__|_abc_\w+|__annotations__|__dataclass_\w+__|__match_args__)$", "Python's own"),
+    (r".*(_|\.)(cache|memo|lru|registry_cache)\w*$", "named as a cache"),
+)
+_QUIET = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _HARMLESS), re.IGNORECASE)
+
+
+@functools.lru_cache(maxsize=4096)
+def _quiet(name: str) -> bool:
+    return _QUIET.match(name) is not None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A collection amid so many new dictionaries walks all that there is."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+@dataclass(slots=True)
+class SharedWrites:
+    """What the worlds that were watched left behind: names such as "builtins.print", sorted, with what happened."""
+
+    found: dict[str, str] = field(default_factory=dict)
+    everything: bool = False  # what is known to be harmless as well
+
+    def lines(self) -> list[str]:
+        """One line for each."""
+        return [f"{name}: {how}" for name, how in sorted(self.found.items())]
+
+    def world_begins(self, bus: Bus) -> None:
+        """Look now, and when it has ended."""
+        with _without_collector():
+            before = _State(everything=self.everything)
+
+        def ended(_: WorldEnded) -> None:
+            with _without_collector():
+                self.found.update(_State(everything=self.everything).since(before))
+
+        bus.listen(WorldEnded, ended)
+
+
+@contextmanager
+def shared_writes(*, everything: bool = False) -> Iterator[SharedWrites]:
+    """Tell what ranks of the worlds that run inside leave in state that they share; `everything`: caches too.
+
+    Example:
+        >>> with shared_writes() as written:
+        ...     simdist.run(main, world_size=4)
+        >>> written.lines()
+        ['json.encoder.FLOAT_REPR: set', "logging: level of 'root': set"]
+    """
+    with observed_by(SharedWrites(everything=everything)) as written:
+        yield written
+
+
+class _State:
+    """Everything that is compared, by name. Objects are kept, so that no other one can take an identity over."""
+
+    def __init__(self, *, everything: bool) -> None:
+        self._quiet = (lambda name: False) if everything else _quiet
+        self.modules: dict[str, dict[str, Any]] = {}
+        self.contents: dict[str, tuple[Any, Any]] = {}
+        self.classes: dict[type, dict[str, Any]] = {}
+        self.settings = dict(_settings())
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, types.ModuleType) and name != "__main__" and not self._quiet(f"{name}."):
+                self._add_module(name, module)
+
+    def _add_module(self, name: str, module: types.ModuleType) -> None:
+        variables = self.modules[name] = dict(vars(module))
+        for key, value in variables.items():
+            if type(value) in _CONTAINERS and key != "__builtins__":  # `isinstance` would ask some objects
+                self.contents[f"{name}.{key}"] = value, _content(value)
+            elif issubclass(type(value), type) and value.__module__ == name:
+                self.classes[value] = dict(vars(value))
+
+    def since(self, before: _State) -> dict[str, str]:
+        """What is another than before, by name."""
+        return {name: how for name, how in self._changes(before) if not self._quiet(name)}
+
+    def _changes(self, before: _State) -> Iterator[tuple[str, str]]:
+        for name, variables in self.modules.items():
+            if name in before.modules:
+                yield from _differing(f"{name}.", before.modules[name], variables)
+        for name, (thing, content) in self.contents.items():
+            known = before.contents.get(name)
+            if known is not None and known[0] is thing and known[1] != content:
+                yield name, _change_of(known[1], content)
+        for kind, attributes in self.classes.items():
+            if kind in before.classes:
+                yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", before.classes[kind], attributes)
+        for name, value in self.settings.items():
+            if name not in before.settings:
+                continue
+            if before.settings[name] != value:
+                yield name, "set"
+
+
+def _differing(prefix: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in now.items():
+        if key not in before:
+            if not isinstance(value, types.ModuleType):  # a part of a package, imported meanwhile
+                yield prefix + key, "added"
+        elif before[key] is not value and not _alike(before[key], value):
+            yield prefix + key, "set"
+    for key in before:
+        if key not in now:
+            yield prefix + key, "deleted"
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """True for equal numbers and texts, and for what is bound anew at each look."""
+    plain = (int, float, str, bytes, bool, tuple, frozenset, type(None))
+    try:
+        return type(one) is type(other) and isinstance(one, plain) and bool(one == other)
+    except Exception:
+        return False
+
+
+def _content(container: Any) -> Any:
+    if len(container) > _LARGE:
+        return len(container)
+    if isinstance(container, dict):
+        return {key: id(value) for key, value in container.items()}
+    return [id(each) for each in container] if isinstance(container, list) else {id(each) for each in container}
+
+
+def _change_of(before: Any, now: Any) -> str:
+    sizes = [each if isinstance(each, int) else len(each) for each in (before, now)]
+    if sizes[0] == sizes[1]:
+        return "entries replaced"
+    more, fewer = max(0, sizes[1] - sizes[0]), max(0, sizes[0] - sizes[1])
+    return f"{more or fewer} {'entry' if more + fewer == 1 else 'entries'} {'added' if more else 'removed'}"
+
+
+def _settings() -> Iterator[tuple[str, Any]]:
+    import torch
+
+    yield "working folder", _folder()
+    yield "umask", _mask()
+    yield "recursion limit", sys.getrecursionlimit()
+    yield "locale", locale.setlocale(locale.LC_ALL)
+    yield "garbage collector", (gc.isenabled(), gc.get_threshold())
+    yield "sys.path", list(sys.path)
+    yield "sys.meta_path", [id(each) for each in sys.meta_path]
+    yield "sys.path_hooks", [id(each) for each in sys.path_hooks]
+    yield "warnings.filters", list(warnings.filters)
+    yield "trace function", (sys.gettrace() is None, sys.getprofile() is None)
+    yield "torch: default dtype", torch.get_default_dtype()
+    yield "torch: deterministic algorithms", torch.are_deterministic_algorithms_enabled()
+    yield "torch: anomaly detection", torch.is_anomaly_enabled()
+    yield "torch: float32 matmul precision", torch.get_float32_matmul_precision()
+    yield "torch: threads", torch.get_num_threads()
+    yield "torch: mkldnn", torch.backends.mkldnn.enabled
+    manager: Any = logging.root.manager
+    yield "logging: disable", manager.disable
+    yield "logging: class", logging.getLoggerClass()
+    for name, logger in [("root", logging.root), *list(manager.loggerDict.items())]:
+        if isinstance(logger, logging.Logger):
+            yield f"logging: level of {name!r}", logger.level
+            yield f"logging: handlers of {name!r}", [id(each) for each in logger.handlers]
+            yield f"logging: filters of {name!r}", [id(each) for each in logger.filters]
+            yield f"logging: propagation of {name!r}", (logger.propagate, logger.disabled)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return None
+
+
+def _mask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,86 @@
+"""`shared_writes`: what ranks leave where all see it, and the next world too, is named after the run."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import json.encoder
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist import shared_writes
+
+logger = logging.getLogger("tests.left_behind")
+
+
+class Own:
+    """What is put in the place of a function."""
+
+
+# What ranks that share their modules do, and how it is told.
+NAMED: dict[str, tuple[Callable[[], Any], str]] = {
+    "attribute of a module": (lambda: setattr(json, "left", 1), "json.left: added"),
+    "function of a module": (lambda: mock.patch("json.dumps", Own).start(), "json.dumps: set"),
+    "entry of a module's table": (
+        lambda: json.encoder.ESCAPE_DCT.update(x="y"),
+        "json.encoder.ESCAPE_DCT: 1 entry added",
+    ),
+    "attribute of a class": (
+        lambda: setattr(json.JSONEncoder, "item_separator", ";"),
+        "json.encoder.JSONEncoder.item_separator: set",
+    ),
+    "attribute of torch": (lambda: setattr(torch.nn.functional, "left", 1), "torch.nn.functional.left: added"),
+    "class of torch": (lambda: setattr(torch.nn.Linear, "left", 1), "torch.nn.modules.linear.Linear.left: added"),
+    "deleted name": (lambda: delattr(collections, "ChainMap"), "collections.ChainMap: deleted"),
+    "level of a logger": (lambda: logger.setLevel(9), "logging: level of 'tests.left_behind': set"),
+}
+
+
+@contextlib.contextmanager
+def put_back() -> Iterator[None]:
+    """What the test leaves on purpose."""
+    chain, dumps, separator, level = collections.ChainMap, json.dumps, json.JSONEncoder.item_separator, logger.level
+    try:
+        yield
+    finally:
+        collections.ChainMap, json.dumps = chain, dumps  # type: ignore[misc]
+        json.JSONEncoder.item_separator = separator
+        json.encoder.ESCAPE_DCT.pop("x", None)
+        mock.patch.stopall()
+        for owner in (json, torch.nn.functional, torch.nn.Linear):
+            if hasattr(owner, "left"):
+                delattr(owner, "left")
+        logger.setLevel(level)
+
+
+def test_what_ranks_leave_where_all_see_it_is_named() -> None:
+    def body() -> None:
+        for act, _ in NAMED.values():
+            act()
+
+    simdist.run(len, world_size=1, args=("",))  # what the first world imports
+    with put_back(), shared_writes() as written:
+        simdist.run(body, world_size=1).raise_for_failure()
+
+    assert written.lines() == sorted(told for _, told in NAMED.values())
+
+
+def test_an_ordinary_program_leaves_nothing() -> None:
+    def body() -> None:
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+        dist.destroy_process_group()
+
+    simdist.run(body, world_size=2)
+    with shared_writes() as written:
+        simdist.run(body, world_size=2)
+
+    assert written.found == {}
