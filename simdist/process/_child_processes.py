@@ -6,7 +6,8 @@ output. A *forked* child goes on with its parent's generators and modules and ge
 (`_forked`); a *spawned* one, or one of a fork server, begins afresh and is handed what pickle carries over, and with
 modules per rank it imports them for itself.
 
-A child whose parent is gone is an orphan, with pid 1 as its parent, as on a machine.
+A child whose parent is gone is an orphan, with pid 1 as its parent, as on a machine; after thirty virtual seconds it
+is killed, so that a run ends.
 
 In doubt: a forked child shares module globals, closures and what nobody can copy with its parent; under a real fork it
 would have copies of these too.

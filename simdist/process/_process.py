@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal as _signal
 import sys
@@ -17,12 +18,19 @@ if TYPE_CHECKING:
     from simdist.process._descriptor import Descriptor
     from simdist.process._randomness import States
 
-__all__ = ["SimProcess"]
+__all__ = ["ORPHAN_NS", "SimProcess"]
 
 # What does nothing to a process without a handler; 0 only asks whether it is there.
 _HARMLESS = (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT, _signal.SIGSTOP)
 
 Status = Literal["running", "returned", "raised", "exited", "killed"]
+
+
+ORPHAN_NS = 30_000_000_000  # what a machine that is to be used again leaves a process whose parent is gone
+
+
+def _withdraw(timer: Timer, process: SimProcess) -> None:
+    timer.cancel()
 
 
 class SimProcess:
@@ -166,6 +174,11 @@ class SimProcess:
         self.parent_pid = 1
         if self.death_signal and self.running:
             self.signal(self.death_signal)
+        if self.running:
+            # An orphan that nothing ends, as a worker that had not begun to watch for its parent, would go on for ever.
+            simulation = self.simulation
+            end = simulation.call_at(simulation.now_ns + ORPHAN_NS, functools.partial(self.kill, _signal.SIGKILL))
+            self.end_listeners[functools.partial(_withdraw, end)] = None
 
     def run_at_exit(self, print_exception: Callable[[SimProcess, BaseException], None]) -> None:
         """Call what `atexit` was given, the last first. What one raises is printed."""

@@ -336,6 +336,21 @@ def test_an_orphan_sees_that_its_parent_is_gone() -> None:
     assert result.virtual_time_ns == 3_001_000_000
 
 
+def test_an_orphan_that_never_ends_is_killed() -> None:
+    def child() -> None:
+        while True:
+            time.sleep(1)
+
+    def body() -> None:
+        multiprocessing.get_context("fork").Process(target=child, daemon=True).start()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    result = simdist.run(body, world_size=2)
+
+    assert [rank.exit_code for rank in result.ranks] == [-9, -9]
+    assert result.virtual_time_ns == 30_000_000_000
+
+
 def test_a_deadlock_between_processes_names_them() -> None:
     def child(lock: Any, pipe: Any) -> None:
         with lock:
