@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import inspect
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from simdist.errors import RunFailedError, SimdistError
@@ -86,11 +88,13 @@ def _on_ranks(item: Any, worlds: Worlds) -> Any:
 
 @contextlib.contextmanager
 def default_group(settings: Settings, *, wanted: bool) -> Iterator[None]:
-    """On a rank: the default group is there while the test's code runs, if it is wanted."""
+    """On a rank: the default group is there while the test's code runs, if it is wanted; over NCCL with a device."""
     if not wanted:
         yield
         return
     timeout = None if settings.timeout is None else datetime.timedelta(microseconds=settings.timeout / 1000)
+    if settings.backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # without which all ranks would take the first
     dist.init_process_group(settings.backend, timeout=timeout)
     try:
         yield

@@ -264,6 +264,14 @@ def test_passes_after_a_restart() -> None:
     assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
 
 
+@pytest.mark.simdist(world_size=2, backend="nccl")
+def test_passes_over_nccl_on_a_device_for_each_rank(rank: int) -> None:
+    tensor = torch.full((1,), float(rank), device="cuda")
+    dist.all_reduce(tensor)
+    assert tensor.device.index == rank
+    assert tensor.item() == 1
+
+
 @pytest.mark.simdist(cluster=lambda size: simdist.cluster.build(size, hosts=size))
 def test_passes_on_a_cluster() -> None:
     assert os.environ["LOCAL_RANK"] == "0"
