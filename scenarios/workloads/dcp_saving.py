@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.fsdp import fully_shard
 
 import simdist
@@ -17,6 +19,15 @@ import simdist
 __all__ = ["train"]
 
 dcp: Any = checkpoint  # which does not say that it exports what it does
+
+
+class Writer(FileSystemWriter):
+    """DCP's own, but for what it tells the other ranks: not the whole path, which is another one in each run."""
+
+    def storage_meta(self) -> StorageMeta | None:
+        """The name of the checkpoint."""
+        meta = super().storage_meta()
+        return None if meta is None else StorageMeta(checkpoint_id=Path(str(self.path)).name, save_id=meta.save_id)
 
 
 def train(
@@ -47,11 +58,11 @@ def train(
         path = Path(folder) / ("checkpoint" if same_folder else f"checkpoint{step}")
         state = {"weight": net.weight, "step": step + 1}
         if in_background:
-            pending = dcp.async_save(state, checkpoint_id=path)
+            pending = dcp.async_save(state, storage_writer=Writer(path), checkpoint_id=path)
         elif sync:
             _save_synced(state, path)
         else:
-            dcp.save(state, checkpoint_id=path)
+            dcp.save(state, storage_writer=Writer(path), checkpoint_id=path)
     if pending is not None:
         pending.result()
     weight: Any = net.weight
@@ -72,7 +83,7 @@ def _load(folder: Path, net: torch.nn.Module) -> int:
 def _save_synced(state: dict[str, Any], path: Path) -> None:
     """What DCP 2.13 leaves to its user: bring the metadata and all names to the disk, and only then use the name."""
     unfinished = path.with_suffix(".unfinished")
-    dcp.save(state, checkpoint_id=unfinished)
+    dcp.save(state, storage_writer=Writer(unfinished), checkpoint_id=unfinished)
     if dist.get_rank() == 0:
         for each in (unfinished / ".metadata", unfinished):
             _sync(each)
