@@ -129,10 +129,12 @@ def shared_writes(*, everything: bool = False) -> Iterator[SharedWrites]:
     """Tell what ranks of the worlds that run inside leave in state that they share; `everything`: caches too.
 
     Example:
-        >>> with shared_writes() as written:
-        ...     simdist.run(main, world_size=4)
+        >>> import json
+        >>> with simdist.shared_writes() as written:
+        ...     result = simdist.run(lambda: setattr(json, "dialect", "loose"), world_size=2)
+        >>> del json.dialect
         >>> written.lines()
-        ['json.encoder.FLOAT_REPR: set', "logging: level of 'root': set"]
+        ['json.dialect: added']
     """
     with observed_by(SharedWrites(everything=everything)) as written:
         yield written
