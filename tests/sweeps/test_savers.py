@@ -1,39 +1,50 @@
-"""The ways to keep a checkpoint that are examples: a sweep finds what is wrong with each, and nothing in its twin."""
+"""The ways to keep a checkpoint that are examples: each is lost to the crash that it should, and its twin is not."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scenarios.workloads.savers import BROKEN
-from simdist.scenario import load
-from simdist.sweeps import Strike, SweepReport, sweep_plan
+from simdist.faults import Crash, Fault, HostCrash
+from simdist.scenario import Plan, fault_text, load, run_scenario
+from simdist.sweeps import STRIKES, sweep_plan
 
 SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "sweep_savers.toml")
 THREADED = ("live_tensors", "copied")  # they save while the next step is under way
 
-# What has to happen for the way to fail, and what is then told.
-FOUND: dict[str, tuple[Strike, str, str]] = {
-    "in_place": ("rank", "rank 0 died before write of last.pt", "raised EOFError"),
-    "no_fsync": ("all", "after rename of last.tmp0 to last.pt", "last.pt is empty, of "),
-    "no_folder_fsync": ("all", "after rename of last.tmp0 to last.pt", "last.pt is not there"),
-    "no_optimizer": ("rank", "rank 0 died before fsync_dir of the disk", "final values equal: no"),
-    "no_scaler": ("rank", "rank 0 died before fsync_dir of the disk", "final values equal: no"),
-    "no_generator": ("rank", "rank 0 died before fsync_dir of the disk", "final values equal: no"),
-    "no_sampler": ("rank", "rank 0 died before fsync_dir of the disk", "final values equal: no"),
-    "step_apart": ("rank", "rank 0 died before fsync_dir of the disk", "final values equal: no"),
-    "removed_first": ("rank", "rank 0 died before create of last.tmp0", "1 step was lost to a restart, at most 0"),
-    "latest_first": ("rank", "rank 1 died before create of step1-rank1.tmp1", "raised FileNotFoundError"),
-    "live_tensors": ("rank", "rank 0 died before fsync_dir of the disk", "final values equal: no"),
+_NO_POWER: dict[str, Any] = {"rank": 0, "all_hosts": True, "down_ns": 1_000_000_000}
+_SAVED = Crash(rank=0, op="fsync_dir", nth=1)  # the first checkpoint has its name
+# The crash, the expectation that it breaks, and what is told of it.
+FOUND: dict[str, tuple[Fault, str, str]] = {
+    "in_place": (Crash(rank=0, op="write", nth=1), "outcomes", "raised EOFError"),
+    "no_fsync": (
+        HostCrash(op="rename", when="after", outcome=0, **_NO_POWER),
+        "outcomes",
+        "raised EOFError",
+    ),
+    "no_folder_fsync": (HostCrash(at_step=1, outcome=1, **_NO_POWER), "max_steps_lost", "1 step was lost"),
+    "no_optimizer": (_SAVED, "same_as_without_faults", "['weights']"),
+    "no_scaler": (_SAVED, "same_as_without_faults", "['weights']"),
+    "no_generator": (_SAVED, "same_as_without_faults", "['weights']"),
+    "no_sampler": (_SAVED, "same_as_without_faults", "['weights']"),
+    "step_apart": (_SAVED, "same_as_without_faults", "['weights']"),
+    "removed_first": (Crash(rank=0, at_step=1, op="create", nth=1), "max_steps_lost", "1 step was lost"),
+    "latest_first": (Crash(rank=1, op="create", nth=1), "outcomes", "rank 1 raised FileNotFoundError"),
+    "live_tensors": (Crash(rank=0, op="fsync_dir", nth=2), "same_as_without_faults", "['weights']"),
 }
 
 
-def _sweep(way: str, strikes: tuple[Strike, ...], outcomes: int, limit: int | None = None) -> SweepReport:
-    overrides = [f"workload.kwargs.way={way}", f"workload.kwargs.steps={3 if way == 'no_scaler' else 2}"]
-    if way in THREADED:
-        overrides.append("expect.max_steps_lost=1")
-    return sweep_plan(load(SCENARIO, overrides=overrides), strikes=strikes, workers=1, outcomes=outcomes, limit=limit)
+def _plan(way: str, *overrides: str) -> Plan:
+    lost = ["expect.max_steps_lost=1"] if way in THREADED else []
+    return load(SCENARIO, overrides=[f"workload.kwargs.way={way}", "workload.kwargs.steps=3", *lost, *overrides])
+
+
+def _failed(way: str, fault: Fault) -> dict[str, str]:
+    report = run_scenario(_plan(way, f"faults=[{fault_text(fault)}]"))
+    return {verdict.name: verdict.evidence for verdict in report.verdicts if not verdict.ok}
 
 
 def test_every_broken_way_is_looked_at() -> None:
@@ -41,19 +52,23 @@ def test_every_broken_way_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("way", BROKEN)
-def test_what_is_wrong_with_a_way_is_found(way: str) -> None:
-    strike, moment, said = FOUND[way]
+def test_a_crash_shows_what_is_wrong_with_a_way(way: str) -> None:
+    fault, name, said = FOUND[way]
 
-    report = _sweep(way, (strike,), outcomes=2)
+    assert said in _failed(way, fault)[name]
 
-    assert report.wrong == ()
-    assert [each.account for each in report.failures if moment in each.account and said in each.account]
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_the_repaired_twin_comes_back_from_the_same_crash(way: str) -> None:
+    fault, _, _ = FOUND[way]
+
+    assert _failed(BROKEN[way], fault) == {}
 
 
 @pytest.mark.parametrize("way", sorted(set(BROKEN.values())))
-def test_a_repaired_way_survives_every_crash(way: str) -> None:
-    report = _sweep(way, ("rank", "host", "all"), outcomes=3, limit=24)
+def test_a_repaired_way_comes_back_from_crashes_all_over_the_run(way: str) -> None:
+    report = sweep_plan(_plan(way), strikes=STRIKES, outcomes=3, limit=12, workers=1)
 
     assert report.wrong == ()
     assert [each.account for each in report.failures] == []
-    assert len(report.cases) == 24
+    assert len(report.cases) == 12
