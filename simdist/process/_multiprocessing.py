@@ -129,6 +129,9 @@ def _separate() -> SimProcess | None:
     if _SLOT not in runtime.extras:
         runtime.extras[_SLOT] = {}
         runtime.separate(_SLOT)
+        runtime.patches.redirect(_FROM_THEN_ON)
+        runtime.patches.wrap(resource_sharer, "DupFd", _duplicate)
+        runtime.patches.replace(synchronize.SemLock, "_rand", _NAMES)
     known = runtime.extras[_SLOT]
     if process not in known:
         known[process] = None
@@ -311,31 +314,45 @@ _SOCKETS = refused(
     "multiprocessing.connection.Listener and Client are not simulated: they wait on sockets; multiprocessing.Pipe is"
 )
 _connection: Any = connection
-_MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
-    (processes.BaseProcess, "__init__", _separating),
-    (context.DefaultContext, "set_start_method", _separating),
-    (processes, "active_children", _separating),
-    (util.Finalize, "__init__", _separating),
-    (popen_fork.Popen, "_launch", _launching(launch_forked)),
-    (popen_spawn_posix.Popen, "_launch", _launching(launch_spawned)),
-    (popen_spawn_posix.Popen, "duplicate_for_child", _duplicate_for_child),
-    (popen_forkserver.Popen, "_launch", _launching(launch_spawned)),
-    (popen_forkserver.Popen, "duplicate_for_child", _duplicate_for_child),
-    (popen_forkserver.Popen, "poll", _poll),
-    (vars(popen_forkserver)["_DupFd"], "detach", _detach),
-    (os, "waitpid", _waitpid),
-    (os, "wait", _wait),
-    (connection, "Pipe", _pipe),
-    (connection, "rebuild_connection", _rebuild_connection),
-    (connection, "Client", _SOCKETS),
-    (connection.Listener, "__init__", _SOCKETS),
-    (synchronize.SemLock, "__init__", _init_lock),
-    (synchronize.SemLock, "__getstate__", _get_lock_state),
-    (synchronize.SemLock, "__setstate__", _set_lock_state),
-    (util, "_close_stdin", _of_host_alone),
-    (resource_tracker.ResourceTracker, "ensure_running", _of_host_alone),
-    (resource_tracker.ResourceTracker, "_send", _of_host_alone),
-]
+_Made = tuple[tuple[Any, str, Callable[[Any], Any]], ...]
+
+
+def _replacements(made: _Made) -> tuple[Replacement, ...]:
+    return tuple(Replacement(owner, name, make) for owner, name, make in made if hasattr(owner, name))
+
+
+# With one of these a rank begins; most worlds never come to the others.
+_BEGINNINGS = _replacements(
+    (
+        (processes.BaseProcess, "__init__", _separating),
+        (context.DefaultContext, "set_start_method", _separating),
+        (processes, "active_children", _separating),
+        (util.Finalize, "__init__", _separating),
+        (connection, "Pipe", _pipe),
+        (connection, "Client", _SOCKETS),
+        (connection.Listener, "__init__", _SOCKETS),
+        (synchronize.SemLock, "__init__", _init_lock),
+    )
+)
+_FROM_THEN_ON = _replacements(
+    (
+        (popen_fork.Popen, "_launch", _launching(launch_forked)),
+        (popen_spawn_posix.Popen, "_launch", _launching(launch_spawned)),
+        (popen_spawn_posix.Popen, "duplicate_for_child", _duplicate_for_child),
+        (popen_forkserver.Popen, "_launch", _launching(launch_spawned)),
+        (popen_forkserver.Popen, "duplicate_for_child", _duplicate_for_child),
+        (popen_forkserver.Popen, "poll", _poll),
+        (vars(popen_forkserver)["_DupFd"], "detach", _detach),
+        (os, "waitpid", _waitpid),
+        (os, "wait", _wait),
+        (connection, "rebuild_connection", _rebuild_connection),
+        (synchronize.SemLock, "__getstate__", _get_lock_state),
+        (synchronize.SemLock, "__setstate__", _set_lock_state),
+        (util, "_close_stdin", _of_host_alone),
+        (resource_tracker.ResourceTracker, "ensure_running", _of_host_alone),
+        (resource_tracker.ResourceTracker, "_send", _of_host_alone),
+    )
+)
 
 
 class _Names:
@@ -350,11 +367,8 @@ class _Names:
 
 
 _NAMES = _Names()
-_REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))
 
 
 def install(patches: Patches) -> None:
     """Let ranks start processes."""
-    patches.redirect(_REPLACEMENTS)
-    patches.wrap(resource_sharer, "DupFd", _duplicate)
-    patches.replace(synchronize.SemLock, "_rand", _NAMES)
+    patches.redirect(_BEGINNINGS)
