@@ -6,6 +6,7 @@ Tests of real processes and real time (`real_plugin.py`) are free of the guards.
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import socket
 import sys
@@ -72,6 +73,7 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         _guarding = False
+        gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
     # A thread has a few instructions left after it has told that its work is done.
     patience = threading.Event()
     for _ in range(3000):

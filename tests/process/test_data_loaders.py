@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -177,3 +179,21 @@ def test_real_workers_do_all_that(method: str) -> None:
     assert answers.get() == [[0, 2], [1, 3], [4, 6], [5]]
     assert answers.get() == list(FAILURES.values())
     runner.join()
+
+
+def test_an_iterator_that_outlives_its_world_is_collected_without_a_word() -> None:
+    kept: list[Any] = []
+
+    def main() -> None:
+        iterator = iter(DataLoader(Drawing(), batch_size=2, num_workers=1))
+        next(iterator)
+        kept.append(iterator)
+
+    simdist.run(main, world_size=2).raise_for_failure()
+    with pytest.MonkeyPatch.context() as patch:
+        complaints: list[object] = []
+        patch.setattr(sys, "unraisablehook", complaints.append)
+        kept.clear()
+        gc.collect()
+
+    assert complaints == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ _LARGE_BYTES = 1 << 20
 _FIRST_PORT = 50_000  # of those that torch's `get_free_port` gives a rank
 _EXECUTOR = "torch.distributed.checkpoint._async_process_executor"
 _watched: dict[tuple[SimProcess, int], dict[int, SimProcess]] = {}  # by process and loader
+_iterators: list[weakref.ref[Any]] = []  # of loaders, each with workers
 _spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
 _worker: Any = worker
 _handling: Any = signal_handling
@@ -38,7 +40,17 @@ def install(patches: Patches) -> None:
         patches.wrap(_handling, name, make)
     patches.wrap(_spawn, "_prctl_pr_set_pdeathsig", _death_signal)
     patches.redirect(_REPLACEMENTS)
-    patches.on_undo(_watched.clear)
+    patches.on_undo(_forget)
+
+
+def _forget() -> None:
+    """Nobody's workers are left: an iterator that is collected later has nothing to shut down."""
+    _watched.clear()
+    for reference in _iterators:
+        iterator = reference()
+        if iterator is not None:
+            iterator._shutdown = True
+    _iterators.clear()
 
 
 def separate_workers() -> None:
@@ -97,6 +109,9 @@ def _set_pids(original: Callable[..., None]) -> Callable[..., None]:
         if process is None:
             original(loader, pids)
             return
+        iterator = sys._getframe(1).f_locals.get("self")
+        if iterator is not None and id(iterator) == loader:
+            _iterators.append(weakref.ref(iterator))
         children = dict(process.children)
         _watched[process, loader] = {pid: children[pid] for pid in pids if pid in children}
 
