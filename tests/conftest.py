@@ -137,3 +137,13 @@ def _sockets() -> list[str]:
         except OSError:  # the one that iterdir itself had open
             continue
     return sorted(link for link in links if link.startswith("socket:"))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worlds of the test take a loop for endless after a tenth of the turns: what it is told then is the same."""
+    from simdist.kernel import Simulation
+
+    begin: Any = Simulation.__init__
+    defaults: dict[str, Any] = begin.__kwdefaults__
+    monkeypatch.setitem(defaults, "idle_turns", defaults["idle_turns"] // 10)

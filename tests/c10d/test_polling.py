@@ -100,6 +100,7 @@ def opened_store() -> Any:
     return stores.FileStore("meeting")
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("ask", "pause_s"), [("queue_len", 0), ("get", 0), ("num_keys", 0.001), ("list_keys", 0.001)])
 def test_a_rank_that_asks_a_store_for_ever_is_told_so(ask: str, pause_s: float) -> None:
     def body() -> None:
