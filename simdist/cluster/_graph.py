@@ -140,7 +140,8 @@ class Cluster:
             problems.append(f"{len(self.ports)} ports for {len(self.placement)} ranks; there is one for each, or none")
         if self.devices_per_host == "ranks":
             problems += [
-                f"{host} has {count} ranks, and a device for each would be too many; the most is {MOST_DEVICES}"
+                f"{host} has {count} ranks, and a device for each would be too many; the most is {MOST_DEVICES}, "
+                f"so spread them over {-(-count // MOST_DEVICES)} hosts or more, or share fewer devices"
                 for host, count in Counter(self.placement).items()
                 if count > MOST_DEVICES
             ]

@@ -163,7 +163,11 @@ def test_a_cuda_build_keeps_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> 
         ({"devices_per_host": -1}, "devices_per_host: -1 is too small; the least is 0"),
         ({"devices_per_host": "rank"}, "'rank' is no number; expected one, or 'ranks'; did you mean 'ranks'?"),
         ({"device_memory_bytes": 0}, "device_memory_bytes: 0 is too small; the least is 1"),
-        ({"devices_per_host": "ranks"}, "host0 has 9 ranks, and a device for each would be too many; the most is 8"),
+        (
+            {"devices_per_host": "ranks"},
+            "host0 has 9 ranks, and a device for each would be too many; the most is 8, so spread them over 2 hosts or "
+            "more, or share fewer devices",
+        ),
     ],
 )
 def test_what_is_no_number_of_devices_is_told(settings: Any, problem: str) -> None:
