@@ -628,10 +628,14 @@ def _is_wrapper(group: Any) -> bool:
 
 
 def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
-    places = list(inspect.signature(original).parameters)
+    parameters = inspect.signature(original).parameters
+    places = {name: place for place, name in enumerate(parameters)}
 
     def given(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs[name] if name in kwargs else args[places.index(name)]
+        if name in kwargs:
+            return kwargs[name]
+        place = places[name]
+        return args[place] if place < len(args) else parameters[name].default
 
     def helper(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
@@ -642,10 +646,8 @@ def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
         state: RankState = process.torch_state
         state.group_in_making = str(given("group_name", args, kwargs))
         state.ranks_in_making = list(given("global_ranks_in_group", args, kwargs))
-        passed = inspect.signature(original).bind(*args, **kwargs).arguments
-        state.making = _Making(
-            passed.get("timeout"), passed.get("backend_options"), passed.get("device_id"), _parts(backend)
-        )
+        timeout, options, device = (given(name, args, kwargs) for name in ("timeout", "backend_options", "device_id"))
+        state.making = _Making(timeout, options, device, _parts(backend))
         try:
             return original(*args, **kwargs)
         finally:

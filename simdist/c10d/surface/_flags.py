@@ -9,7 +9,6 @@ In doubt: switches that belong to a GPU's libraries are kept apart like all othe
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -66,7 +65,9 @@ _WRITERS = (
     *((_weights_only_unpickler, name) for name in ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals")),
     *((_modules, name) for name in vars(_modules) if name.startswith("register_module_")),
 )
-_HOOKS = tuple(name for name in vars(_modules) if name.startswith("_global_"))
+_of_modules = vars(_modules)
+_HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
+_NONE: dict[int, Any] = {}  # hooks, as hardly any program has them
 _State = tuple[Any, ...]
 
 
@@ -75,6 +76,12 @@ def _read(get: Any) -> Any:
         return get()
     except RuntimeError:  # torch 2.13 on a precision that was set in two ways at once
         return None
+
+
+def _held(hooks: Any) -> Any:
+    if not isinstance(hooks, dict):
+        return hooks  # a switch beside them
+    return dict(hooks) if hooks else _NONE
 
 
 def remember() -> _State:
@@ -86,7 +93,7 @@ def remember() -> _State:
         dict(vars(_tensor_str.PRINT_OPTS)),
         _sharing.get_sharing_strategy(),
         set(_weights_only_unpickler._marked_safe_globals_set),
-        [copy.copy(getattr(_modules, name)) for name in _HOOKS],
+        [_held(_of_modules[name]) for name in _HOOKS],
     )
 
 
@@ -108,13 +115,14 @@ def restore(state: _State) -> None:
         known.clear()
         known.update(safe)
     for name, was in zip(_HOOKS, hooks, strict=True):
-        now = getattr(_modules, name)
-        if now != was:
-            if isinstance(now, dict):  # in place: a handle that removes a hook holds on to the dictionary
-                now.clear()
-                now.update(was)
-            else:
-                setattr(_modules, name, was)
+        now = _of_modules[name]
+        if now is was or _held(now) == was:
+            continue
+        if isinstance(now, dict):  # in place: a handle that removes a hook holds on to the dictionary
+            now.clear()
+            now.update(was)
+        else:
+            _of_modules[name] = was
 
 
 _REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, remember, restore))
