@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simdist import cluster, faults, storage
-    from simdist._left_behind import shared_writes
+    from simdist._shared_writes import shared_writes
     from simdist.api import point, run, spawn, step
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
@@ -60,7 +60,7 @@ _HOMES = {
     "check_determinism": "simdist.determinism",
     "point": "simdist.api",
     "run": "simdist.api",
-    "shared_writes": "simdist._left_behind",
+    "shared_writes": "simdist._shared_writes",
     "spawn": "simdist.api",
     "step": "simdist.api",
     "sweep": "simdist.sweeps",

@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "_settings": {"errors", "values", "cluster", "storage", "faults"},
     "_replay": {"values", "cluster", "faults"},
     "_observer": {"result", "kernel"},
-    "_left_behind": {"kernel", "_observer", "torch"},
+    "_shared_writes": {"kernel", "_observer", "torch"},
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
         "errors",
@@ -173,12 +173,12 @@ LAYERS: dict[str, set[str]] = {
         "trace",
         "hardware",
         "determinism",
-        "_left_behind",
+        "_shared_writes",
         "_observer",
         "click",
         "rich",
     },
-    "__init__": {"errors", "result", "cluster", "storage", "faults", "api", "determinism", "sweeps", "_left_behind"},
+    "__init__": {"errors", "result", "cluster", "storage", "faults", "api", "determinism", "sweeps", "_shared_writes"},
     "__main__": {"cli"},
 }
 LIBRARIES = {"click", "matplotlib", "networkx", "numpy", "pydantic", "pytest", "rich", "simpy", "sklearn", "torch"}

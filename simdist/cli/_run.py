@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist._left_behind import shared_writes
 from simdist._observer import observed_by
+from simdist._shared_writes import shared_writes
 from simdist.cli._console import page
 from simdist.cli._outputs import output_problems, shown_path, told, write_bytes, write_text
 from simdist.cli._progress import LiveLine

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import simdist
 from simdist import shared_writes
 
-logger = logging.getLogger("tests.left_behind")
+logger = logging.getLogger("tests.shared_writes")
 
 
 class Own:
@@ -39,7 +39,7 @@ NAMED: dict[str, tuple[Callable[[], Any], str]] = {
     "attribute of torch": (lambda: setattr(torch.nn.functional, "left", 1), "torch.nn.functional.left: added"),
     "class of torch": (lambda: setattr(torch.nn.Linear, "left", 1), "torch.nn.modules.linear.Linear.left: added"),
     "deleted name": (lambda: delattr(collections, "ChainMap"), "collections.ChainMap: deleted"),
-    "level of a logger": (lambda: logger.setLevel(9), "logging: level of 'tests.left_behind': set"),
+    "level of a logger": (lambda: logger.setLevel(9), "logging: level of 'tests.shared_writes': set"),
 }
 
 
