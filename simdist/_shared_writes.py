@@ -4,8 +4,8 @@ Ranks live in one process. What is known to belong to one rank is each rank's ow
 that a rank writes, the next rank reads, and the next world too. `shared_writes` names it.
 
 Looked at are the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
-loggers, and the interpreter's own settings. Not told are what the import of a module leaves, and what is a cache
-(`_HARMLESS`, each with its reason).
+loggers, and settings that a world does not put back itself. Not told are what the import of a module leaves, and what
+is a cache (`_HARMLESS`, each with its reason).
 
 In doubt: a write that is taken back before the world ends is not seen, and neither is one inside an object that is no
 module, class or container of a module.
@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import locale
 import logging
-import os
 import re
 import sys
 import types
@@ -44,7 +42,7 @@ _HARMLESS: tuple[tuple[str, str], ...] = (
         r"(linecache|tokenize|re|_sre|sre_parse|functools|abc|typing|copyreg|inspect|dis|ast|token)\.",
         "caches of Python",
     ),
-    (r"(weakref|_weakrefset|importlib|zipimport|pkgutil|sysconfig|site|encodings|codecs|string)\b", "caches of Python"),
+    (r"(weakref|_weakrefset|importlib|zipimport|pkgutil|sysconfig|site|encodings|codecs)\b", "caches of Python"),
     (r"(threading|_thread|queue|concurrent|multiprocessing|asyncio|selectors|subprocess|signal|select)\b", "per rank"),
     (r"(logging\._handlers|logging\._handlerList|logging\.Logger\.manager)", "found in the loggers themselves"),
     (r"numpy\._core\.overrides\.ARRAY_FUNCTIONS$", "what has been imported"),
@@ -221,43 +219,13 @@ def _change_of(before: Any, now: Any) -> str:
 
 
 def _settings() -> Iterator[tuple[str, Any]]:
-    import torch
-
-    yield "working folder", _folder()
-    yield "umask", _mask()
-    yield "recursion limit", sys.getrecursionlimit()
-    yield "locale", locale.setlocale(locale.LC_ALL)
-    yield "garbage collector", (gc.isenabled(), gc.get_threshold())
-    yield "sys.path", list(sys.path)
-    yield "sys.meta_path", [id(each) for each in sys.meta_path]
-    yield "sys.path_hooks", [id(each) for each in sys.path_hooks]
+    """Those that a world neither keeps apart nor puts back where ranks share their modules."""
     yield "warnings.filters", list(warnings.filters)
     yield "trace function", (sys.gettrace() is None, sys.getprofile() is None)
-    yield "torch: default dtype", torch.get_default_dtype()
-    yield "torch: deterministic algorithms", torch.are_deterministic_algorithms_enabled()
-    yield "torch: anomaly detection", torch.is_anomaly_enabled()
-    yield "torch: float32 matmul precision", torch.get_float32_matmul_precision()
-    yield "torch: threads", torch.get_num_threads()
-    yield "torch: mkldnn", torch.backends.mkldnn.enabled
     manager: Any = logging.root.manager
-    yield "logging: disable", manager.disable
-    yield "logging: class", logging.getLoggerClass()
     for name, logger in [("root", logging.root), *list(manager.loggerDict.items())]:
         if isinstance(logger, logging.Logger):
             yield f"logging: level of {name!r}", logger.level
             yield f"logging: handlers of {name!r}", [id(each) for each in logger.handlers]
             yield f"logging: filters of {name!r}", [id(each) for each in logger.filters]
             yield f"logging: propagation of {name!r}", (logger.propagate, logger.disabled)
-
-
-def _folder() -> str | None:
-    try:
-        return os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:
-        return None
-
-
-def _mask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

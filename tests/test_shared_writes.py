@@ -7,6 +7,7 @@ import contextlib
 import json
 import json.encoder
 import logging
+import string
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ class Own:
 # What ranks that share their modules do, and how it is told.
 NAMED: dict[str, tuple[Callable[[], Any], str]] = {
     "attribute of a module": (lambda: setattr(json, "left", 1), "json.left: added"),
+    "attribute of a module of constants": (lambda: setattr(string, "left", 1), "string.left: added"),
     "function of a module": (lambda: mock.patch("json.dumps", Own).start(), "json.dumps: set"),
     "entry of a module's table": (
         lambda: json.encoder.ESCAPE_DCT.update(x="y"),
@@ -54,7 +56,7 @@ def put_back() -> Iterator[None]:
         json.JSONEncoder.item_separator = separator
         json.encoder.ESCAPE_DCT.pop("x", None)
         mock.patch.stopall()
-        for owner in (json, torch.nn.functional, torch.nn.Linear):
+        for owner in (json, string, torch.nn.functional, torch.nn.Linear):
             if hasattr(owner, "left"):
                 delattr(owner, "left")
         logger.setLevel(level)
