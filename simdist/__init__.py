@@ -72,7 +72,8 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"simdist.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)  # from now on nobody asks here
+    return found
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from simdist._agent import GRACE_NS, MONITOR_NS, Agent
 from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
-from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen
+from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen_steps
 from simdist.cluster import Cluster, Host, Network, build
 from simdist.device import DeviceState, explain_absence
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
@@ -99,7 +99,7 @@ def _one_host(world_size: int) -> Cluster:
 
 def _prepare_thread(process: SimProcess) -> None:
     """What torch keeps for each thread, and has to be as in a process of one core."""
-    torch.autograd.set_multithreading_enabled(False)
+    torch._C._set_multithreading_enabled(False)  # as `torch.autograd.set_multithreading_enabled` does
     torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
 
 
@@ -127,7 +127,7 @@ class World:
             progress=spec.progress,
         )
         network.clock = self._simulation
-        self._simulation.wrap_steps(unseen)
+        self._simulation.wrap_steps(unseen_steps)
         self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed)
         self._epoch_ns = (spec.start_time - _EPOCH) // _MICROSECOND * 1000
         for observer in observers():

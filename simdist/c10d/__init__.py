@@ -12,7 +12,7 @@ from simdist.c10d.engine import Backend, Done, Flow
 from simdist.c10d.surface import Operation
 from simdist.c10d.surface._events import MessageRead, OperationAdmitted, OperationCalled, PayloadSampled, StoreRequested
 from simdist.c10d.surface._generators import torch_generator
-from simdist.c10d.surface._modes import unseen
+from simdist.c10d.surface._modes import unseen_steps
 from simdist.c10d.surface._store import StoreServer
 from simdist.c10d.surface._tcp_store import host_server
 from simdist.c10d.watch._strict import problems_at_end
@@ -36,5 +36,5 @@ __all__ = [
     "host_server",
     "problems_at_end",
     "torch_generator",
-    "unseen",
+    "unseen_steps",
 ]

@@ -53,7 +53,13 @@ from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
 from simdist.c10d.surface._compiled import CompiledCode
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._host_stores import is_hosts, refusal
-from simdist.c10d.surface._identity import Device, GroupOptions, create_default_device, create_device
+from simdist.c10d.surface._identity import (
+    Device,
+    GroupOptions,
+    create_default_device,
+    create_device,
+    lazy_by_default,
+)
 from simdist.c10d.surface._rank_world import RankWorld, WorldPerThread
 from simdist.c10d.surface._store import SimPrefixStore, SimStore, StoreServer
 from simdist.c10d.surface._work import SimFuture
@@ -224,6 +230,38 @@ def _gloo_class(real: Any) -> Any:
     return gloo
 
 
+def _install_makers(patches: Patches) -> None:
+    """Replace the names that make stores and groups."""
+    stores = {name: _dispatching(name, getattr(dist, name), SimStore, make) for name, make in _STORES.items()}
+    stores["PrefixStore"] = _dispatching("PrefixStore", _c.PrefixStore, SimPrefixStore, _prefix_store)
+    for module in (dist, c10d, _rendezvous):
+        for name, replacement in stores.items():
+            if hasattr(module, name):
+                patches.replace(module, name, replacement)
+    gloo = _gloo_class(c10d.ProcessGroupGloo)
+    patches.replace(c10d, "ProcessGroupGloo", gloo)
+    if hasattr(dist, "ProcessGroupGloo"):
+        patches.replace(dist, "ProcessGroupGloo", gloo)
+    wrapper = _dispatching(
+        "_ProcessGroupWrapper", _registry._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup
+    )
+    for module in (c10d, _registry):
+        patches.replace(module, "_ProcessGroupWrapper", wrapper)
+    patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
+    patches.wrap(c10d, "_object_to_tensor", with_zero_padding)
+
+
+_ALWAYS = (
+    _install_makers,
+    _host_stores.install,
+    _profiling.install,
+    _flight_record.install,
+    _replacements.install,
+    _generators.install,
+    _workers.install,
+)
+
+
 class TorchState:
     """Installs the replacements, and swaps states.
 
@@ -281,35 +319,13 @@ class TorchState:
         _registry._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(c10d._world))
         self._patches.replace(c10d, "_backend", c10d._backend)  # torch writes it, and nobody reads it
-        stores = {name: _dispatching(name, getattr(dist, name), SimStore, make) for name, make in _STORES.items()}
-        stores["PrefixStore"] = _dispatching("PrefixStore", _c.PrefixStore, SimPrefixStore, _prefix_store)
-        _host_stores.install(self._patches)
-        for module in (dist, c10d, _rendezvous):
-            for name, replacement in stores.items():
-                if hasattr(module, name):
-                    self._patches.replace(module, name, replacement)
-        gloo = _gloo_class(c10d.ProcessGroupGloo)
-        self._patches.replace(c10d, "ProcessGroupGloo", gloo)
-        if hasattr(dist, "ProcessGroupGloo"):
-            self._patches.replace(dist, "ProcessGroupGloo", gloo)
-        wrapper = _dispatching(
-            "_ProcessGroupWrapper", _registry._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup
-        )
-        for module in (c10d, _registry):
-            self._patches.replace(module, "_ProcessGroupWrapper", wrapper)
-        self._patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
-        self._patches.replace(c10d, "_object_to_tensor", with_zero_padding(c10d._object_to_tensor))
+        self._patches.install(_ALWAYS)
         self._backends.install(self._patches, _make_sim_group, default=self._backend)
         from_environment = self._set_debug_level_from_env(_registry.set_debug_level_from_env)
         for module in (dist, _registry):
             self._patches.replace(module, "set_debug_level", self._set_debug_level)
             self._patches.replace(module, "set_debug_level_from_env", from_environment)
-        _profiling.install(self._patches)
-        _flight_record.install(self._patches)
-        _replacements.install(self._patches)
         _meshes.install(self._patches)
-        _generators.install(self._patches)
-        _workers.install(self._patches)
         self._compiled.install(self._patches)
         if self._has_devices:
             from simdist.c10d import _nccl_names
@@ -425,7 +441,7 @@ class TorchState:
         assert process is not None
         limit_ns = round(timeout.total_seconds() * 1e9)
         devices = () if options is None else options._devices
-        lazy = any(device.lazy for device in devices or [Device()])
+        lazy = any(device.lazy for device in devices) if devices else lazy_by_default(process)
         ranks: Sequence[int] = process.torch_state.ranks_in_making
         if not ranks and size == self._network.cluster.world_size:
             ranks = range(size)
@@ -629,25 +645,20 @@ def _is_wrapper(group: Any) -> bool:
 
 def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
     parameters = inspect.signature(original).parameters
-    places = {name: place for place, name in enumerate(parameters)}
-
-    def given(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if name in kwargs:
-            return kwargs[name]
-        place = places[name]
-        return args[place] if place < len(args) else parameters[name].default
+    names = tuple(parameters)
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
 
     def helper(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
         if process is None or process.torch_state is None:
             return original(*args, **kwargs)
-        backend = given("backend", args, kwargs)
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        backend = given["backend"]
         _require_built_in(backend)
         state: RankState = process.torch_state
-        state.group_in_making = str(given("group_name", args, kwargs))
-        state.ranks_in_making = list(given("global_ranks_in_group", args, kwargs))
-        timeout, options, device = (given(name, args, kwargs) for name in ("timeout", "backend_options", "device_id"))
-        state.making = _Making(timeout, options, device, _parts(backend))
+        state.group_in_making = str(given["group_name"])
+        state.ranks_in_making = list(given["global_ranks_in_group"])
+        state.making = _Making(given["timeout"], given["backend_options"], given["device_id"], _parts(backend))
         try:
             return original(*args, **kwargs)
         finally:
@@ -673,8 +684,9 @@ def _require_built_in(backend: Any) -> None:
     Torch makes the backends one by one, and says it of the first that it lacks. Ours is a whole group, which ends that
     loop, so what comes behind it would be taken in silence.
     """
-    named = [part.partition(":")[2] for part in str(backend).lower().split(",") if ":" in part]
-    for name in named or [str(backend).lower()]:
+    text = str(backend).lower()
+    named = [part.partition(":")[2] for part in text.split(",") if ":" in part] if ":" in text else (text,)
+    for name in named or (text,):
         if name in _MAY_LACK and not getattr(c10d, f"is_{name}_available")():
             error = RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
             if name == "nccl":

@@ -25,15 +25,14 @@ _registry: Any = _c  # has what the stubs leave out
 
 def install(patches: Patches) -> None:
     """Replace it all."""
-    if dist.rpc.is_available():
-        patches.redirect((Replacement(dist.rpc, "init_rpc", _refused_rpc),))
+    patches.redirect(_OF_RPC)
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _logging_data)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", _ddp_init)
     # Futures that C++ makes (a comm hook's, seen by DDP's join) are of the base type and wait in C++.
-    patches.replace(torch._C.Future, "wait", _future_wait(torch._C.Future.wait))
-    patches.replace(torch.futures, "wait_all", _wait_all(torch.futures.wait_all))
-    patches.replace(torch.futures, "collect_all", _collect_all(torch.futures.collect_all))
+    patches.wrap(torch._C.Future, "wait", _future_wait)
+    patches.wrap(torch.futures, "wait_all", _wait_all)
+    patches.wrap(torch.futures, "collect_all", _collect_all)
 
 
 def install_for_devices(patches: Patches) -> None:
@@ -62,6 +61,9 @@ def _refused_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return init_rpc
+
+
+_OF_RPC = (Replacement(dist.rpc, "init_rpc", _refused_rpc),) if dist.rpc.is_available() else ()
 
 
 def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ by a debugger, for longer than the limit only gets the stacks: what came meanwhi
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # of C: the module around it makes enums of all answers
 import ctypes
 import faulthandler
 import signal
@@ -68,6 +69,7 @@ class _Action(ctypes.Structure):
 
 _library: Any = ctypes.PyDLL(None) if sys.platform == "linux" else None  # its calls keep the lock: they are short
 _SIGNAL = signal.SIGRTMAX - 2 if sys.platform == "linux" else 0
+_DEFAULT = int(signal.SIG_DFL)
 _event = _Event(None, _SIGNAL, 0)
 _action = _Action()
 _never = _Span()
@@ -88,7 +90,7 @@ class LockWatch:
     def arm(self) -> None:
         """Begin."""
         global _taken
-        if _taken or _library is None or self.limit_s > _MOST_S or signal.getsignal(_SIGNAL) != signal.SIG_DFL:
+        if _taken or _library is None or self.limit_s > _MOST_S or _signal.getsignal(_SIGNAL) != _DEFAULT:
             return
         if "pydevd" in sys.modules:
             return  # such a debugger stops all threads, also the one that waits

@@ -19,7 +19,7 @@ one group of replacements. Nothing here knows about torch or process groups.
 """
 
 from simdist.process._entropy import drawn_from
-from simdist.process._environ import encoded
+from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
 from simdist.process._isolation import Isolation, own, run_program
@@ -65,6 +65,7 @@ __all__ = [
     "refusal_of",
     "run_program",
     "shut_down",
+    "variable_of",
     "waits_of_threads",
     "words_at",
 ]

@@ -46,6 +46,8 @@ from simdist.process._runtime import Patches, Replacement
 __all__ = [
     "LockWait",
     "Locks",
+    "begin",
+    "bind_again",
     "give_back",
     "install",
     "nanoseconds",
@@ -668,19 +670,22 @@ _REPLACEMENTS = (
 )
 
 
-def install(patches: Patches, locks: Locks) -> None:
-    """Let tasks wait in virtual time."""
+def begin(patches: Patches, locks: Locks) -> None:
+    """These are the locks of the world that begins; before `install`, and then comes `bind_again`."""
     global _present
     _present = locks
     patches.on_undo(_uninstall)
-    patches.on_undo(_bind_again)
+    patches.on_undo(bind_again)
+
+
+def install(patches: Patches) -> None:
+    """Let tasks wait in virtual time."""
     for owner, methods in _METHODS:
         patches.wrap_all_in_type(owner, methods)
     patches.redirect(_REPLACEMENTS)
-    _bind_again()
 
 
-def _bind_again() -> None:
+def bind_again() -> None:
     """Locks of `multiprocessing` keep bound methods, and it keeps a list of them."""
     if "multiprocessing.synchronize" in sys.modules:
         registry: Any = vars(sys.modules["multiprocessing.util"])["_afterfork_registry"]

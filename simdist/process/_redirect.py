@@ -17,8 +17,8 @@ never redirected. Threads that are no ranks reach it through the replacement, wh
 
 In doubt: the layout (`PyCFunctionObject`) is CPython's own, though unchanged from 3.8 to 3.14; each object is looked at
 before it is written to, and a world is refused where something else is found there. A `weakref` to a built-in function,
-made by another thread between the two stores of `switch`, would be lost; there is no bytecode between them that lets
-another thread in.
+made by another thread between the two stores of `Batch.switch`, would be lost; there is no bytecode between them that
+lets another thread in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Redirection", "can_be_redirected", "original", "switch"]
+__all__ = ["Batch", "Redirection", "can_be_redirected", "original"]
 
 _FASTCALL_KEYWORDS = 0x80 | 0x02
 _METHOD = 0x200  # the C function also gets its class: `PyCMethodObject`
@@ -117,21 +117,33 @@ class Redirection:
 
     def switch(self, *, on: bool) -> None:
         """Let the function object do the one or the other."""
-        switch((self,), on=on)
+        Batch((self,)).switch(on=on)
 
 
-def switch(redirections: Iterable[Redirection], *, on: bool) -> None:
-    """Let function objects do the one or the other; together, since a world has some eighty of them."""
-    for redirection in redirections:
-        parts = redirection._words
-        if parts is None:
-            assert redirection._code is not None
-            redirection.function.__code__ = redirection._code[0 if on else 1]
-            continue
-        words = parts[0]
-        new = parts[1 if on else 2]
-        new[_WEAK] = words[_WEAK]
-        words[:] = new
+class Batch:
+    """Redirections that are switched together: a world has more than a hundred."""
+
+    __slots__ = ("_codes", "_words")
+
+    def __init__(self, redirections: Iterable[Redirection]) -> None:
+        kept = list(redirections)
+        self._codes = [(each.function, *each._code) for each in kept if each._code is not None]
+        self._words = [each._words for each in kept if each._words is not None]
+
+    def switch(self, *, on: bool) -> None:
+        """Let all these functions do the one or the other."""
+        if on:
+            for function, other, _ in self._codes:
+                function.__code__ = other
+            for words, new, _ in self._words:
+                new[_WEAK] = words[_WEAK]
+                words[:] = new
+        else:
+            for function, _, own in self._codes:
+                function.__code__ = own
+            for words, _, new in self._words:
+                new[_WEAK] = words[_WEAK]
+                words[:] = new
 
 
 class _Stand:

@@ -25,7 +25,6 @@ from simdist.errors import UnsupportedError
 from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._locks import give_back, nanoseconds
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process._slots import Slot
 
@@ -535,10 +534,9 @@ _host_pool_number: Callable[[], int] = vars(pools.ThreadPoolExecutor)["_counter"
 _POOL_NUMBER = staticmethod(_pool_number)
 
 
-def install(patches: Patches, runtime: Runtime) -> None:
+def install(patches: Patches) -> None:
     """Let ranks start threads."""
     patches.on_undo(_forget)
     patches.redirect(_REPLACEMENTS)
     patches.replace(pools.ThreadPoolExecutor, "_counter", _POOL_NUMBER)
     patches.replace(threading, "excepthook", threading.excepthook)
-    runtime.simulation.start_thread = original(_thread.start_new_thread)

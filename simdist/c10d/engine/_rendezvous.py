@@ -106,13 +106,17 @@ def connect(
 
     def wait_for_all() -> None:
         deadline_ns = simulation.now_ns + limit_ns if backend.failure.has_timeouts and size > 1 else None
-        with store.server.expect(simulation.check(), (), set(), lambda: communicator.connected):
+        task, server = simulation.check(), store.server
+        server.connected[task] = None
+        try:
             while not communicator.connected:
                 if communicator.joined < size:
                     store.require_server()
                 if not simulation.park(wait, deadline_ns) and not communicator.connected:
                     missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
                     store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
+        finally:
+            server.connected.pop(task, None)
         process.drain()
 
     if lazy:
@@ -136,18 +140,20 @@ def _communicator_at(
     """The communicator that meets at the store's prefix and lacks this rank; a new one if there is none."""
     prefix = store._name("")
     generations = store.server.groups.setdefault(prefix, [])
-    communicator: Communicator | None
-    communicator = next((c for c in generations if c.size == size and c.members[rank] is None), None)
-    if communicator is None:
-        name, simulation = _group_name(prefix), process.simulation
-        if backend.completion.on_streams:
-            from simdist.c10d.engine._streamed import StreamCommunicator  # devices come with it
+    known: Communicator
+    for known in generations:
+        if known.size == size and known.members[rank] is None:
+            return known
+    name, simulation = _group_name(prefix), process.simulation
+    if backend.completion.on_streams:
+        from simdist.c10d.engine._streamed import StreamCommunicator  # devices come with it
 
-            communicator = StreamCommunicator(simulation, network, name, size, backend, strict=strict, ranks=ranks)
-        else:
-            communicator = Communicator(simulation, network, name, size, backend, strict=strict)
-        generations.append(communicator)
-    return communicator
+        made: Communicator
+        made = StreamCommunicator(simulation, network, name, size, backend, strict=strict, ranks=ranks)
+    else:
+        made = Communicator(simulation, network, name, size, backend, strict=strict)
+    generations.append(made)
+    return made
 
 
 def _release(communicator: Communicator) -> None:

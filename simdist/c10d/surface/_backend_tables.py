@@ -54,8 +54,7 @@ class BackendTables:
         backend = c10d.Backend
         if "sim" in backend.backend_list:
             raise SimdistError("a backend named 'sim' is registered already; simdist needs that name")
-        for name in _TABLES:
-            patches.replace(backend, name, getattr(backend, name).copy())
+        patches.replace_all(backend, {name: getattr(backend, name).copy() for name in _TABLES})
         backend.register_backend("sim", make_sim_group, devices=["cpu"])
         if default == "sim":
             backend.default_device_backend_map["cpu"] = "sim"

@@ -78,31 +78,33 @@ def _read(get: Any) -> Any:
         return None
 
 
-def _held(hooks: Any) -> Any:
-    if not isinstance(hooks, dict):
-        return hooks  # a switch beside them
-    return dict(hooks) if hooks else _NONE
+def _read_all() -> list[Any]:
+    try:
+        return [get() for get, _ in _SWITCHES]
+    except RuntimeError:
+        return [_read(get) for get, _ in _SWITCHES]
 
 
 def remember() -> _State:
     """What is set now, to be given to `restore`."""
     return (
-        [_read(get) for get, _ in _SWITCHES],
+        _read_all(),
         (_c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()),
         (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         dict(vars(_tensor_str.PRINT_OPTS)),
         _sharing.get_sharing_strategy(),
         set(_weights_only_unpickler._marked_safe_globals_set),
-        [_held(_of_modules[name]) for name in _HOOKS],
+        _held(),
     )
 
 
 def restore(state: _State) -> None:
     """Set what `remember` found, as far as it has changed since."""
     switches, deterministic, anomaly, printed, strategy, safe, hooks = state
-    for (get, change), was in zip(_SWITCHES, switches, strict=True):
-        if was is not None and _read(get) != was:
-            original(change)(was)
+    if _read_all() != switches:
+        for (get, change), was in zip(_SWITCHES, switches, strict=True):
+            if was is not None and _read(get) != was:
+                original(change)(was)
     if deterministic != (_c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()):
         original(_c._set_deterministic_algorithms)(deterministic[0], warn_only=deterministic[1])
     if anomaly != (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()):
@@ -116,13 +118,19 @@ def restore(state: _State) -> None:
         known.update(safe)
     for name, was in zip(_HOOKS, hooks, strict=True):
         now = _of_modules[name]
-        if now is was or _held(now) == was:
+        if now is was or now == was:
             continue
         if isinstance(now, dict):  # in place: a handle that removes a hook holds on to the dictionary
             now.clear()
             now.update(was)
         else:
             _of_modules[name] = was
+
+
+def _held() -> list[Any]:
+    """Hooks, and the switch beside them."""
+    found = map(_of_modules.__getitem__, _HOOKS)
+    return [(dict(each) if each else _NONE) if isinstance(each, dict) else each for each in found]
 
 
 _REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, remember, restore))

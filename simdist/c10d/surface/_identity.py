@@ -15,13 +15,13 @@ from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.surface._compat import ProcessGroup, is_duration, said_by, whole_ms
 from simdist.errors import UnsupportedError
-from simdist.process import current_process
+from simdist.process import SimProcess, current_process, variable_of
 from simdist.records import new_group
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import Member
 
-__all__ = ["Device", "GroupBackend", "GroupOptions", "create_default_device", "create_device"]
+__all__ = ["Device", "GroupBackend", "GroupOptions", "create_default_device", "create_device", "lazy_by_default"]
 
 _registry: Any = _c  # has what the stubs leave out
 _RealOptions: Any = _registry.ProcessGroupGloo._Options
@@ -61,16 +61,30 @@ class Device:
 
     def __init__(self, lazy_init: bool | None = None) -> None:
         if lazy_init is None:
-            said = os.environ.get(_LAZY, "0").lower()
-            if said not in (*_YES, *_NO):
-                raise RuntimeError(f"Invalid value for environment variable: {_LAZY}")
-            lazy_init = said in _YES
+            lazy_init = _is_lazy(os.environ.get(_LAZY, "0"))
         self.lazy = lazy_init
 
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 _YES = ("y", "yes", "1", "t", "true")
 _NO = ("n", "no", "0", "f", "false")
+
+
+def _is_lazy(said: str) -> bool:
+    word = said.lower()
+    if word not in (*_YES, *_NO):
+        raise RuntimeError(f"Invalid value for environment variable: {_LAZY}")
+    return word in _YES
+
+
+def lazy_by_default(process: SimProcess) -> bool:
+    """True if a device that nobody made is lazy.
+
+    Raises:
+        RuntimeError: the environment says something else than yes or no.
+    """
+    said = variable_of(process, _LAZY)
+    return said is not None and _is_lazy(said)
 
 
 def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> Device:

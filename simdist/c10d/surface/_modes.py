@@ -24,7 +24,7 @@ from simdist.c10d.surface import _memory
 from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
 from simdist.process import Patches, current_process, current_runtime
 
-__all__ = ["dispatch_modes", "function_modes", "unseen", "visible"]
+__all__ = ["dispatch_modes", "function_modes", "unseen", "unseen_steps", "visible"]
 
 _P = ParamSpec("_P")
 
@@ -84,6 +84,19 @@ def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
             return
         with _InferenceMode(_memory.inference_tensors), _disable_current_modes(), _no_functions():
             method(*args, **kwargs)
+
+    return do
+
+
+def unseen_steps(step: Callable[[], None]) -> Callable[[], None]:
+    """Likewise for a step of the simulation. Hot: so without the names and arguments that a decorator cares for."""
+
+    def do() -> None:
+        if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
+            step()
+            return
+        with _InferenceMode(_memory.inference_tensors), _disable_current_modes(), _no_functions():
+            step()
 
     return do
 

@@ -65,7 +65,7 @@ class StoreServer:
         self.data: dict[str, bytes] = {}
         self.queues: dict[str, list[bytes]] = {}
         self._waiting: dict[str, dict[Task, tuple[set[str], Callable[[], bool]]]] = {}  # by key: see `expect`
-        self._connected: dict[Task, None] = {}  # who must be woken when the server goes
+        self.connected: dict[Task, None] = {}  # who must be woken when the server goes
         self.clients: dict[SimProcess, None] = {}
         self.groups: dict[str, list[Any]] = {}  # communicators that met here, by prefix, one for each generation
         self.monitors: list[Any] = []  # those who wait here for word from each other, beside what the store answers
@@ -83,7 +83,7 @@ class StoreServer:
     def close(self) -> None:
         """End all connections; whoever waits for an answer gets none."""
         self.gone = True
-        for task in list(self._connected):
+        for task in list(self.connected):
             task.simulation.wake(task)
 
     @contextlib.contextmanager
@@ -92,13 +92,13 @@ class StoreServer:
 
         Keys that are set meanwhile come into `arrived`.
         """
-        self._connected[task] = None
+        self.connected[task] = None
         for key in keys:
             self._waiting.setdefault(key, {})[task] = arrived, over
         try:
             yield
         finally:
-            self._connected.pop(task, None)
+            self.connected.pop(task, None)
             for key in dict.fromkeys(keys):
                 waiting = self._waiting[key]
                 del waiting[task]

@@ -12,11 +12,10 @@ recorder of its own, always on as Gloo's is, so the bus would have to build and 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from torch._C import _distributed_c10d as _c
 from simdist.c10d.engine import Queued
 from simdist.errors import SimdistError
 from simdist.frames import is_ours
-from simdist.process import Patches, SimProcess, current_process
+from simdist.process import Patches, SimProcess, current_process, variable_of
 from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_status
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class FlightRecord:
         return {str(group): flight_status(*numbers) for group, numbers in sorted(last.items())}
 
 
-def flight_record_of(process: SimProcess, environ: Mapping[str, str] = os.environ) -> FlightRecord:
+def flight_record_of(process: SimProcess) -> FlightRecord:
     """The recorder of a rank, made when first asked for.
 
     Raises:
@@ -146,11 +145,16 @@ def flight_record_of(process: SimProcess, environ: Mapping[str, str] = os.enviro
     """
     state = process.torch_state
     if state.flight_record is None:
-        name = next((name for name in _NAMES if name in environ), "")
-        said = environ.get(name, str(_USUAL_LIMIT))
-        if not said.strip().lstrip("+-").isdigit():
-            raise SimdistError(f"{name} is {said!r}; expected a whole number")
-        state.flight_record = FlightRecord(max(0, int(said)), frames=bool(name))
+        limit = _USUAL_LIMIT
+        for name in _NAMES:
+            said = variable_of(process, name)
+            if said is None:
+                continue
+            if not said.strip().lstrip("+-").isdigit():
+                raise SimdistError(f"{name} is {said!r}; expected a whole number")
+            limit = max(0, int(said))
+            break
+        state.flight_record = FlightRecord(limit, frames=said is not None)
     record: FlightRecord = state.flight_record
     return record
 

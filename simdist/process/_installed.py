@@ -1,0 +1,63 @@
+"""All of Python that is replaced while a world lives, in one place."""
+
+from __future__ import annotations
+
+import _thread
+
+from simdist.kernel import Simulation
+from simdist.process import (
+    _children,
+    _clock,
+    _descriptors,
+    _entropy,
+    _environ,
+    _exits,
+    _left_behind,
+    _locks,
+    _multiprocessing,
+    _process_wide,
+    _signals,
+    _stdio,
+    _tempfiles,
+    _threads,
+    _uuids,
+    _warnings,
+)
+from simdist.process._following import follow
+from simdist.process._left_behind import LeftBehind
+from simdist.process._patches import Patches
+from simdist.process._redirect import original
+
+__all__ = ["LeftBehind", "follow", "install"]
+
+# What does not depend on the world.
+_ALWAYS = tuple(
+    module.install
+    for module in (
+        _children,
+        _clock,
+        _descriptors,
+        _entropy,
+        _environ,
+        _exits,
+        _left_behind,
+        _locks,
+        _multiprocessing,
+        _process_wide,
+        _signals,
+        _tempfiles,
+        _threads,
+        _uuids,
+        _warnings,
+    )
+)
+
+
+def install(patches: Patches, simulation: Simulation) -> None:
+    """Let the tasks of a simulation see their own process, and everybody else the host's."""
+    _locks.begin(patches, _locks.Locks(simulation))
+    patches.install(_ALWAYS)
+    _environ.begin(patches)
+    _stdio.install(patches)
+    _locks.bind_again()
+    simulation.start_thread = original(_thread.start_new_thread)

@@ -1,0 +1,253 @@
+"""What is replaced while a world lives, and put back at its end.
+
+Worlds start by the thousand, and nearly all that one replaces is what the one before replaced: the same names, by the
+same things. So what functions install is remembered as a list of steps (`Patches.install`), which the next world takes
+without calling them.
+
+Invariant: a step is taken only if it replaces what stood there the first time; where something else stands, since
+somebody has put a mock of his own there, the functions are called anew. `undo` puts back what stood there, last first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from simdist.process._redirect import Batch, Redirection, can_be_redirected
+
+__all__ = ["Patches", "Replacement"]
+
+_MISSING = object()
+
+
+class Replacement:
+    """What the function `owner.name` does while a world lives: what `make(original)` does.
+
+    `make` must depend on nothing but the original. The function is the one that is there now; what a program puts in
+    its place later, a mock of its own, stays what it is.
+    """
+
+    __slots__ = ("function", "make", "name", "owner")
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self.make = make
+        self.function: Any = getattr(owner, name)
+
+
+@functools.cache
+def _redirections_of(replacements: tuple[Replacement, ...]) -> tuple[list[Redirection], list[Replacement]]:
+    """The redirections, and what can have none: somebody put an object of another kind in the function's place."""
+    functions = [each for each in replacements if can_be_redirected(each.function)]
+    others = [each for each in replacements if not can_be_redirected(each.function)]
+    return [Redirection.of(each.function, each.make) for each in functions], others
+
+
+class _Attribute:
+    """A name that refers to something else; where it did not exist before, it is deleted again."""
+
+    __slots__ = ("name", "original", "owner", "replacement")
+
+    def __init__(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
+        self.owner = owner
+        self.name = name
+        self.original = original
+        self.replacement = replacement
+
+    def undo(self) -> None:
+        if self.original is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.original)
+
+
+class _Methods:
+    """Methods of a type that Python code can't change: its dictionary is written to behind the read-only view.
+
+    The interpreter is told, as C code that changes a type has to.
+    """
+
+    __slots__ = ("_names", "_namespace", "_originals", "_owner")
+
+    def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
+        (self._namespace,) = gc.get_referents(vars(owner))
+        self._owner = ctypes.py_object(owner)
+        self._originals = {name: vars(owner)[name] for name in make if name in vars(owner)}
+        self._names = {name: make[name](each) for name, each in self._originals.items()}
+
+    def do(self) -> None:
+        self._namespace.update(self._names)
+        ctypes.pythonapi.PyType_Modified(self._owner)
+
+    def undo(self) -> None:
+        self._namespace.update(self._originals)
+        ctypes.pythonapi.PyType_Modified(self._owner)
+
+
+class _Functions:
+    """Functions that do something else themselves, whoever took them and when."""
+
+    __slots__ = ("batch", "redirections")
+
+    def __init__(self, redirections: Sequence[Redirection]) -> None:
+        self.redirections = redirections
+        self.batch = Batch(redirections)
+
+    def do(self) -> None:
+        self.batch.switch(on=True)
+
+    def undo(self) -> None:
+        self.batch.switch(on=False)
+
+
+class _Action:
+    """Something to be called when everything is put back."""
+
+    __slots__ = ("undo",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.undo = action
+
+
+_Step = _Attribute | _Methods | _Functions | _Action
+
+
+class _Remembered:
+    """The steps that functions took, to be taken again: all redirections at once, then the rest in its order."""
+
+    __slots__ = ("_actions", "_elsewhere", "_functions", "_in_modules", "_looked_at", "_methods")
+
+    def __init__(self, steps: Iterable[_Step]) -> None:
+        kept = list(steps)
+        self._functions = _Functions(
+            [one for each in kept if isinstance(each, _Functions) for one in each.redirections]
+        )
+        self._methods = [each for each in kept if isinstance(each, _Methods)]
+        self._actions = [each.undo for each in kept if isinstance(each, _Action)]
+        attributes = [each for each in kept if isinstance(each, _Attribute)]
+        # Of modules the dictionary is read and written: that costs a third of asking the module.
+        in_modules = [each for each in attributes if type(each.owner) is types.ModuleType]
+        self._in_modules = [(vars(each.owner), each.name, each.original, each.replacement) for each in in_modules]
+        self._elsewhere = [each for each in attributes if each not in in_modules]
+        self._looked_at = [(vars(each.owner), each.name, each.original) for each in self._elsewhere]
+
+    def do(self) -> bool:
+        """Take the steps; False, and none is taken, if what they replace is not what stood there the first time."""
+        for namespace, name, original, _ in self._in_modules:
+            if namespace.get(name, _MISSING) is not original:
+                return False
+        for looked_at, name, original in self._looked_at:
+            if looked_at.get(name, _MISSING) is not original:
+                return False
+        self._functions.do()
+        for methods in self._methods:
+            methods.do()
+        for namespace, name, _, replacement in self._in_modules:
+            namespace[name] = replacement
+        for each in self._elsewhere:
+            setattr(each.owner, each.name, each.replacement)
+        return True
+
+    def undo(self) -> None:
+        for each in self._elsewhere:
+            each.undo()
+        for namespace, name, original, _ in self._in_modules:
+            if original is _MISSING:
+                del namespace[name]
+            else:
+                namespace[name] = original
+        for methods in self._methods:
+            methods.undo()
+        self._functions.undo()
+        for action in reversed(self._actions):
+            action()
+
+
+class Patches:
+    """Attributes replaced for a while; `undo` puts every one back, the last first."""
+
+    # (owner, name) -> (original, replacement) of what `wrap` has made before: worlds start by the thousand.
+    _made: ClassVar[dict[tuple[int, str], tuple[Any, Any, Any]]] = {}
+    # Methods of a type that nobody else can change.
+    _made_in_type: ClassVar[dict[Any, _Methods]] = {}
+    _remembered: ClassVar[dict[Any, _Remembered]] = {}  # by the functions that took the steps
+
+    def __init__(self) -> None:
+        self._done: list[_Step | _Remembered] = []
+
+    def install(self, installers: tuple[Callable[[Patches], None], ...]) -> None:
+        """Call each of these functions; or do again what they did, if all that they replaced stands there as it did.
+
+        What they replace by what must depend on nothing but what stands there, and no name may be among them twice.
+        """
+        known = self._remembered.get(installers)
+        if known is not None and known.do():
+            self._done.append(known)
+            return
+        before = len(self._done)
+        for install in installers:
+            install(self)
+        self._remembered[installers] = _Remembered(
+            each for each in self._done[before:] if not isinstance(each, _Remembered)
+        )
+
+    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+        """Set `owner.name`; where it did not exist before, `undo` deletes it."""
+        original = vars(owner).get(name, _MISSING) if isinstance(owner, type) else getattr(owner, name, _MISSING)
+        self._done.append(_Attribute(owner, name, original, replacement))
+        setattr(owner, name, replacement)
+
+    def replace_all(self, owner: Any, replacements: Mapping[str, Any]) -> None:
+        """Set attributes that exist."""
+        there = vars(owner)
+        for name, replacement in replacements.items():
+            self._done.append(_Attribute(owner, name, there[name], replacement))
+            setattr(owner, name, replacement)
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace `owner.name` by `make(original)`, which must depend on nothing but the original."""
+        original = getattr(owner, name)
+        made = self._made.get((id(owner), name))
+        if made is None or made[0] is not owner or made[1] is not original:
+            made = self._made[id(owner), name] = (owner, original, make(original))
+        self.replace(owner, name, made[2])
+
+    def wrap_in_type(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace the method `name` of a type that Python code can't change, by `make` of what stood there."""
+        self.wrap_all_in_type(owner, {name: make})
+
+    def wrap_all_in_type(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
+        """Likewise with every method of these names that the type has."""
+        key = owner, tuple(make.items())
+        methods = self._made_in_type.get(key)
+        if methods is None:
+            methods = self._made_in_type[key] = _Methods(owner, make)
+        self._done.append(methods)
+        methods.do()
+
+    def redirect(self, replacements: tuple[Replacement, ...]) -> None:
+        """Let functions themselves do what their replacements do, whoever took them and when."""
+        redirections, others = _redirections_of(replacements)
+        self.switch_on(redirections)
+        for each in others:
+            self.wrap(each.owner, each.name, each.make)
+
+    def switch_on(self, redirections: Sequence[Redirection]) -> None:
+        """Let functions do the other thing."""
+        functions = _Functions(redirections)
+        self._done.append(functions)
+        functions.do()
+
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Call `action` when everything is put back, in its turn."""
+        self._done.append(_Action(action))
+
+    def undo(self) -> None:
+        """Put everything back."""
+        while self._done:
+            self._done.pop().undo()
