@@ -31,7 +31,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -72,7 +71,7 @@ from simdist.c10d.watch._strict import watch_strictly
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.kernel import Bus
-from simdist.process import Patches, SimProcess, current_process
+from simdist.process import Patches, SimProcess, current_process, variable_of
 
 __all__ = ["RankState", "TorchState", "group_maker"]
 
@@ -86,6 +85,7 @@ importlib.import_module("torch.distributed.nn.functional")
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_TIMEOUT = timedelta(seconds=300)
+_DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 
 
 class RankState:
@@ -230,6 +230,32 @@ def _gloo_class(real: Any) -> Any:
     return gloo
 
 
+def _of_rank(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def set_debug_level(level: Any) -> None:
+        process = current_process()
+        if process is None or _present is None:
+            original(level)
+        else:
+            _present.set_debug_level(process, level)
+
+    return set_debug_level
+
+
+def _of_rank_from_env(original: Callable[[], None]) -> Callable[[], None]:
+    def set_debug_level_from_env() -> None:
+        process = current_process()
+        if process is None or _present is None:
+            original()
+            return
+        said = variable_of(process, _DEBUG)  # C++ would read the host's
+        level = _level_named("OFF" if said is None else said)
+        if level is None:
+            raise ValueError("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.")
+        _present.set_debug_level(process, level)
+
+    return set_debug_level_from_env
+
+
 def _install_makers(patches: Patches) -> None:
     """Replace the names that make stores and groups."""
     stores = {name: _dispatching(name, getattr(dist, name), SimStore, make) for name, make in _STORES.items()}
@@ -249,6 +275,9 @@ def _install_makers(patches: Patches) -> None:
         patches.replace(module, "_ProcessGroupWrapper", wrapper)
     patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
     patches.wrap(c10d, "_object_to_tensor", with_zero_padding)
+    for module in (dist, _registry):
+        patches.wrap(module, "set_debug_level", _of_rank)
+        patches.wrap(module, "set_debug_level_from_env", _of_rank_from_env)
 
 
 _ALWAYS = (
@@ -321,10 +350,6 @@ class TorchState:
         self._patches.replace(c10d, "_backend", c10d._backend)  # torch writes it, and nobody reads it
         self._patches.install(_ALWAYS)
         self._backends.install(self._patches, _make_sim_group, default=self._backend)
-        from_environment = self._set_debug_level_from_env(_registry.set_debug_level_from_env)
-        for module in (dist, _registry):
-            self._patches.replace(module, "set_debug_level", self._set_debug_level)
-            self._patches.replace(module, "set_debug_level_from_env", from_environment)
         _meshes.install(self._patches)
         self._compiled.install(self._patches)
         if self._has_devices:
@@ -407,24 +432,12 @@ class TorchState:
         if state.backends is not self._backends.loaded:
             self._backends.load(state.backends)
 
-    def _set_debug_level(self, level: Any) -> None:
-        process = current_process()
-        if process is not None and process.torch_state is not None:
+    def set_debug_level(self, process: SimProcess, level: Any) -> None:
+        """The rank that runs asks for it."""
+        if process.torch_state is not None:
             process.torch_state.debug_level = level
             self._debug_level = level
         _set_debug_level_of_torch(level)
-
-    def _set_debug_level_from_env(self, original: Callable[[], None]) -> Callable[[], None]:
-        def set_level() -> None:
-            if current_process() is None:
-                original()
-                return
-            level = _level_named(os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF"))  # C++ would read the host's
-            if level is None:
-                raise ValueError("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.")
-            self._set_debug_level(level)
-
-        return set_level
 
     # -- factories -----------------------------------------------------------------------------------------------
 

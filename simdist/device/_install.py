@@ -118,7 +118,14 @@ class DeviceState:
 
 def explain_absence(patches: Patches) -> None:
     """Where a world has no devices, let torch's refusal of them end with how to have some."""
+    patches.install(_WITHOUT_DEVICES)
+
+
+def _without_devices(patches: Patches) -> None:
     patches.wrap(torch.cuda, "_lazy_init", _explaining)
+
+
+_WITHOUT_DEVICES = (_without_devices,)
 
 
 def _explaining(original: Callable[[], None]) -> Callable[[], None]:

@@ -689,7 +689,8 @@ def bind_again() -> None:
     """Locks of `multiprocessing` keep bound methods, and it keeps a list of them."""
     if "multiprocessing.synchronize" in sys.modules:
         registry: Any = vars(sys.modules["multiprocessing.util"])["_afterfork_registry"]
-        for each in list(registry.values()):
+        for reference in list(registry.data.values()):
+            each = reference()
             if isinstance(getattr(each, "_semlock", None), _SemLock):
                 each._make_methods()
 

@@ -225,7 +225,9 @@ class RandomStates:
 
     def _look(self) -> None:
         """Remember where the generators stand now."""
-        gaussian = any(g.holds_gaussian(state) for g, state in zip(self._generators, self.loaded, strict=True))
+        one, two, three = self._generators
+        loaded = self.loaded
+        gaussian = one.holds_gaussian(loaded[0]) or two.holds_gaussian(loaded[1]) or three.holds_gaussian(loaded[2])
         self._quick_now = self._quick and not gaussian
         if self._quick:
             self._seen = self._stands()

@@ -517,9 +517,11 @@ _REPLACEMENTS = tuple(_replacements())
 
 
 def _forget() -> None:
-    for thread in list(_begun):
-        _module._limbo.pop(thread, None)  # of a thread that was killed before its first turn
-    _begun.clear()
+    begun: Any = _begun
+    if begun.data:  # to look through a weak set takes a dozen calls
+        for thread in list(_begun):
+            _module._limbo.pop(thread, None)  # of a thread that was killed before its first turn
+        _begun.clear()
 
 
 _begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
