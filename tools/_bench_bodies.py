@@ -101,6 +101,12 @@ def ddp_steps(steps: int, repeat: int, device: str = "cpu") -> Stamps:
     return batches(step, steps, repeat)
 
 
+def ten_ddp_steps() -> None:
+    """A training that is short enough to be run by the thousand."""
+    dist.init_process_group("gloo")
+    ddp_steps(10, 1)
+
+
 def reset_peak() -> None:
     """Let VmHWM start again from the present size."""
     Path("/proc/self/clear_refs").write_text("5")

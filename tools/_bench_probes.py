@@ -6,14 +6,18 @@ The last line of the output is a JSON object of figures. Times are in seconds, s
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import random
 import re
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +108,38 @@ def timeout(repeat: int) -> Figures:
         if raised != [0, 2, 3]:
             raise RuntimeError(f"expected ranks 0, 2 and 3 to time out; got {result.summary()}")
     return {"seconds": statistics.median(seconds), "virtual_seconds": results[-1].virtual_time_ns / 1e9}
+
+
+def faulted(runs: int, processes: int) -> Figures:
+    """Runs of 10 DDP steps, each with a fault of its own, in so many processes at once."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        list(pool.map(_faulted_runs, [2] * processes, range(processes)))  # imports, and the first world
+        begin = time.perf_counter()
+        struck = sum(pool.map(_faulted_runs, [runs] * processes, range(1, processes + 1)))
+        seconds = time.perf_counter() - begin
+    if struck < runs * processes // 2:
+        raise RuntimeError(f"only {struck} of {runs * processes} faults struck")
+    return {"per_minute": 60 * runs * processes / seconds, "struck": float(struck)}
+
+
+def _faulted_runs(runs: int, seed: int) -> int:
+    """How many of the faults struck."""
+    from simdist import run
+    from simdist.faults import Crash, Fault, Hang, Raise
+
+    draw, struck = random.Random(seed), 0
+    for number in range(runs):
+        kind: Any = draw.choice((Crash, Hang, Raise))
+        given: dict[str, Any] = {"rank": draw.randrange(4), "op": "all_reduce", "nth": draw.randint(1, 12)}
+        if kind is Hang:
+            given["duration_ns"] = draw.choice((None, 10**6, 10**9))
+        elif kind is Crash:
+            given["when"] = draw.choice(("before", "during", "after"))
+        fault: Fault = kind(**given, optional=True)
+        result = run(bodies.ten_ddp_steps, world_size=4, seed=number, faults=[fault])
+        struck += sum(event.kind == "fault" for event in result.events)
+    return struck
 
 
 def import_simdist(repeat: int) -> Figures:
@@ -237,6 +273,7 @@ PROBES: dict[str, Callable[..., Figures]] = {
     "ddp": ddp,
     "world": world,
     "timeout": timeout,
+    "faulted": faulted,
     "import": import_simdist,
     "collect": collect,
     "tests": tests,
