@@ -5,13 +5,11 @@ What holds at any time:
 - Each fault of the run has one `Entry`, which is its `Stage`, for the whole run; a rank's triggers are watched anew in
   each life. Two equal descriptions are two entries.
 - The injector is the only one on the bus on behalf of the faults of ranks: it adds up what several of them say to one
-  operation, since the bus takes the first verdict that is not `PASS`.
+  operation, the last of them decides when they strike.
 - A fault that comes after another one is armed when that one strikes, and at most once; a rank's trigger is watched
-  from
-  the start of its life, and released then.
+  from the start of its life, and released then.
 - A period ends when nothing has happened since its last alarm and nothing else is to come. Without that rule a
-  deadlock,
-  or a rank that hangs for good, would be followed by strikes for ever.
+  deadlock, or a rank that hangs for good, would be followed by strikes for ever.
 
 In doubt: a fault of a rank that another one releases with no trigger of its own strikes by a timer at that instant, so
 after whatever the striking fault does at once. That is a choice, not a fact about machines.

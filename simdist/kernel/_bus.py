@@ -1,9 +1,10 @@
 """The one seam for everything that watches or interferes.
 
 *Judges* are asked before an effect: the layer that causes it announces a typed, frozen event and acts on the verdict.
-The first verdict that is not `PASS` decides. *Listeners* are told afterwards, in the order in which they came, on the
-thread that tells. There are two kinds of what they are told: records of `simdist.records`, which the log keeps, and
-events, which carry what lives only now (a process, a work) and are nobody's to keep.
+Every judge is asked, so that each can count what it sees, and what they say is added up. *Listeners* are told
+afterwards, in the order in which they came, on the thread that tells. There are two kinds of what they are told:
+records of `simdist.records`, which the log keeps, and events, which carry what lives only now (a process, a work) and
+are nobody's to keep.
 
 Nobody there costs nothing. The layer asks `wants` before it builds an event to announce, and `hears` before it builds
 one to tell, a dictionary look-up each. Records are made anyway, for the log: `record` is the log's own function until
@@ -35,6 +36,24 @@ class Verdict:
     error: BaseException | None = None
     strike: Callable[[], None] | None = None
     when: Literal["before", "during", "after"] = "before"
+
+    def and_then(self, later: Verdict) -> Verdict:
+        """Both: the delays added up, one strike after the other where the later is due, and the later error."""
+        strikes = [each for each in (self.strike, later.strike) if each is not None]
+        when = self.when if later.strike is None else later.when
+        error = self.error if later.error is None else later.error
+        return Verdict(self.delay_ns + later.delay_ns, error, _in_turn(strikes), when)
+
+
+def _in_turn(strikes: list[Callable[[], None]]) -> Callable[[], None] | None:
+    if len(strikes) < 2:
+        return strikes[0] if strikes else None
+
+    def strike() -> None:
+        for each in strikes:
+            each()
+
+    return strike
 
 
 PASS = Verdict()
@@ -72,12 +91,13 @@ class Bus:
         self.active = True
 
     def announce(self, event: object) -> Verdict:
-        """Put `event` to its judges; the first verdict other than `PASS` is the answer."""
+        """Put `event` to its judges; what they say, one after the other, is the answer."""
+        answer = PASS
         for judge in self._judges.get(type(event), ()):
             verdict = judge(event)
             if verdict is not PASS:
-                return verdict
-        return PASS
+                answer = verdict if answer is PASS else answer.and_then(verdict)
+        return answer
 
     def listen(self, kind: type[_Event], listener: Callable[[_Event], None]) -> Callable[[], None]:
         """Tell `listener` of every event of exactly the type `kind`; what is returned ends that, and may be repeated.

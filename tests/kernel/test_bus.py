@@ -39,7 +39,7 @@ def test_a_bus_wants_what_someone_judges() -> None:
     assert not bus.wants(SentTwice)
 
 
-def test_the_first_verdict_that_does_not_pass_decides_and_the_rest_are_not_asked() -> None:
+def test_every_judge_is_asked_and_what_they_say_is_added_up() -> None:
     bus = bus_of()
     asked = []
 
@@ -56,8 +56,22 @@ def test_the_first_verdict_that_does_not_pass_decides_and_the_rest_are_not_asked
 
     verdict = bus.announce(Sent(3))
 
-    assert verdict == Verdict(delay_ns=5)
-    assert asked == [("indifferent", Sent(3)), ("slow", Sent(3))]
+    assert verdict == Verdict(delay_ns=5, error=LOST)
+    assert asked == [("indifferent", Sent(3)), ("slow", Sent(3)), ("lossy", Sent(3))]
+
+
+def test_strikes_come_one_after_the_other_where_the_later_one_is_due() -> None:
+    bus = bus_of()
+    struck: list[str] = []
+    bus.intercept(Sent, lambda event: Verdict(delay_ns=1, strike=lambda: struck.append("first")))
+    bus.intercept(Sent, lambda event: Verdict(delay_ns=2, strike=lambda: struck.append("second"), when="after"))
+    bus.intercept(Sent, lambda event: Verdict(delay_ns=4))
+
+    verdict = bus.announce(Sent(3))
+    assert verdict.strike is not None
+    verdict.strike()
+
+    assert (verdict.delay_ns, verdict.when, struck) == (7, "after", ["first", "second"])
 
 
 def test_only_events_of_exactly_the_type_are_judged() -> None:
