@@ -31,8 +31,8 @@ Names = dict[str, Any]
 
 # What each example takes for granted beyond the names of its own module.
 GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
+    "simdist.c10d._makers": lambda request: {"HUB": HUB},
     "simdist.c10d._install": lambda request: {
-        "HUB": HUB,
         "network": Network(build(2)),
         "simulation": Simulation(),
         "slots": Slots(0, torch_generator()),

@@ -2,11 +2,14 @@
 
 Four wings, each importing only those before it: `surface` is what torch calls, `engine` the life of an operation,
 `backends` what differs between Gloo and others, `watch` who looks on, as listeners and judges on the bus (what is told
-and announced there: `surface/_events.py`). `_install.py` puts all of it where torch looks;
-`_replacements.py` holds what stands there instead of torch's own.
+and announced there: `surface/_events.py`). `_install.py` puts all of it where torch looks, and swaps what torch keeps
+per process (`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds what stands there instead
+of torch's own.
 """
 
-from simdist.c10d._install import RankState, TorchState, group_maker
+from simdist.c10d._install import TorchState
+from simdist.c10d._makers import group_maker
+from simdist.c10d._rank_state import RankState
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend, Done, Flow
 from simdist.c10d.surface import Operation

@@ -1,0 +1,429 @@
+"""What makes the groups and stores of ranks, and the names under which torch asks for it.
+
+Names that somebody took before the world was installed are the real ones for ever (`from torch.distributed import
+TCPStore` in a module that the host imported); what they make is refused where a group is made of it, and not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C import _distributed_c10d as _c
+
+from simdist._content import with_zero_padding
+from simdist.c10d._dispatching import dispatching
+from simdist.c10d._rank_state import Making, RankState
+from simdist.c10d.backends import GLOO, IDEAL
+from simdist.c10d.engine import Backend
+from simdist.c10d.engine._rendezvous import connect
+from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
+from simdist.c10d.surface._group import SimProcessGroup
+from simdist.c10d.surface._host_stores import is_hosts, refusal
+from simdist.c10d.surface._identity import (
+    Device,
+    GroupOptions,
+    create_default_device,
+    create_device,
+    lazy_by_default,
+)
+from simdist.c10d.surface._store import SimPrefixStore, SimStore, StoreServer
+from simdist.c10d.watch._checked import CheckedProcessGroup
+from simdist.c10d.watch._flight_record import flight_record_of
+from simdist.cluster import Network
+from simdist.errors import SimdistError, UnsupportedError
+from simdist.process import Patches, current_process
+
+__all__ = ["Makers", "group_maker", "install", "make_nccl_group", "make_sim_group", "serve"]
+
+_registry: Any = _c  # has what the stubs leave out
+# `import ... as` would find the function of the same name in torch.distributed.
+_rendezvous = importlib.import_module("torch.distributed.rendezvous")
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+_STORE_TIMEOUT = timedelta(seconds=300)
+_present: Makers | None = None  # of the one world that is active
+
+
+class Makers:
+    """Makes the groups and stores of one world's ranks."""
+
+    def __init__(self, network: Network, *, backend: str, strict: bool) -> None:
+        self._network = network
+        self._backend = backend
+        self._strict = strict
+        self._group_class = SimProcessGroup
+        if network.cluster.devices_per_host:
+            from simdist.c10d.surface._device_group import DeviceProcessGroup
+
+            self._group_class = DeviceProcessGroup
+        self.servers: dict[Any, StoreServer] = {}  # by address, path or identity
+
+    def make_group(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        backend: Backend,
+        options: GroupOptions | None = None,
+    ) -> SimProcessGroup:
+        process = current_process()
+        assert process is not None
+        limit_ns = round(timeout.total_seconds() * 1e9)
+        devices = () if options is None else options._devices
+        lazy = any(device.lazy for device in devices) if devices else lazy_by_default(process)
+        ranks: Sequence[int] = process.torch_state.ranks_in_making
+        if not ranks and size == self._network.cluster.world_size:
+            ranks = range(size)
+        member = connect(
+            process, self._network, store, rank, size, limit_ns, backend, strict=self._strict, lazy=lazy, ranks=ranks
+        )
+        group = self._group_class(member, store, size, timeout, options)
+        flight_record_of(process).enter(group)
+        return group
+
+    def nccl_group(
+        self, store: Any, rank: int, size: int, options: Any = None, *, timeout: timedelta | None = None
+    ) -> Any:
+        from simdist.c10d.backends.nccl import NCCL, NcclOptions, NcclProcessGroup
+
+        process = current_process()
+        assert process is not None
+        state: RankState = process.torch_state
+        if not torch.cuda.device_count():
+            raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+        if not isinstance(options, NcclOptions):
+            options, timeout = NcclOptions(), options if options is not None else timeout
+            if timeout is not None:
+                options._timeout = timeout
+        limit_ns = round(options.timeout.total_seconds() * 1e9)
+        ranks: Sequence[int] = state.ranks_in_making
+        if not ranks and size == self._network.cluster.world_size:
+            ranks = range(size)
+        member = connect(
+            process, self._network, store, rank, size, limit_ns, NCCL, strict=self._strict, lazy=True, ranks=ranks
+        )
+        group = NcclProcessGroup(member, store, size, options)
+        if state.making is not None:
+            group.bound_device_id = state.making.device
+        checked = self._checked(group, "nccl", store, rank, size, options.timeout)
+        return self.with_other_parts(checked, "nccl", store, rank, size)
+
+    def with_other_parts(self, group: Any, name: str, store: Any, rank: int, size: int) -> Any:
+        """The group; or, if torch wants several backends, one that has it as a part, and the others."""
+        process = current_process()
+        assert process is not None
+        making = process.torch_state.making
+        if making is None or not making.parts:
+            return group
+        from simdist.c10d.surface._several_backends import SeveralBackends
+
+        parts, making.parts = making.parts, {}
+        made = {}
+        for device, backend in parts.items():
+            if backend == name:
+                made[device] = group
+                continue
+            beside = SimPrefixStore(f"{device}/", store.underlying_store)
+            made[device] = self._make_part(backend, beside, rank, size, making)
+        whole = SeveralBackends(made, making.device, self._split_part)
+        whole.passes_for = name
+        return whole
+
+    def _split_part(self, part: Any, ranks: Sequence[int], timeout: timedelta, name: str) -> Any:
+        """The part, over Gloo, of a group of some of its ranks; None if this one is not among them."""
+        part = getattr(part, "wrapped_pg", part)
+        if part.rank() not in ranks:
+            return None
+        process = current_process()
+        assert process is not None
+        store = SimPrefixStore(f"split/{name}/", part.get_group_store())
+        limit_ns, members = round(timeout.total_seconds() * 1e9), sorted(ranks)
+        backend = part._member.communicator.backend
+        rank, size = members.index(part.rank()), len(members)
+        member = connect(process, self._network, store, rank, size, limit_ns, backend, strict=self._strict)
+        made = self._group_class(member, store, size, timeout)
+        made._set_group_name(name)
+        return made
+
+    def _make_part(self, backend: str, store: Any, rank: int, size: int, making: Making) -> Any:
+        if backend == "gloo":
+            return self.gloo_group(store, rank, size, timeout=making.timeout)
+        if backend == "nccl":
+            from simdist.c10d.backends.nccl import NcclOptions
+
+            options = NcclOptions() if making.options is None else making.options
+            options._timeout = making.timeout
+            return self.nccl_group(store, rank, size, options)
+        plugin = c10d.Backend._plugins.get(backend.upper())
+        if plugin is None or plugin.extended_api:
+            raise UnsupportedError(f"a group of several backends can't have {backend!r} among them; use gloo and nccl")
+        return plugin.creator_fn(store, rank, size, making.timeout)
+
+    def gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+        timeout, options = _limit_and_options(store, rank, size, args, kwargs)
+        _require_place(rank, size, timeout)
+        backend = IDEAL if self._backend == "sim" else GLOO
+        group = self.make_group(store, rank, size, timeout, backend, options)
+        process = current_process()
+        assert process is not None
+        state: RankState = process.torch_state
+        if not state.group_in_making:
+            return group
+        checked = group if backend is IDEAL else self._checked(group, "gloo", store, rank, size, timeout)
+        return self.with_other_parts(checked, "gloo", store, rank, size)
+
+    def _checked(self, group: Any, backend: str, store: Any, rank: int, size: int, timeout: Any) -> Any:
+        """The group; or, where the rank's calls are to be compared with those of others, one that does that.
+
+        Torch makes a wrapper itself, but not around a backend that is a whole group, as ours are.
+        """
+        process = current_process()
+        assert process is not None
+        state: RankState = process.torch_state
+        if not state.group_in_making or state.debug_level != _registry.DebugLevel.DETAIL:
+            return group
+        name, state.group_in_making = state.group_in_making, ""  # the group that the wrapper needs gets none itself
+        checked: CheckedProcessGroup = c10d._create_process_group_wrapper(group, name, store, rank, size, timeout)
+        state.group_in_making = name
+        checked.passes_for = backend
+        return checked
+
+    def tcp_store(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = _STORE_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> SimStore:
+        from simdist.c10d.surface._tcp_store import open_tcp_store
+
+        if master_listen_fd is not None:
+            raise UnsupportedError("a simulated TCPStore takes no listening socket")
+        return open_tcp_store(
+            self.servers,
+            host_name,
+            port,
+            world_size=world_size,
+            is_master=is_master,
+            timeout=timeout,
+            wait_for_workers=wait_for_workers,
+            multi_tenant=multi_tenant,
+            latency_ns=lambda source, target: self._network.cluster.path(source, target)[0],
+        )
+
+    def file_store(self, path: str, world_size: int = -1) -> SimStore:
+        server = self.servers.setdefault(("file", str(path)), StoreServer(str(path)))
+        return SimStore(server, kind="file")
+
+    def hash_store(self) -> SimStore:
+        # A real one lives inside one process, so every rank has its own.
+        return SimStore(StoreServer("hash"), kind="hash")
+
+
+def serve(makers: Makers | None) -> None:
+    """From now on these make what ranks ask for; None: nobody does."""
+    global _present
+    _present = makers
+
+
+def _in_present_world(method: str) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return getattr(_present, method)(*args, **kwargs)
+
+    return make
+
+
+# Backends that a build of torch may lack, and what torch says behind the name (2.13).
+_MAY_LACK = {
+    "nccl": "",
+    "xccl": "",
+    "mpi": ". MPI is only included if you build PyTorch from source on a host that has MPI installed.",
+}
+
+
+def group_maker(backend: Backend) -> Callable[..., Any]:
+    """A function for `dist.Backend.register_backend`: on ranks it makes simulated groups of a backend.
+
+    Example:
+        >>> def main():
+        ...     dist.Backend.register_backend("hub", group_maker(HUB), devices=["cpu"])
+        ...     dist.init_process_group("hub")
+        ...     return dist.get_backend()
+        >>> simdist.run(main, world_size=2).values
+        ['hub', 'hub']
+    """
+
+    def make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        if current_process() is None or _present is None:
+            raise SimdistError(f"the {backend.name!r} backend exists only inside simulated ranks")
+        group = _present.make_group(store, rank, size, timeout, backend)
+        return _present.with_other_parts(group, backend.name, store, rank, size)
+
+    return make
+
+
+_STORES = {
+    "TCPStore": _in_present_world("tcp_store"),
+    "FileStore": _in_present_world("file_store"),
+    "HashStore": _in_present_world("hash_store"),
+}
+make_sim_group = group_maker(IDEAL)
+_make_gloo_group = _in_present_world("gloo_group")
+make_nccl_group = _in_present_world("nccl_group")
+
+
+@functools.cache
+def _gloo_class(real: Any) -> Any:
+    gloo = dispatching("ProcessGroupGloo", real, SimProcessGroup, _make_gloo_group)
+    gloo.unlike = staticmethod(_is_wrapper)
+    gloo.like = staticmethod(_passes_for_gloo)
+    gloo._Options = dispatching("_Options", real._Options, GroupOptions, GroupOptions)
+    gloo.Device = dispatching("Device", real.Device, Device, real.Device)
+    gloo.create_device = staticmethod(_device(real.create_device, create_device))
+    gloo.create_default_device = staticmethod(_device(real.create_default_device, create_default_device))
+    return gloo
+
+
+def install(patches: Patches) -> None:
+    """Replace the names that make stores and groups."""
+    stores = {name: dispatching(name, getattr(dist, name), SimStore, make) for name, make in _STORES.items()}
+    stores["PrefixStore"] = dispatching("PrefixStore", _c.PrefixStore, SimPrefixStore, _prefix_store)
+    for module in (dist, c10d, _rendezvous):
+        for name, replacement in stores.items():
+            if hasattr(module, name):
+                patches.replace(module, name, replacement)
+    gloo = _gloo_class(c10d.ProcessGroupGloo)
+    patches.replace(c10d, "ProcessGroupGloo", gloo)
+    if hasattr(dist, "ProcessGroupGloo"):
+        patches.replace(dist, "ProcessGroupGloo", gloo)
+    wrapper = dispatching(
+        "_ProcessGroupWrapper", _registry._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup
+    )
+    for module in (c10d, _registry):
+        patches.replace(module, "_ProcessGroupWrapper", wrapper)
+    patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
+    patches.wrap(c10d, "_object_to_tensor", with_zero_padding)
+
+
+def _limit_and_options(
+    store: Any, rank: int, size: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[timedelta, GroupOptions | None]:
+    """What follows the size in a call of `ProcessGroupGloo`: nothing, or options, or a timeout."""
+    given = [*args, *kwargs.values()] if kwargs else args
+    if not given:
+        return _DEFAULT_TIMEOUT, None
+    if len(given) == 1:
+        if isinstance(given[0], GroupOptions) and "timeout" not in kwargs:
+            if not given[0]._devices:
+                raise RuntimeError("No device(s) specified")
+            return given[0]._timeout, given[0]
+        if is_duration(given[0]) and "options" not in kwargs:
+            return whole_ms(given[0]), None
+    if any(isinstance(each, _registry.ProcessGroupGloo._Options) for each in given):
+        raise SimdistError("the group's options were made outside the simulation; make them inside the rank's function")
+    raise said_by(_registry.ProcessGroupGloo, store, rank, size, *args, **kwargs)
+
+
+def _require_place(rank: int, size: int, timeout: timedelta) -> None:
+    if 0 <= rank < size and timeout >= _AT_ONCE:
+        return
+    for line, kept, said in (
+        (22, rank >= 0, f"rank >= 0. {rank} vs 0"),
+        (23, rank < size, f"rank < size. {rank} vs {size}"),
+        (62, timeout >= _AT_ONCE, "timeout.count() >= 0. Invalid timeout"),
+    ):
+        if not kept:
+            raise RuntimeError(f"[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/context.cc:{line}] {said}")
+
+
+_AT_ONCE = timedelta(0)
+
+
+def _passes_for_gloo(group: Any) -> bool:
+    return getattr(group, "passes_for", "") == "gloo"
+
+
+def _is_wrapper(group: Any) -> bool:
+    return isinstance(group, CheckedProcessGroup) and group.passes_for != "gloo"
+
+
+def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(original).parameters
+    names = tuple(parameters)
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is None or process.torch_state is None:
+            return original(*args, **kwargs)
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        backend = given["backend"]
+        _require_built_in(backend)
+        state: RankState = process.torch_state
+        state.group_in_making = str(given["group_name"])
+        state.ranks_in_making = list(given["global_ranks_in_group"])
+        state.making = Making(given["timeout"], given["backend_options"], given["device_id"], _parts(backend))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.group_in_making, state.ranks_in_making, state.making = "", [], None
+
+    return helper
+
+
+def _parts(backend: Any) -> dict[str, str]:
+    """The backends of a group by type of device; none if all devices have the same, or torch will refuse the list."""
+    if ":" not in str(backend) and backend != c10d.Backend.UNDEFINED:
+        return {}
+    try:
+        found = c10d.BackendConfig(backend).get_device_backend_map()
+    except ValueError:
+        return {}
+    return {device: str(name) for device, name in found.items()} if len(set(found.values())) > 1 else {}
+
+
+def _require_built_in(backend: Any) -> None:
+    """Refuse a list of backends one of which this torch does not have, in its words.
+
+    Torch makes the backends one by one, and says it of the first that it lacks. Ours is a whole group, which ends that
+    loop, so what comes behind it would be taken in silence.
+    """
+    text = str(backend).lower()
+    named = [part.partition(":")[2] for part in text.split(",") if ":" in part] if ":" in text else (text,)
+    for name in named or (text,):
+        if name in _MAY_LACK and not getattr(c10d, f"is_{name}_available")():
+            error = RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
+            if name == "nccl":
+                error.add_note(
+                    'this world has no devices for NCCL; simdist.run(..., backend="nccl"), backend = "nccl" in a '
+                    "scenario, or devices_per_host in its cluster, gives it virtual ones"
+                )
+            raise error
+
+
+def _prefix_store(prefix: str, store: Any) -> Any:
+    if isinstance(store, SimStore):
+        return SimPrefixStore(prefix, store)
+    if is_hosts(store):
+        raise refusal(store)
+    return _c.PrefixStore(prefix, store)  # of a store that is no store at all, such as torch's FakeStore
+
+
+def _device(original: Callable[..., Any], make: Callable[..., Device]) -> Callable[..., Any]:
+    def create(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if current_process() is None else make(*args, **kwargs)
+
+    return create

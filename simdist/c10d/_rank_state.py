@@ -1,0 +1,67 @@
+"""What torch keeps per process, of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from simdist.c10d.surface._rank_world import RankWorld
+from simdist.c10d.surface._work import SimFuture
+from simdist.c10d.watch._flight_record import FlightRecord
+from simdist.c10d.watch._profiling import ProfiledCalls
+
+__all__ = ["Making", "RankState"]
+
+
+class RankState:
+    """What torch keeps per process, of one rank."""
+
+    __slots__ = (
+        "backends",
+        "debug_level",
+        "default_dtype",
+        "failed",
+        "flight_record",
+        "futures",
+        "graph_task",
+        "group_in_making",
+        "init_method",
+        "making",
+        "nccl",
+        "profile",
+        "ranks_in_making",
+        "unwaited",
+        "world",
+    )
+
+    def __init__(self, debug_level: Any) -> None:
+        self.world = RankWorld()
+        self.init_method: Any = None
+        self.default_dtype = torch.float32
+        self.debug_level = debug_level
+        self.backends: dict[str, Any] | None = None  # attributes of `Backend`, once the rank has registered one
+        self.futures: dict[SimFuture, None] = {}  # not done yet
+        self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
+        self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
+        self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
+        self.graph_task = -1  # the autograd graph task that has our callback queued
+        self.flight_record: FlightRecord | None = None  # from the first group on
+        self.nccl: Any = None  # what NCCL keeps, from its first group on
+        self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
+        self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
+        self.making: Making | None = None  # likewise, what else is known of it
+
+
+@dataclass(slots=True)
+class Making:
+    """A group that torch is making: what it told the function that makes it.
+
+    `parts` are the backends by type of device, if there are several; none once the first has been asked for.
+    """
+
+    timeout: Any
+    options: Any
+    device: Any
+    parts: dict[str, str]
