@@ -32,6 +32,7 @@ from simdist.process import (
     Sharing,
     SimProcess,
     Slots,
+    collector_of,
     encoded,
     shut_down,
     waits_of_threads,
@@ -186,6 +187,7 @@ class World:
             if hasattr(os, "sched_getaffinity"):
                 self._runtime.cores = os.sched_getaffinity(0)
             stack.enter_context(one_core())
+            stack.enter_context(collector_of(self._spec.world_size))
             self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.call)
             self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]

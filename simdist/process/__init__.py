@@ -18,6 +18,7 @@ Open `_process.py` for the process itself, `_runtime.py` for who is running and 
 one group of replacements. Nothing here knows about torch or process groups.
 """
 
+from simdist.process._collector import collector_of
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
@@ -53,6 +54,7 @@ __all__ = [
     "StepReached",
     "Strike",
     "carry_out",
+    "collector_of",
     "current_process",
     "current_runtime",
     "drawn_from",

@@ -8,6 +8,7 @@ from simdist.kernel import Simulation
 from simdist.process import (
     _children,
     _clock,
+    _collector,
     _descriptors,
     _entropy,
     _environ,
@@ -36,6 +37,7 @@ _ALWAYS = tuple(
     for module in (
         _children,
         _clock,
+        _collector,
         _descriptors,
         _entropy,
         _environ,

@@ -91,7 +91,7 @@ def _set_recursion_limit(limit: int) -> None:
 
 
 def _collector() -> tuple[bool, tuple[int, ...]]:
-    return gc.isenabled(), gc.get_threshold()
+    return gc.isenabled(), original(gc.get_threshold)()
 
 
 def _set_collector(state: tuple[bool, tuple[int, ...]]) -> None:

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+import simdist
+from simdist.process import original
+
+
+def test_a_world_of_many_ranks_collects_as_rarely_as_each_of_its_ranks_would() -> None:
+    before = gc.get_threshold()
+
+    result = simdist.run(lambda: (original(gc.get_threshold)(), gc.get_threshold()), world_size=3)
+
+    assert result.values == [((3 * before[0], *before[1:]), before)] * 3
+    assert gc.get_threshold() == before
+
+
+def test_the_factor_has_a_limit() -> None:
+    before = gc.get_threshold()
+
+    result = simdist.run(lambda: original(gc.get_threshold)()[0], world_size=1_100)
+
+    assert set(result.values) == {1_000 * before[0]}
+
+
+def test_what_a_rank_sets_is_set_while_the_world_lives() -> None:
+    before = gc.get_threshold()
+
+    def main() -> tuple[int, ...]:
+        gc.set_threshold(1_234, 5, 6)
+        return gc.get_threshold()
+
+    result = simdist.run(main, world_size=2, isolate=False)
+
+    assert result.values == [(1_234, 5, 6)] * 2
+    assert gc.get_threshold() == before
+
+
+def test_a_world_that_fails_puts_it_back() -> None:
+    before = gc.get_threshold()
+
+    def broken(rank: int, time_ns: int, stream: str, line: str) -> None:
+        raise LookupError(line)
+
+    with pytest.raises(LookupError):
+        simdist.run(lambda: print("x"), world_size=2, echo=broken)
+    assert gc.get_threshold() == before
