@@ -34,7 +34,7 @@ def main():
     for _ in range(TIMES):
         {repeat}
     dist.destroy_process_group()
-simdist.run(main, world_size={ranks}).raise_for_failure()
+simdist.run(main, world_size={ranks}, stall_s=3600).raise_for_failure()
 """
 _DDP = """
 import simdist, torch, torch.distributed as dist
@@ -52,7 +52,7 @@ def main():
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
     dist.destroy_process_group()
-simdist.run(main, world_size=4).raise_for_failure()
+simdist.run(main, world_size=4, stall_s=3600).raise_for_failure()
 """
 _START = """
 import simdist, torch, torch.distributed as dist
@@ -61,7 +61,7 @@ def main():
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 for _ in range(TIMES):
-    simdist.run(main, world_size={ranks}).raise_for_failure()
+    simdist.run(main, world_size={ranks}, stall_s=3600).raise_for_failure()
 """
 
 
@@ -112,10 +112,10 @@ def counts(against: Path | None, only: set[str] | None, progress: Callable[[str]
     for path in PATHS:
         if only and path.group not in only:
             continue
-        progress(f"{path.what} ...")
         found = [count(path, tree) for tree in trees]
         row = [path.what, *(f"{each:,.0f}".replace(",", " ") for each in found)]
         rows.append([*row, *([f"{found[0] / found[1]:.3f}"] if against else [])])
+        progress("  ".join(rows[-1]))  # each takes minutes
     return rows
 
 
