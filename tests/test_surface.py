@@ -175,6 +175,7 @@ LAYERS: dict[str, set[str]] = {
         "determinism",
         "_shared_writes",
         "_observer",
+        "device",
         "click",
         "rich",
     },

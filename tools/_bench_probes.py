@@ -232,11 +232,20 @@ def suite(arm: str, repeat: int) -> Figures:
     return {"seconds": statistics.median(run_arm(SUITE, arm)["seconds"] for _ in range(repeat))}
 
 
+def _build_kernels() -> None:
+    """Where kernels in C++ are asked for, there are some."""
+    from simdist.device import build_kernels, built_kernels
+
+    if os.environ.get("SIMDIST_DEVICE_KERNELS") == "compiled" and not built_kernels().exists():
+        build_kernels()
+
+
 def device_operation(calls: int, repeat: int) -> Figures:
     """One small operation on a virtual device, and in a world that has none."""
     from simdist import run
     from simdist.cluster import build
 
+    _build_kernels()
     figures = {}
     for name, device, devices in (("cpu_seconds", "cpu", 0), ("seconds", "cuda", 1)):
         body = partial(bodies.additions, calls, repeat, device)
@@ -257,6 +266,7 @@ def device_ddp(ranks: int, steps: int, repeat: int) -> Figures:
         dist.init_process_group("gloo")
         return bodies.ddp_steps(steps, repeat, device)
 
+    _build_kernels()
     figures = {}
     for name, device, devices in (("cpu_per_second", "cpu", 0), ("per_second", "cuda", ranks)):
         result = run(partial(in_group, device), world_size=ranks, cluster=build(ranks, devices_per_host=devices))

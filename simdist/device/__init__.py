@@ -11,8 +11,8 @@ Each host of the cluster has `devices_per_host` devices with `device_memory_byte
 host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),
 generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`, of
 `_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`).
-Computing takes no time so far, and nobody looks for races: a model of both comes in at `Streams.enqueue` and
-`_kernels.replace_maker`, and so do kernels in C++.
+`_races` finds what streams do to each other, in strict worlds. Kernels in C++ (`native/kernels.cpp`) can go before
+those in Python, with the same results: `build_kernels` builds them, `_compiled` finds them.
 
 A world that has no devices pays nothing and changes nothing. One that has ends as if it had not been there: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
@@ -25,6 +25,7 @@ Open `_install.py` first, then `_kernels.py`.
 
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release
+from simdist.device._compiled import build_kernels, built_kernels, compiler
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState, explain_absence
 from simdist.device._kernels import kernel_of, replace_maker
@@ -42,7 +43,10 @@ __all__ = [
     "Streams",
     "account_of",
     "block_of",
+    "build_kernels",
+    "built_kernels",
     "claim",
+    "compiler",
     "current_device",
     "current_stream",
     "devices_of_this_process",

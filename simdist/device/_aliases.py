@@ -5,20 +5,23 @@ genuine tensor with the dispatch keys of that device. It shares the memory and k
 
 The Python object of a storage lives as long as the C++ storage does, attributes included: it has the `Block` in which
 its memory is accounted. A tensor would be the wrong place, for the attributes of tensors are pickled and copied.
+
+Kernels in C++ make such tensors themselves, and have what a `Block` has in the C++ storage; `use` lets what is here go
+by them. A storage of theirs gets a `Block` when somebody asks for it, which takes its account over.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from simdist.device._memory import Account
+from simdist.device._memory import Account, Block, Device, account_class
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
 
-__all__ = ["block_of", "host", "memory", "raised"]
+__all__ = ["account_holding", "block_of", "block_of_storage", "host", "memory", "raised", "refuse", "use"]
 
 Tensor = torch.Tensor
 _CPU, _CUDA = 1, 2  # DLDeviceType
@@ -32,13 +35,51 @@ _from_capsule: Any = torch._C._from_dlpack
 _int64_at = ctypes.c_int64.from_address
 
 
+_compiled: Any = None  # the module with kernels in C++, in worlds that have them
+_known: Any = None  # the same in all later worlds, for tensors that have outlived theirs
+
+
+def use(compiled: Any) -> None:
+    """From now on tensors are made by the module with kernels in C++; or, None, by Python."""
+    global _compiled, _known
+    _compiled = compiled
+    _known = compiled or _known
+
+
 def block_of(tensor: Tensor) -> Any:
     """The block of a tensor's storage; None where torch made the storage itself."""
-    return getattr(tensor.untyped_storage(), "block", None)
+    return block_of_storage(tensor.untyped_storage())
+
+
+def block_of_storage(storage: Any) -> Any:
+    """The block of a storage; None where torch made it itself."""
+    block = getattr(storage, "block", None)
+    if block is None and _known is not None:
+        known = _known.adopt(storage)
+        if known is not None:
+            account, size, made = known
+            if not isinstance(account, Account):  # its world is over
+                account = account_class()(Device(1 << 62), account.index, 0)
+            block = Block(account, size)
+            block.host = made
+            storage.block = block
+            _known.adopted(storage, block)
+    return block
+
+
+def account_holding(tensor: Tensor) -> Account | None:
+    """The account that the memory of a tensor is in; None where torch made it itself."""
+    block = getattr(tensor.untyped_storage(), "block", None)
+    if block is not None:
+        return block.account  # type: ignore[no-any-return]  # an attribute that we gave it
+    known = None if _known is None else _known.account_holding(tensor)
+    return known if isinstance(known, Account) else None
 
 
 def host(tensor: Tensor) -> Tensor:
     """A CPU tensor over the memory of one on a device."""
+    if _compiled is not None and not (tensor.is_conj() or tensor.is_neg()):
+        return _compiled.host(tensor)  # type: ignore[no-any-return]  # C code without types
     block = getattr(tensor.untyped_storage(), "block", None)
     if block is not None:
         known = block.host
@@ -61,6 +102,8 @@ def host(tensor: Tensor) -> Tensor:
 
 def memory(tensor: Tensor) -> Tensor:
     """As `host`, of a tensor that is read as it lies there; always made anew."""
+    if _compiled is not None:
+        return _compiled.memory(tensor)  # type: ignore[no-any-return]  # C code without types
     capsule = _to_capsule(tensor)
     _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CPU
     return _from_capsule(capsule)  # type: ignore[no-any-return]  # C code without types
@@ -73,6 +116,8 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
         OutOfMemoryError: the device has not so much.
         UnsupportedError: it is a sparse or quantized tensor.
     """
+    if _compiled is not None and isinstance(account, _compiled.Figures):
+        return _compiled.raised(tensor, account)  # type: ignore[no-any-return]  # C code without types
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     try:
@@ -81,8 +126,7 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
     except (RuntimeError, BufferError, NotImplementedError) as error:
         if isinstance(error, torch.OutOfMemoryError) or (tensor.layout is torch.strided and not tensor.is_quantized):
             raise
-        kind = str(tensor.layout if tensor.layout is not torch.strided else tensor.dtype).removeprefix("torch.")
-        raise UnsupportedError(f"a virtual device has no {kind} tensors; keep them on the CPU") from error
+        refuse(tensor, error)
     block.host = tensor
     _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | account.index << 32
     try:
@@ -94,3 +138,13 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
             result = _from_capsule(capsule)
     result.untyped_storage().block = block
     return result  # type: ignore[no-any-return]  # C code without types
+
+
+def refuse(tensor: Tensor, cause: BaseException | None = None) -> NoReturn:
+    """Say that a device has no tensors of this kind.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    kind = str(tensor.layout if tensor.layout is not torch.strided else tensor.dtype).removeprefix("torch.")
+    raise UnsupportedError(f"a virtual device has no {kind} tensors; keep them on the CPU") from cause

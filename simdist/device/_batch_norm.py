@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from simdist.device._aliases import block_of, host, raised
+from simdist.device._aliases import account_holding, host, raised
 from simdist.device._state import account_of
 
 __all__ = ["KERNELS"]
@@ -20,8 +20,7 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         first = args[0]
-        block = block_of(first)
-        account = account_of(first.get_device()) if block is None else block.account
+        account = account_holding(first) or account_of(first.get_device())
         lowered = [host(each) if isinstance(each, Tensor) and each.is_cuda else each for each in args]
         named = {
             name: host(each) if isinstance(each, Tensor) and each.is_cuda else each for name, each in kwargs.items()

@@ -11,6 +11,7 @@ import torch
 from simdist.cluster import Cluster
 from simdist.device import _kernels, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
+from simdist.device._compiled import chosen
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
@@ -48,7 +49,7 @@ class DeviceState:
 
     def install(self) -> None:
         """Let ranks find devices."""
-        _kernels.install()
+        _kernels.install(chosen())
         if self._strict:
             from simdist.device._races import Races, watch
 

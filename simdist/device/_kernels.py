@@ -6,7 +6,9 @@ the storage: the CPU's kernel makes it of the tensor itself.
 
 `install` registers more than a thousand of them, in a tenth of a second, once per interpreter; what an operator is like
 is looked up when it is first called. They stay: no tensor reaches them that is not on a device. `replace_maker` is
-where other kernels (compiled ones, or ones that also tell what they read and write) come in.
+where kernels come in that also tell what they read and write, and what they cost.
+
+Kernels in C++ (`_compiled`) go before these, and give them what is out of the ordinary.
 """
 
 from __future__ import annotations
@@ -18,10 +20,18 @@ from typing import Any
 import torch
 
 from simdist.device import _special
-from simdist.device._aliases import block_of, host, raised
+from simdist.device._aliases import account_holding, host, raised, refuse, use
+from simdist.device._claims import Outstanding
 from simdist.device._mixing import MAY_MIX, wrong_devices
-from simdist.device._special import account_on, drawn_from, grow, memory_error, synchronize_current
-from simdist.device._state import account_of
+from simdist.device._special import (
+    NO_HOST_MEMORY,
+    account_on,
+    drawn_from,
+    grow,
+    memory_error,
+    synchronize_current,
+)
+from simdist.device._state import account_of, keep_figures_in
 from simdist.errors import InternalError
 
 __all__ = ["install", "kernel_of", "replace_maker"]
@@ -34,11 +44,39 @@ _CPU = torch._C.DispatchKeySet(_CPU_KEY)
 _WHOLE = ("aten::convolution", "aten::convolution_backward")
 
 _library: Any = None
+_names: list[str] = []  # of the operators that have a kernel here
+_spare_key = "PrivateUse3"  # under which kernels in C++ find these
+_compiled: Any = None  # the module with kernels in C++, while those go first
 _made: dict[str, Kernel] = {}  # by operator, those that have been called
 
 
-def install() -> None:
-    """Register a kernel for every operator that the CPU has one for; does nothing the second time."""
+def install(compiled: Any = None) -> None:
+    """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, or none do."""
+    global _compiled
+    _register()
+    if compiled is not _compiled:
+        if _compiled is not None:
+            _compiled.disable()
+        if compiled is not None:
+            compiled.connect(_provide, account_of, synchronize_current, _no_memory, refuse, Outstanding)
+            compiled.enable([name for name in _names if "aten::" + name not in _special.KERNELS])
+            compiled.observe(_maker is not kernel_of)
+        _compiled = compiled
+        keep_figures_in(None if compiled is None else compiled.Figures)
+        use(compiled)
+
+
+def _provide(name: str) -> None:
+    """Let a kernel in C++ find that of Python."""
+    kernel = _special.KERNELS.get(name) or _on_first_call(name)
+    _library.m.impl(name.removeprefix("aten::"), _spare_key, kernel)
+
+
+def _no_memory(index: int) -> None:
+    raise memory_error(RuntimeError(NO_HOST_MEMORY), account_of(index))
+
+
+def _register() -> None:
     global _library
     if _library is not None:
         return
@@ -51,6 +89,7 @@ def install() -> None:
     for name in dict.fromkeys([*names, *_special.KERNELS, *_WHOLE]):
         if not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
             _library.m.impl(name.removeprefix("aten::"), "CUDA", _special.KERNELS.get(name) or _on_first_call(name))
+            _names.append(name.removeprefix("aten::"))
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
             _library.m.impl(name.removeprefix("aten::"), key, kernel)
@@ -61,6 +100,8 @@ def replace_maker(maker: Callable[[Any], Kernel]) -> None:
     global _maker
     _maker = maker
     _made.clear()
+    if _compiled is not None:
+        _compiled.observe(maker is not kernel_of)
 
 
 def _on_first_call(name: str) -> Kernel:
@@ -175,8 +216,7 @@ def _pure(op: Any, *, waits: bool) -> Kernel:
         except RuntimeError as error:
             raise memory_error(error, account_of(max(index, 0))) from None
         if isinstance(result, Tensor):
-            block = block_of(seen)
-            return raised(result, account_of(index) if block is None else block.account)
+            return raised(result, account_holding(seen) or account_of(index))
         if type(result) in (list, tuple):
             account = account_on(seen, index)
             return [raised(each, account) for each in result]

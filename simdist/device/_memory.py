@@ -7,11 +7,12 @@ next), the memory that a CUDA context takes, and what a kernel needs only while 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
-__all__ = ["Account", "Block", "Device"]
+__all__ = ["Account", "Block", "Device", "account_class"]
 
 _BLOCK, _SEGMENT = 512, 2 << 20
 _SMALL, _MEDIUM, _MEDIUM_SEGMENT = 1 << 20, 10 << 20, 20 << 20
@@ -36,38 +37,37 @@ class Device:
 class Account:
     """What one process has on a device, which it calls number `index`.
 
-    `reserved` is what the process has of the device; `used` the part of it that tensors hold.
+    `reserved` is what the process has of the device; `used` the part of it that tensors hold. Where the figures are
+    is a matter of the class below, for kernels in C++ keep them themselves.
     """
 
-    __slots__ = (
-        "allocated",
-        "allocations",
-        "device",
-        "fraction",
-        "index",
-        "limit",
-        "most_allocations",
-        "ooms",
-        "peak",
-        "peak_reserved",
-        "pid",
-        "reserved",
-        "retries",
-        "since",
-        "total",
-        "used",
-    )
+    device: Device
+    index: int
+    pid: int
+    used: int
+    reserved: int
+    peak: int
+    peak_reserved: int
+    total: int  # ever allocated
+    allocations: int  # blocks that are there
+    most_allocations: int
+    allocated: int  # blocks ever allocated
+    since: tuple[int, int, int, int]  # bytes and blocks, allocated and freed, at the last `reset_totals`
+    retries: int
+    ooms: int
+    fraction: float  # of the device, that the process allows itself
+    limit: int
 
     def __init__(self, device: Device, index: int, pid: int) -> None:
         self.device, self.index, self.pid = device, index, pid
         self.used = self.reserved = 0
         self.peak = self.peak_reserved = 0
-        self.total = 0  # ever allocated
-        self.allocations = self.most_allocations = 0  # blocks that are there
-        self.allocated = 0  # blocks ever allocated
-        self.since = 0, 0, 0, 0  # bytes and blocks, allocated and freed, at the last `reset_totals`
+        self.total = 0
+        self.allocations = self.most_allocations = 0
+        self.allocated = 0
+        self.since = 0, 0, 0, 0
         self.retries = self.ooms = 0
-        self.fraction = 1.0  # of the device, that the process allows itself
+        self.fraction = 1.0
         self.limit = device.capacity
         device.accounts.append(self)
 
@@ -192,6 +192,23 @@ class Account:
             "oversize_segments": nothing,
             **{name: {"all": figures, "small_pool": nothing, "large_pool": figures} for name, figures in pools.items()},
         }
+
+
+class _PlainAccount(Account):
+    __slots__ = tuple(Account.__annotations__)
+
+
+@functools.cache
+def account_class(figures: Any = None) -> type[Account]:
+    """The class of accounts: with figures of its own, or on a base class that has those that kernels in C++ keep."""
+    if figures is None:
+        return _PlainAccount
+
+    def begin(self: Any, device: Device, index: int, pid: int) -> None:
+        figures.__init__(self)
+        Account.__init__(self, device, index, pid)
+
+    return type("_CompiledAccount", (Account, figures), {"__init__": begin})
 
 
 class Block:

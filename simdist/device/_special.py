@@ -9,19 +9,28 @@ from typing import Any
 import torch
 
 from simdist.device import _batch_norm
-from simdist.device._aliases import block_of, host, raised
+from simdist.device._aliases import account_holding, host, raised
 from simdist.device._generators import device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
 
-__all__ = ["COMPOSITES", "KERNELS", "account_on", "drawn_from", "grow", "memory_error", "synchronize_current"]
+__all__ = [
+    "COMPOSITES",
+    "KERNELS",
+    "NO_HOST_MEMORY",
+    "account_on",
+    "drawn_from",
+    "grow",
+    "memory_error",
+    "synchronize_current",
+]
 
 Tensor = torch.Tensor
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _aten = torch.ops.aten
 # Told of what a kernel of this file is called, reads and writes, in a world that looks for races.
 watched: Callable[[str, Sequence[Any], Sequence[Any]], None] | None = None
-_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 # -- what several kernels do -----------------------------------------------------------------------------------------
@@ -29,8 +38,8 @@ _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 def account_on(seen: Any, index: int) -> Account:
     """The account that what an operator makes goes to: that of a tensor that it reads, if there is any."""
-    block = None if seen is None else block_of(seen)
-    return account_of(index) if block is None else block.account
+    known = None if seen is None else account_holding(seen)
+    return account_of(index) if known is None else known
 
 
 def drawn_from(generator: Any, index: int) -> torch.Generator:
@@ -56,7 +65,7 @@ def grow(tensor: Tensor, made: Tensor) -> None:
 
 def memory_error(error: RuntimeError, account: Account) -> RuntimeError:
     """The same error; or, if the host itself has no more memory, the one of a device that has none."""
-    if _NO_MEMORY not in str(error):
+    if NO_HOST_MEMORY not in str(error):
         return error
     full = account.out_of_memory(0)
     full.add_note("the memory of the machine that simulates ran out, not that of the virtual device")

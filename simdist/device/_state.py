@@ -10,17 +10,18 @@ import torch
 
 from simdist.cluster import Cluster
 from simdist.device._generators import DeviceGenerator
-from simdist.device._memory import Account, Device
+from simdist.device._memory import Account, Device, account_class
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
 from simdist.process import SimProcess, current_process
 
-__all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "present"]
+__all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "keep_figures_in", "present"]
 __all__ += ["VARIABLES", "present_or_none", "there_are_devices"]
 
 # What `torch.cuda` keeps per process in variables of the module: swapped at each hand-over to another process.
 VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
 _present: Hardware | None = None  # of the one world that is active
+_account_class = account_class()
 
 
 class ProcessDevices:
@@ -47,7 +48,8 @@ class ProcessDevices:
         accounts = self._accounts
         if accounts is None:
             seen = self._visible()
-            accounts = [Account(self._devices[place], index, self._process.pid) for index, place in enumerate(seen)]
+            make = _account_class
+            accounts = [make(self._devices[place], index, self._process.pid) for index, place in enumerate(seen)]
             self._accounts = accounts
             self._process.end_listeners[self._close] = None
         return accounts
@@ -114,6 +116,14 @@ def enter(hardware: Hardware | None) -> None:
     core().count = count if hardware is not None else lambda: 0
 
 
+def keep_figures_in(figures: Any) -> None:
+    """Make accounts on that base class from now on, in which kernels in C++ keep the figures; None: in Python."""
+    global _account_class
+    if _account_class is not account_class(figures):
+        _account_class = account_class(figures)
+        _stray.cache_clear()
+
+
 def there_are_devices() -> bool:
     """True while a world with devices lives."""
     return _present is not None
@@ -167,7 +177,7 @@ def account_of(index: int | None) -> Account:
 @functools.cache
 def _stray(index: int) -> Account:
     """Where what is made of a tensor that outlived its world is accounted."""
-    return Account(Device(1 << 62), index, 0)
+    return _account_class(Device(1 << 62), index, 0)
 
 
 def invalid_device() -> Exception:

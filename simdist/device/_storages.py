@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from simdist.device._aliases import block_of
+from simdist.device._aliases import block_of, block_of_storage
 from simdist.device._state import account_of
 
 __all__ = ["METHODS"]
@@ -48,7 +48,7 @@ def _clone(original: Callable[..., Any]) -> Callable[..., Any]:
 def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
     def resize_(self: Any, size: int) -> Any:
         """The bytes stay, since what a capsule holds can't be resized; the account and the size follow."""
-        block = getattr(self, "block", None)
+        block = block_of_storage(self)
         if block is None:
             return original(self, size)
         if size > _nbytes(self):

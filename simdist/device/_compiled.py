@@ -1,0 +1,120 @@
+"""The kernels in C++: built once on this machine, kept per version of torch, and taken when they are there.
+
+`build_kernels` compiles `native/kernels.cpp` with g++ into the user's cache folder. A world with devices takes what it
+finds there for its torch, its Python and this very source; `SIMDIST_DEVICE_KERNELS=python` in the environment of the
+host does without, `=compiled` insists. Results, accounts and digests are the same in both forms.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simdist.errors import UnsupportedError
+
+__all__ = ["VARIABLE", "build_kernels", "built_kernels", "chosen", "compiler"]
+
+VARIABLE = "SIMDIST_DEVICE_KERNELS"
+_CHOICES = ("auto", "python", "compiled")
+_MODULE = "_simdist_devices"
+_SOURCE = Path(__file__).parent / "native" / "kernels.cpp"
+_HOW = "simdist build-devices builds them, with g++"
+
+
+def built_kernels() -> Path:
+    """Where the compiled kernels are, or would be: of this torch, this Python and this source."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
+    name = f"devices-torch{torch.__version__}-{sys.implementation.cache_tag}-{platform.machine()}-{source}.so"
+    return Path(cache) / "simdist" / name
+
+
+def compiler() -> str | None:
+    """The path of g++; None where there is none."""
+    return shutil.which("g++")
+
+
+def build_kernels(waiting: Callable[[], None] = lambda: None) -> Path:
+    """Compile the kernels, which takes some fifteen seconds; returns where they are.
+
+    `waiting` is called every half second meanwhile.
+
+    Raises:
+        UnsupportedError: there is no g++, or it does not take the source.
+    """
+    found = compiler()
+    if found is None:
+        raise UnsupportedError(
+            "g++ is not to be found, and the kernels of virtual devices are built with it; install it (Debian, Ubuntu: "
+            "apt install g++), or go on without: the kernels in Python do the same"
+        )
+    target = built_kernels()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    here = Path(torch.__file__).parent
+    headers = [here / "include", here / "include/torch/csrc/api/include", Path(sysconfig.get_paths()["include"])]
+    made = target.with_name(f"{target.name}.{os.getpid()}")
+    command = [
+        *(found, "-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", str(_SOURCE), "-o", str(made)),
+        *(f"-I{each}" for each in headers),
+        *(f"-L{here / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        while True:
+            try:
+                _, told = running.communicate(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                waiting()
+    if running.returncode:
+        made.unlink(missing_ok=True)
+        said = "\n".join(line for line in told.splitlines() if "error" in line)[:2000] or told[-2000:]
+        raise UnsupportedError(f"g++ did not take the kernels of virtual devices (torch {torch.__version__}):\n{said}")
+    made.replace(target)  # at once: others may be looking for it
+    return target
+
+
+def chosen() -> Any:
+    """The module with the compiled kernels, or None: what the environment asks for, by default what there is.
+
+    Raises:
+        UnsupportedError: they are asked for and not there, or the environment asks for something else.
+    """
+    wish = os.environ.get(VARIABLE, "auto")
+    if wish not in _CHOICES:
+        raise UnsupportedError(f"{VARIABLE}: {wish!r} is no form of kernels; expected one of {', '.join(_CHOICES)}")
+    if wish == "python":
+        return None
+    path = built_kernels()
+    if not path.exists():
+        if wish == "auto":
+            return None
+        raise UnsupportedError(f"{VARIABLE}=compiled, and there are none for torch {torch.__version__}; {_HOW}")
+    return _loaded(str(path))
+
+
+@functools.cache
+def _loaded(path: str) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(_MODULE, path)
+    spec = importlib.util.spec_from_loader(_MODULE, loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{path} can't be loaded ({error}); delete it, and build the kernels anew: {_HOW}"
+        ) from error
+    return module

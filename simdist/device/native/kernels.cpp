@@ -1,0 +1,532 @@
+// The kernels of `simdist/device/_kernels.py` in C++: the same checks, the same results, the same accounts.
+//
+// An operator goes down to the CPU's kernel on CPU tensors over the same memory, and what that makes comes up as a
+// tensor of the device. Whatever is out of the ordinary (devices that do not fit together, generators, memory that an
+// operation has claimed, a world that looks at every kernel) is given to the kernel in Python, which is registered
+// for a key that nothing else uses.
+#include <Python.h>
+#include <pybind11/pybind11.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DispatchKeySet.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace py = pybind11;
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr DispatchKey kPython = DispatchKey::PrivateUse3;  // where the kernels in Python are
+const DispatchKeySet kCpu(DispatchKey::CPU);
+constexpr int64_t kBlock = 512;
+
+// What the module is told by Python. Never freed: tensors outlive interpreters.
+struct Hooks {
+  py::object provide;      // registers the kernel in Python of the operator with a name
+  py::object account_of;   // the account of the calling process on a device; by default on the current one
+  py::object synchronize;  // park until the current stream of a device is done
+  py::object no_memory;    // raises what torch says where the host has no more memory
+  py::object refuse;       // raises what is said of tensors that no device has
+  py::object outstanding;  // the class of what stands for the memory that an operation has claimed
+};
+Hooks* hooks = nullptr;
+std::atomic<bool> observed{false};  // every kernel goes to Python
+
+// What one process has on one device: the base class of `Account` in Python, which has the rest.
+struct Figures {
+  std::atomic<int64_t> used{0}, reserved{0}, peak{0}, total{0}, allocations{0}, most_allocations{0}, allocated{0};
+  int index = 0;
+};
+
+int64_t rounded(int64_t size) {
+  return (size + kBlock - 1) & -kBlock;
+}
+
+void reserve(const std::shared_ptr<Figures>& figures, int64_t used, int64_t size) {
+  py::gil_scoped_acquire gil;
+  py::object account = py::cast(figures);
+  if (py::hasattr(account, "_reserve")) account.attr("_reserve")(used, size);
+}
+
+// Allocates; the size in whole blocks.
+int64_t take(const std::shared_ptr<Figures>& figures, size_t bytes) {
+  const int64_t size = rounded(static_cast<int64_t>(bytes));
+  Figures& f = *figures;
+  const int64_t used = f.used.load(std::memory_order_relaxed) + size;
+  if (used > f.reserved.load(std::memory_order_relaxed)) reserve(figures, used, size);
+  f.used.store(used, std::memory_order_relaxed);
+  if (used > f.peak.load(std::memory_order_relaxed)) f.peak.store(used, std::memory_order_relaxed);
+  f.total.store(f.total.load(std::memory_order_relaxed) + size, std::memory_order_relaxed);
+  f.allocated.store(f.allocated.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  const int64_t count = f.allocations.load(std::memory_order_relaxed) + 1;
+  f.allocations.store(count, std::memory_order_relaxed);
+  if (count > f.most_allocations.load(std::memory_order_relaxed))
+    f.most_allocations.store(count, std::memory_order_relaxed);
+  return size;
+}
+
+// What a storage of a device holds on to: the CPU tensor that a kernel made there, and its place in the accounts.
+struct Held {
+  Tensor host;
+  std::shared_ptr<Figures> figures;
+  int64_t size;               // accounted here; -1 once a `Block` in Python does it
+  PyObject* block = nullptr;  // that one, borrowed: the storage's Python object has it
+};
+
+void release(void* context) {
+  auto* held = static_cast<Held*>(context);
+  if (held->size >= 0) {
+    held->figures->used.fetch_sub(held->size, std::memory_order_relaxed);
+    held->figures->allocations.fetch_sub(1, std::memory_order_relaxed);
+  }
+  delete held;
+}
+
+void drop(void* context) {
+  delete static_cast<c10::Storage*>(context);
+}
+
+// What a storage holds; null if torch made it itself, or Python did.
+Held* held_of(const c10::Storage& storage) {
+  const at::DataPtr& data = storage.data_ptr();
+  return data.get_deleter() == &release ? static_cast<Held*>(data.get_context()) : nullptr;
+}
+
+Tensor shaped(const Tensor& like, c10::Storage&& storage, DispatchKey key) {
+  Tensor made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), DispatchKeySet(key), like.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  return made;
+}
+
+// A CPU tensor over the memory of one of a device, always made anew.
+Tensor anew(const Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  at::DataPtr data(const_cast<void*>(storage.data()), new c10::Storage(storage), &drop, at::Device(at::kCPU));
+  c10::Storage made(
+      c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(data), c10::GetCPUAllocator(), true);
+  return shaped(tensor, std::move(made), DispatchKey::CPU);
+}
+
+// Waits until no operation claims the memory any more; `_claims.Outstanding` says how.
+void settle(const Held* held) {
+  py::gil_scoped_acquire gil;
+  py::object stands = py::handle(held->block).attr("host");
+  if (Py_TYPE(stands.ptr()) == reinterpret_cast<PyTypeObject*>(hooks->outstanding.ptr()))
+    py::getattr(stands, "shape");  // which waits
+}
+
+// A CPU tensor over the memory of one of a device.
+Tensor lower(const Tensor& tensor) {
+  if (const Held* held = held_of(tensor.storage())) {
+    if (held->block) settle(held);
+    const Tensor& host = held->host;
+    if (host.dtype() == tensor.dtype() && host.storage_offset() == tensor.storage_offset() &&
+        host.sizes() == tensor.sizes() && host.strides() == tensor.strides())
+      return host;
+  }
+  return anew(tensor);
+}
+
+// A CPU tensor as one of a device, and accounted there.
+Tensor raise(const Tensor& made, const std::shared_ptr<Figures>& figures) {
+  if (!made.defined()) return made;
+  if (C10_UNLIKELY(made.layout() != at::kStrided || made.is_quantized())) {
+    py::gil_scoped_acquire gil;
+    hooks->refuse(py::reinterpret_steal<py::object>(THPVariable_Wrap(made)));
+  }
+  const Tensor tensor = C10_UNLIKELY(made.is_conj() || made.is_neg()) ? made.resolve_conj().resolve_neg() : made;
+  const c10::Storage& storage = tensor.storage();
+  const int64_t size = take(figures, storage.nbytes());
+  const auto place = static_cast<c10::DeviceIndex>(figures->index);
+  at::DataPtr data(
+      const_cast<void*>(storage.data()), new Held{tensor, figures, size}, &release, at::Device(at::kCUDA, place));
+  c10::Storage there(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(data), nullptr, false);
+  return shaped(tensor, std::move(there), DispatchKey::CUDA);
+}
+
+std::shared_ptr<Figures> figures_of(int index) {
+  py::gil_scoped_acquire gil;
+  py::object which = index < 0 ? py::object(py::none()) : py::object(py::int_(index));
+  return hooks->account_of(which).cast<std::shared_ptr<Figures>>();
+}
+
+// What an operator is like, read from its schema when it is first called.
+struct Plan {
+  bool view = false;     // its results lie in the memory of its arguments
+  bool python = false;   // it draws numbers, or asks for a device
+  bool waits = false;    // the host needs values
+  bool may_mix = false;  // some arguments may be on the CPU
+  std::vector<bool> written, grows;  // by argument
+  std::vector<bool> in_place;        // by result
+};
+
+Plan plan_of(const c10::OperatorHandle& op) {
+  static const std::vector<std::string> mixing = {
+      "aten::index.Tensor",       "aten::_unsafe_index.Tensor", "aten::index_put_",
+      "aten::index_put",          "aten::_index_put_impl_",     "aten::_foreach_copy_",
+      "aten::is_set_to"};
+  Plan plan;
+  const auto& schema = op.schema();
+  std::string name = schema.name();
+  if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+  for (const auto& each : schema.returns()) {
+    const auto* info = each.alias_info();
+    if (info && !info->isWrite()) plan.view = true;
+    plan.in_place.push_back(info != nullptr);
+  }
+  if (op.hasTag(at::Tag::inplace_view) && name.find("resize") == std::string::npos) plan.view = true;
+  for (const auto& each : schema.arguments()) {
+    const auto* info = each.alias_info();
+    plan.written.push_back(info && info->isWrite());
+    plan.grows.push_back(plan.written.back() && each.kwarg_only());
+    if (each.name() == "generator" || (each.name() == "device" && name != "aten::_to_copy")) plan.python = true;
+  }
+  plan.waits = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+  for (const auto& each : mixing) plan.may_mix = plan.may_mix || each == name;
+  return plan;
+}
+
+void give_to_python(const c10::OperatorHandle& op, Stack* stack, bool& provided) {
+  if (!provided) {
+    py::gil_scoped_acquire gil;
+    const auto& schema = op.schema();
+    hooks->provide(schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name());
+    provided = true;
+  }
+  op.redispatchBoxed(DispatchKeySet(kPython), stack);
+}
+
+// Calls the CPU's kernel; a host without memory is a device without memory.
+void call(const c10::OperatorHandle& op, Stack* stack, int index) {
+  try {
+    op.redispatchBoxed(kCpu, stack);
+  } catch (const c10::Error& error) {
+    if (std::string(error.what()).find("DefaultCPUAllocator: can't allocate memory") == std::string::npos) throw;
+    py::gil_scoped_acquire gil;
+    hooks->no_memory(index < 0 ? 0 : index);
+    throw;
+  }
+}
+
+// The tensors of one call: on which device they are, and whether that is one.
+struct Devices {
+  int index = -1;
+  bool foreign = false;
+  bool odd = false;              // something that only Python knows how to lower
+  const Tensor* seen = nullptr;  // the first of a device
+
+  void look(const Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (!tensor.is_cuda()) {
+      foreign = foreign || tensor.dim() > 0;
+      return;
+    }
+    if (tensor.is_conj() || tensor.is_neg()) odd = true;
+    const int on = tensor.get_device();
+    if (!seen) {
+      seen = &tensor;
+      index = on;
+    } else if (on != index) {
+      foreign = true;
+    }
+  }
+};
+
+Tensor lowered(const Tensor& tensor) {
+  return tensor.defined() && tensor.is_cuda() ? lower(tensor) : tensor;
+}
+
+void lower_value(IValue& value, bool grows) {
+  if (value.isTensor()) {
+    const Tensor& tensor = value.toTensor();
+    if (tensor.defined() && tensor.is_cuda()) {
+      if (grows) {
+        if (const Held* held = held_of(tensor.storage()))
+          if (held->block) settle(held);
+        value = anew(tensor);  // the kernel may give it other memory
+      } else {
+        value = lower(tensor);
+      }
+    }
+  } else if (value.isTensorList()) {
+    const c10::List<Tensor> before = value.toTensorList();
+    c10::List<Tensor> after;
+    after.reserve(before.size());
+    for (size_t i = 0; i < before.size(); ++i) after.push_back(lowered(before.get(i)));
+    value = std::move(after);
+  } else if (value.isOptionalTensorList()) {
+    const auto before = value.toOptionalTensorList();
+    c10::List<std::optional<Tensor>> after;
+    after.reserve(before.size());
+    for (size_t i = 0; i < before.size(); ++i) {
+      const std::optional<Tensor> each = before.get(i);
+      after.push_back(each ? std::optional<Tensor>(lowered(*each)) : each);
+    }
+    value = std::move(after);
+  }
+}
+
+class Kernel : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    if (C10_UNLIKELY(!known_)) {
+      plan_ = plan_of(op);
+      known_ = true;
+    }
+    if (plan_.view) {
+      op.redispatchBoxed(kCpu, stack);
+      return;
+    }
+    if (plan_.python || observed.load(std::memory_order_relaxed)) {
+      give_to_python(op, stack, provided_);
+      return;
+    }
+    const size_t count = plan_.written.size(), base = stack->size() - count;
+    Devices devices;
+    std::vector<Tensor> listed;  // what lists were asked for
+    for (size_t i = 0; i < count; ++i) look((*stack)[base + i], plan_.grows[i], devices);
+    if (C10_UNLIKELY(devices.odd || (devices.foreign && !plan_.may_mix && devices.index >= 0) || devices.index < 0)) {
+      give_to_python(op, stack, provided_);
+      return;
+    }
+    std::shared_ptr<Figures> figures;
+    if (const Held* held = held_of(devices.seen->storage())) figures = held->figures;
+    c10::SmallVector<std::pair<IValue, IValue>, 2> written;
+    for (size_t i = 0; i < count; ++i) {
+      IValue& value = (*stack)[base + i];
+      if (plan_.written[i]) {
+        IValue was = value;
+        lower_value(value, plan_.grows[i]);
+        written.emplace_back(std::move(was), value);
+      } else {
+        lower_value(value, false);
+      }
+    }
+    if (C10_UNLIKELY(plan_.waits)) {
+      py::gil_scoped_acquire gil;
+      hooks->synchronize(devices.index);
+    }
+    call(op, stack, devices.index);
+    if (C10_UNLIKELY(!figures)) figures = figures_of(devices.index);
+    for (auto& [was, now] : written) {
+      if (!was.isTensor() || !was.toTensor().defined()) continue;
+      const Tensor& before = was.toTensor();
+      const Tensor& after = now.toTensor();
+      if (C10_UNLIKELY(before.sizes() != after.sizes())) grow(before, after, figures);
+    }
+    const size_t results = plan_.in_place.size(), first = stack->size() - results;
+    size_t next = 0;
+    for (size_t i = 0; i < results; ++i) {
+      IValue& value = (*stack)[first + i];
+      if (plan_.in_place[i]) {
+        value = std::move(written[next++].first);
+      } else if (value.isTensor()) {
+        value = raise(value.toTensor(), figures);
+      } else if (value.isTensorList()) {
+        const c10::List<Tensor> before = value.toTensorList();
+        c10::List<Tensor> after;
+        for (size_t k = 0; k < before.size(); ++k) after.push_back(raise(before.get(k), figures));
+        value = std::move(after);
+      }
+    }
+  }
+
+ private:
+  static void look(const IValue& value, bool grows, Devices& devices) {
+    if (value.isTensor()) {
+      const Tensor& tensor = value.toTensor();
+      devices.look(tensor);
+      // What grows from nothing gets memory of its own, in Python.
+      if (grows && tensor.defined() && tensor.is_cuda() && !tensor.numel()) devices.odd = true;
+    } else if (value.isTensorList()) {
+      for (const IValue& each : value.toListRef()) devices.look(each.toTensor());
+    } else if (value.isOptionalTensorList()) {
+      for (const IValue& each : value.toListRef())
+        if (each.isTensor()) devices.look(each.toTensor());
+    } else if (value.isDevice()) {
+      devices.odd = true;
+    }
+  }
+
+  static void grow(const Tensor& tensor, const Tensor& made, const std::shared_ptr<Figures>& figures) {
+    static const auto set = c10::Dispatcher::singleton().findSchemaOrThrow("aten::set_", "source_Tensor");
+    Stack stack{tensor, raise(made, figures)};
+    set.redispatchBoxed(kCpu, &stack);
+  }
+
+  Plan plan_;
+  bool known_ = false, provided_ = false;
+};
+
+// `empty.memory_format` and `empty_strided`: the device must have the memory before the host is asked for it.
+class Empty : public c10::OperatorKernel {
+ public:
+  explicit Empty(bool strided) : strided_(strided) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    const size_t base = stack->size() - 6, options = base + (strided_ ? 2 : 1);
+    const IValue& pinned = (*stack)[options + 3];
+    IValue& device = (*stack)[options + 2];
+    const IValue& layout = (*stack)[options + 1];
+    if (observed.load(std::memory_order_relaxed) || (pinned.isBool() && pinned.toBool()) || !device.isDevice() ||
+        (layout.isInt() && layout.toLayout() != at::kStrided)) {
+      give_to_python(op, stack, provided_);
+      return;
+    }
+    const auto place = device.toDevice();
+    const auto figures = figures_of(place.has_index() ? place.index() : -1);
+    const IValue& dtype = (*stack)[options];
+    const int64_t element =
+        static_cast<int64_t>(dtype.isInt() ? c10::elementSize(dtype.toScalarType()) : at::get_default_dtype().itemsize());
+    const auto sizes = (*stack)[base].toDimVector();
+    int64_t numbers = 1;
+    if (strided_) {
+      const auto strides = (*stack)[base + 1].toDimVector();
+      for (size_t i = 0; i < sizes.size() && i < strides.size(); ++i) numbers += (sizes[i] - 1) * strides[i];
+      for (const int64_t each : sizes) numbers = each ? numbers : 0;
+    } else {
+      for (const int64_t each : sizes) numbers *= each;
+    }
+    const int64_t size = rounded(numbers * element);
+    if (figures->used + size > figures->reserved) reserve(figures, figures->used + size, size);
+    device = IValue(at::Device(at::kCPU));
+    (*stack)[options + 3] = IValue();
+    call(op, stack, figures->index);
+    stack->back() = raise(stack->back().toTensor(), figures);
+  }
+
+ private:
+  bool strided_, provided_ = false;
+};
+
+// `copy_` between tensors of one world of devices; what comes from the host or goes there may wait, in Python.
+class Copy : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    const size_t base = stack->size() - 3;
+    const Tensor self = (*stack)[base].toTensor();
+    const Tensor& source = (*stack)[base + 1].toTensor();
+    if (observed.load(std::memory_order_relaxed) || !self.is_cuda() || !source.is_cuda() || self.is_conj() ||
+        self.is_neg() || source.is_conj() || source.is_neg()) {
+      give_to_python(op, stack, provided_);
+      return;
+    }
+    Tensor from = lower(source);
+    (*stack)[base] = lower(self);
+    (*stack)[base + 1] = std::move(from);
+    op.redispatchBoxed(kCpu, stack);
+    stack->back() = self;
+  }
+
+ private:
+  bool provided_ = false;
+};
+
+class Quiet : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
+std::unique_ptr<torch::Library> library;
+
+// Puts the kernels before those in Python, for the operators with these names.
+void enable(const std::vector<std::string>& names) {
+  Quiet quiet;  // torch would tell of the kernels that are overridden
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  library = std::make_unique<torch::Library>(
+      torch::Library::IMPL, "aten", std::make_optional(DispatchKey::CUDA), __FILE__, __LINE__);
+  for (const auto& name : names)
+    library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>()));
+  for (const bool strided : {false, true})
+    library->impl(
+        strided ? "empty_strided" : "empty.memory_format",
+        torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Empty>(strided)));
+  library->impl("copy_", torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Copy>()));
+}
+
+const Tensor& unpacked(const py::handle& tensor) {
+  return THPVariable_Unpack(tensor.ptr());
+}
+
+py::object wrapped(const Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+Held* held_by(const py::handle& storage) {
+  return held_of(THPStorage_Unpack(storage.ptr()));
+}
+
+// Python's `Block` takes over the account of a storage: its account, its size, its CPU tensor; None if there is none.
+py::object adopt(const py::handle& storage) {
+  const Held* held = held_by(storage);
+  if (!held) return py::none();
+  return py::make_tuple(py::cast(held->figures), held->size, wrapped(held->host));
+}
+
+void adopted(const py::handle& storage, const py::handle& block) {
+  Held* held = held_by(storage);
+  held->size = -1;
+  held->block = block.ptr();
+}
+
+py::object account_holding(const py::handle& tensor) {
+  const Held* held = held_of(unpacked(tensor).storage());
+  return held ? py::cast(held->figures) : py::none();
+}
+
+template <std::atomic<int64_t> Figures::* Field>
+void field(py::class_<Figures, std::shared_ptr<Figures>>& figures, const char* name) {
+  figures.def_property(
+      name, [](const Figures& self) { return (self.*Field).load(); },
+      [](Figures& self, int64_t value) { (self.*Field).store(value); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_simdist_devices, module) {
+  py::class_<Figures, std::shared_ptr<Figures>> figures(module, "Figures");
+  figures.def(py::init<>()).def_readwrite("index", &Figures::index);
+  field<&Figures::used>(figures, "used");
+  field<&Figures::reserved>(figures, "reserved");
+  field<&Figures::peak>(figures, "peak");
+  field<&Figures::total>(figures, "total");
+  field<&Figures::allocations>(figures, "allocations");
+  field<&Figures::most_allocations>(figures, "most_allocations");
+  field<&Figures::allocated>(figures, "allocated");
+  module.def(
+      "connect",
+      [](py::object provide, py::object account_of, py::object synchronize, py::object no_memory, py::object refuse,
+         py::object outstanding) {
+        hooks = new Hooks{provide, account_of, synchronize, no_memory, refuse, outstanding};
+      });
+  module.def("enable", [](const py::list& names) {
+    std::vector<std::string> all;
+    for (const auto& each : names) all.push_back(each.cast<std::string>());
+    enable(all);
+  });
+  module.def("disable", [] { library.reset(); });
+  module.def("observe", [](bool on) { observed = on; });
+  module.def("host", [](const py::handle& tensor) { return wrapped(lower(unpacked(tensor))); });
+  module.def("memory", [](const py::handle& tensor) { return wrapped(anew(unpacked(tensor))); });
+  module.def("raised", [](const py::handle& tensor, const std::shared_ptr<Figures>& to) {
+    return wrapped(raise(unpacked(tensor), to));
+  });
+  module.def("adopt", &adopt);
+  module.def("adopted", &adopted);
+  module.def("account_holding", &account_holding);
+}

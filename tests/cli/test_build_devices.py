@@ -1,0 +1,51 @@
+"""`simdist build-devices`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from simdist.device import _compiled, built_kernels
+
+Simdist = Callable[..., Result]
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """How often a compiler was called, that takes any source."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        f'#!/bin/sh\necho >> {tmp_path}/calls\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_compiled, "compiler", lambda: str(compiler))
+    return [str(tmp_path / "calls")]
+
+
+def test_it_builds_once_and_again_on_demand(simdist: Simdist, builds: list[str]) -> None:
+    first, second, third = simdist("build-devices"), simdist("build-devices"), simdist("build-devices", "--again")
+
+    path = built_kernels()
+    assert first.exit_code == second.exit_code == third.exit_code == 0
+    assert first.output == third.output
+    assert first.output.splitlines() == [
+        f"built: {path}",
+        "worlds with devices take them from now on; SIMDIST_DEVICE_KERNELS=python goes without",
+    ]
+    assert second.output == f"built already: {path}\n"
+    assert len(Path(builds[0]).read_text().splitlines()) == 2
+
+
+def test_without_a_compiler_it_is_bad_input(simdist: Simdist, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+
+    result = simdist("build-devices")
+
+    assert result.exit_code == 2
+    assert "g++ is not to be found" in result.output
+    assert "Traceback" not in result.output

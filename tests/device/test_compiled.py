@@ -1,0 +1,179 @@
+"""Kernels in C++: found, chosen, built, and the same as those in Python."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import simdist
+from simdist.cluster import build
+from simdist.device import _compiled, build_kernels, built_kernels
+from simdist.errors import UnsupportedError
+from tests.device.worlds import values
+
+
+@pytest.fixture
+def kernels() -> None:
+    """No form by itself: these tests choose."""
+
+
+@pytest.fixture
+def _built(compiled_kernels: Path | None) -> None:
+    if compiled_kernels is None:
+        pytest.skip("there is no g++ to build the kernels in C++ with")
+
+
+def training() -> tuple[list[float], dict[str, int]]:
+    """Some of everything: AMP, an optimizer, random numbers, views, indices, collectives; values and the accounts."""
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    torch.cuda.set_device(dist.get_rank())
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Dropout(0.2), nn.Flatten())
+    head = nn.Linear(2 * 36, 5)
+    parallel = nn.parallel.DistributedDataParallel(nn.Sequential(model, head).cuda(), device_ids=[dist.get_rank()])
+    optimizer, scaler = torch.optim.AdamW(parallel.parameters(), lr=0.01), torch.amp.GradScaler("cuda")
+    losses = []
+    for step in range(3):
+        inputs = torch.randn(4, 1, 8, 8, device="cuda")
+        with torch.autocast("cuda"):
+            loss = nn.functional.cross_entropy(parallel(inputs), torch.arange(4, device="cuda"))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        rows = inputs.flatten(1)[torch.tensor([0, 2]), step:].sort(descending=True).values
+        losses += [loss.item(), rows.sum().item(), float(rows[rows > 0].numel())]
+    figures = torch.cuda.memory_stats()
+    return losses, {name: value for name, value in figures.items() if "bytes" in name or "allocation" in name}
+
+
+@pytest.mark.usefixtures("_built")
+def test_both_forms_give_the_same_bits_accounts_and_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    for form in ("python", "compiled", "python"):
+        monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
+        runs.append(simdist.run(training, world_size=2, cluster=build(2, devices_per_host=2)))
+        runs[-1].raise_for_failure()
+
+    python, compiled, again = runs
+    assert compiled.values == python.values == again.values
+    assert compiled.digest == python.digest == again.digest
+
+
+@pytest.mark.usefixtures("_built")
+def test_tensors_of_one_form_are_read_in_a_world_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []
+
+    def make() -> None:
+        kept.append(torch.arange(6.0, device="cuda").view(2, 3))
+
+    def use(place: int) -> list[float]:
+        tensor = kept[place]
+        tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes())
+        return [*(tensor.t() @ tensor).sum(0).tolist(), tensor.add_(1).sum().item()]
+
+    for form in ("compiled", "python"):
+        monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
+        values(make)
+    found = []
+    for place, form in enumerate(("python", "compiled")):
+        monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
+        found += values(use, args=(place,))
+
+    assert found == [[36.0, 51.0, 66.0, 21.0]] * 2
+    assert [tensor.sum().item() for tensor in kept] == [21.0, 21.0]
+
+
+def test_they_are_taken_if_they_are_there_and_python_does_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loaded = object()
+    monkeypatch.setattr(_compiled, "_loaded", lambda path: loaded if path == str(built_kernels()) else None)
+    monkeypatch.delenv("SIMDIST_DEVICE_KERNELS", raising=False)
+
+    assert _compiled.chosen() is None
+    built_kernels().parent.mkdir()
+    built_kernels().touch()
+    assert _compiled.chosen() is loaded
+    monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", "python")
+    assert _compiled.chosen() is None
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("compiled", "and there are none for torch .*; simdist build-devices builds them, with g[+][+]"),
+        ("c++", "'c[+][+]' is no form of kernels; expected one of auto, python, compiled"),
+    ],
+)
+def test_what_is_asked_for_and_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str, words: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
+
+    with pytest.raises(UnsupportedError, match=words):
+        simdist.run(lambda: None, world_size=1, cluster=build(1, devices_per_host=1))
+    assert simdist.run(lambda: 1, world_size=1).values == [1]
+
+
+def test_a_file_that_is_no_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SIMDIST_DEVICE_KERNELS", raising=False)
+    built_kernels().parent.mkdir()
+    built_kernels().write_text("nothing")
+
+    with pytest.raises(UnsupportedError, match=r"can't be loaded \(.*\); delete it, and build the kernels anew"):
+        _compiled.chosen()
+
+
+def test_without_a_compiler_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(UnsupportedError, match=r"g\+\+ is not to be found.*apt install g\+\+.*go on without"):
+        build_kernels()
+
+
+def test_what_the_compiler_says_is_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:3: error: no such thing' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(_compiled, "compiler", lambda: str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    with pytest.raises(UnsupportedError, match=r"g\+\+ did not take the kernels .*\nkernels.cpp:3: error: no such"):
+        build_kernels()
+    assert list(built_kernels().parent.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_built")
+def test_a_world_that_looks_for_races_finds_them_in_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> Any:
+        tensor = torch.zeros(4, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return tensor.add_(1).tolist()
+
+    texts = []
+    for form in ("python", "compiled"):
+        monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
+        (rank,) = simdist.run(body, world_size=1, cluster=build(1, devices_per_host=1), strict=True).ranks
+        texts.append(str(rank.exception))
+
+    assert "writes a tensor of shape [4] on stream 1 of cuda:0, while zero" in texts[0] or "while fill" in texts[0]
+    assert texts[0] == texts[1]
+
+
+def test_a_cached_build_belongs_to_this_torch_and_this_source() -> None:
+    name = built_kernels().name
+
+    assert torch.__version__ in name
+    assert subprocess.list2cmdline([name]) == name  # nothing in it that a shell would mind
