@@ -11,6 +11,7 @@ Open `_graph.py` first, then `_wires.py` (who goes how fast, and when that is wo
 Nothing here knows torch.
 """
 
+from simdist.cluster._devices import DEVICE_MODELS, DeviceModel, DeviceModelSpec
 from simdist.cluster._graph import BUILD, Cluster, build
 from simdist.cluster._host import Host, Resident
 from simdist.cluster._links import Link, Path
@@ -22,10 +23,13 @@ from simdist.cluster._wires import Flow, Load
 
 __all__ = [
     "BUILD",
+    "DEVICE_MODELS",
     "TOPOLOGIES",
     "Clock",
     "Cluster",
     "Condition",
+    "DeviceModel",
+    "DeviceModelSpec",
     "Flow",
     "Host",
     "Link",

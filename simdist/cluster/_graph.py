@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import networkx as nx
 
+from simdist.cluster._devices import DeviceModel, DeviceModelSpec
 from simdist.errors import TopologyError
 from simdist.values import (
     PYTHON,
@@ -92,7 +93,8 @@ class Cluster:
 
     Each host has `devices_per_host` virtual CUDA devices of `device_memory_bytes` each, which its ranks find as
     "cuda:0" and so on; "ranks" is one for each rank on the host. By default there are none: a program that asks for
-    CUDA gets what it gets from a CPU build of torch.
+    CUDA gets what it gets from a CPU build of torch. What a device computes takes no time, unless there is a
+    `device_model`, which may be the name of one: "a100", "h100".
 
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, two hosts cannot reach each other, or an
@@ -116,6 +118,7 @@ class Cluster:
     ports: Annotated[tuple[str, ...], ListOf(Text(), of="nodes")] = ()
     devices_per_host: Annotated[int | str, _DEVICES] = 0
     device_memory_bytes: Annotated[int, Size()] = DEVICE_MEMORY_BYTES
+    device_model: Annotated[DeviceModel | None, DeviceModelSpec()] = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -213,6 +216,7 @@ BUILD: Mapping[str, Spec] = {
     "reduction_from_bytes": Whole(least=0),
     "devices_per_host": _DEVICES,
     "device_memory_bytes": Size(),
+    "device_model": DeviceModelSpec(),
 }
 
 
@@ -229,6 +233,7 @@ def build(
     reduction_from_bytes: int = 0,
     devices_per_host: int | str = 0,
     device_memory_bytes: int = DEVICE_MEMORY_BYTES,
+    device_model: Any = None,  # a DeviceModel or a name; Any, for callers that hand over a dict of numbers
 ) -> Cluster:
     """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
 
@@ -249,6 +254,7 @@ def build(
         "reduction_from_bytes": reduction_from_bytes,
         "devices_per_host": devices_per_host,
         "device_memory_bytes": device_memory_bytes,
+        "device_model": device_model,
     }
     said = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
     findings = [
@@ -284,6 +290,7 @@ def build(
         made_by=f"simdist.cluster.build({', '.join(words)})",
         devices_per_host=devices_per_host,
         device_memory_bytes=device_memory_bytes,
+        device_model=device_model,
     )
 
 

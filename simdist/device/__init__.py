@@ -11,8 +11,9 @@ Each host of the cluster has `devices_per_host` devices with `device_memory_byte
 host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),
 generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`, of
 `_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`).
-`_races` finds what streams do to each other, in strict worlds. Kernels in C++ (`native/kernels.cpp`) can go before
-those in Python, with the same results: `build_kernels` builds them, `_compiled` finds them.
+Computing takes no time unless the cluster has a `device_model` (`_compute`); `_races` finds what streams do to each
+other, in strict worlds. Kernels in C++ (`native/kernels.cpp`) can go before those in Python, with the same results:
+`build_kernels` builds them, `_compiled` finds them.
 
 A world that has no devices pays nothing and changes nothing. One that has ends as if it had not been there: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
@@ -28,7 +29,6 @@ from simdist.device._claims import Claimant, claim, memory_of, release
 from simdist.device._compiled import build_kernels, built_kernels, compiler
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState, explain_absence
-from simdist.device._kernels import kernel_of, replace_maker
 from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of
 from simdist.device._state import present as devices_of_this_process
@@ -51,10 +51,8 @@ __all__ = [
     "current_stream",
     "devices_of_this_process",
     "explain_absence",
-    "kernel_of",
     "latest",
     "memory_of",
     "release",
-    "replace_maker",
     "select_stream",
 ]

@@ -44,17 +44,27 @@ class DeviceState:
         core()
         self._hardware = Hardware(cluster)
         self._strict = strict  # races between streams are errors
+        self._model = cluster.device_model  # what computing takes
+        self._wrapped = False
         self._patches = Patches()
         self._host: dict[str, Any] = {}
 
     def install(self) -> None:
         """Let ranks find devices."""
         _kernels.install(chosen())
+        wrappers: list[Any] = []
+        if self._model is not None:
+            from simdist.device._compute import timed
+
+            wrappers.append(timed(self._model))
         if self._strict:
-            from simdist.device._races import Races, watch
+            from simdist.device._races import Races, watched
 
             self._hardware.make_races = Races
-            watch(on=True)
+            wrappers.append(watched)
+        self._wrapped = bool(wrappers)
+        if wrappers:
+            _kernels.wrap_kernels(wrappers)
         self._host = {name: _variables[name] for name in (*VARIABLES, "_cudart")}
         self._hardware.fresh = {name: self._host[name] for name in VARIABLES}
         patches = self._patches
@@ -87,10 +97,8 @@ class DeviceState:
 
     def uninstall(self) -> None:
         """Put everything back."""
-        if self._strict:
-            from simdist.device._races import watch
-
-            watch(on=False)
+        if self._wrapped:
+            _kernels.wrap_kernels(())
         core().switch(on=False)
         enter(None)
         self._patches.undo()

@@ -5,8 +5,8 @@ CPU's kernel CPU tensors over the same memory, and makes tensors of the device o
 the storage: the CPU's kernel makes it of the tensor itself.
 
 `install` registers more than a thousand of them, in a tenth of a second, once per interpreter; what an operator is like
-is looked up when it is first called. They stay: no tensor reaches them that is not on a device. `replace_maker` is
-where kernels come in that also tell what they read and write, and what they cost.
+is looked up when it is first called. They stay: no tensor reaches them that is not on a device. `wrap_kernels` is
+where kernels come in that also tell what they read and write, or take time.
 
 Kernels in C++ (`_compiled`) go before these, and give them what is out of the ordinary.
 """
@@ -14,7 +14,7 @@ Kernels in C++ (`_compiled`) go before these, and give them what is out of the o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,10 +34,11 @@ from simdist.device._special import (
 from simdist.device._state import account_of, keep_figures_in
 from simdist.errors import InternalError
 
-__all__ = ["install", "kernel_of", "replace_maker"]
+__all__ = ["install", "wrap_kernels"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
+Wrapper = Callable[[Any, Kernel], Kernel]
 _CPU_KEY = torch._C.DispatchKey.CPU
 _CPU = torch._C.DispatchKeySet(_CPU_KEY)
 # Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
@@ -48,6 +49,7 @@ _names: list[str] = []  # of the operators that have a kernel here
 _spare_key = "PrivateUse3"  # under which kernels in C++ find these
 _compiled: Any = None  # the module with kernels in C++, while those go first
 _made: dict[str, Kernel] = {}  # by operator, those that have been called
+_wrappers: tuple[Wrapper, ...] = ()
 
 
 def install(compiled: Any = None) -> None:
@@ -60,7 +62,7 @@ def install(compiled: Any = None) -> None:
         if compiled is not None:
             compiled.connect(_provide, account_of, synchronize_current, _no_memory, refuse, Outstanding)
             compiled.enable([name for name in _names if "aten::" + name not in _special.KERNELS])
-            compiled.observe(_maker is not kernel_of)
+            compiled.observe(bool(_wrappers))
         _compiled = compiled
         keep_figures_in(None if compiled is None else compiled.Figures)
         use(compiled)
@@ -68,8 +70,7 @@ def install(compiled: Any = None) -> None:
 
 def _provide(name: str) -> None:
     """Let a kernel in C++ find that of Python."""
-    kernel = _special.KERNELS.get(name) or _on_first_call(name)
-    _library.m.impl(name.removeprefix("aten::"), _spare_key, kernel)
+    _library.m.impl(name.removeprefix("aten::"), _spare_key, _on_first_call(name))
 
 
 def _no_memory(index: int) -> None:
@@ -88,34 +89,45 @@ def _register() -> None:
     names = [name for name in known._dispatch_get_registrations_for_dispatch_key("CPU") if name.startswith("aten::")]
     for name in dict.fromkeys([*names, *_special.KERNELS, *_WHOLE]):
         if not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-            _library.m.impl(name.removeprefix("aten::"), "CUDA", _special.KERNELS.get(name) or _on_first_call(name))
+            _library.m.impl(name.removeprefix("aten::"), "CUDA", _on_first_call(name))
             _names.append(name.removeprefix("aten::"))
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
             _library.m.impl(name.removeprefix("aten::"), key, kernel)
 
 
-def replace_maker(maker: Callable[[Any], Kernel]) -> None:
-    """From now on make kernels by `maker`, called with an operator; `kernel_of` makes the ordinary ones."""
-    global _maker
-    _maker = maker
+def wrap_kernels(wrappers: Sequence[Wrapper]) -> None:
+    """From now on each kernel is wrapped by those, the first of them innermost; by none, if there are none.
+
+    A wrapper is called with an operator and its kernel, once, and returns what is called in its place.
+    """
+    global _wrappers
+    _wrappers = tuple(wrappers)
     _made.clear()
     if _compiled is not None:
-        _compiled.observe(maker is not kernel_of)
+        _compiled.observe(bool(wrappers))
 
 
 def _on_first_call(name: str) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         made = _made.get(name)
         if made is None:
-            base, _, overload = name.removeprefix("aten::").partition(".")
-            made = _made[name] = _maker(getattr(getattr(torch.ops.aten, base), overload or "default"))
+            made = _made[name] = _make(name)
         return made(*args, **kwargs)
 
     return kernel
 
 
-def kernel_of(op: Any) -> Kernel:
+def _make(name: str) -> Kernel:
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    op = getattr(getattr(torch.ops.aten, base), overload or "default")
+    made = _special.KERNELS.get(name) or _kernel_of(op)
+    for wrapper in _wrappers:
+        made = wrapper(op, made)
+    return made
+
+
+def _kernel_of(op: Any) -> Kernel:
     """The kernel of an operator."""
     schema = op._schema
     returns = schema.returns
@@ -131,9 +143,6 @@ def kernel_of(op: Any) -> Kernel:
     if not (written or by_name) and len(returns) == 1 and not {"device", "generator"} & set(names):
         return _pure(op, waits=waits)
     return _general(op, names, written, waits=waits)
-
-
-_maker: Callable[[Any], Kernel] = kernel_of
 
 
 def _call_of(op: Any) -> Kernel:

@@ -5,28 +5,39 @@ event, for a stream or for a work takes over what the other knew; to synchronise
 that the host launches from then on. A storage remembers the last kernel that wrote it, and those that read it since;
 one that uses it without being ordered after them is refused, with both lines.
 
-In doubt: what torch orders inside C++ while it runs backward is taken to be in order; kernels that only GPUs have, and
-memory of the host (pinned sources), are not looked at.
+In doubt: what torch orders inside C++ while it runs backward is taken to be in order; memory of the host (pinned
+sources) is not looked at.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from simdist.device._aliases import block_of
-from simdist.device._kernels import kernel_of, replace_maker
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
 from simdist.errors import StrictError
 from simdist.frames import user_line
 
-__all__ = ["Races", "watch"]
+__all__ = ["IDLE", "Races", "watched"]
 
 Tensor = torch.Tensor
+# Operators that use no memory of a tensor: nothing runs on a device for them.
+IDLE = frozenset(
+    (
+        "aten.empty.memory_format",
+        "aten.empty_strided.default",
+        "aten.resize_.default",
+        "aten.record_stream.default",
+        "aten._fused_sdp_choice.default",
+        "aten.set_.source_Tensor",
+        "aten.is_set_to.default",
+    )
+)
 Key = tuple[int, int]  # a device and the number of a stream
 Clock = dict[Key, int]
 _Use = tuple[Key, int, str, str]  # by which stream, its count then, what used it, and where
@@ -109,14 +120,6 @@ def _stream(key: Key) -> str:
     return f"the default stream of cuda:{key[0]}" if not key[1] else f"stream {key[1]} of cuda:{key[0]}"
 
 
-def watch(*, on: bool) -> None:
-    """Look at every kernel from now on; or not."""
-    from simdist.device import _special  # which asks whether it is watched
-
-    _special.watched = _used if on else None
-    replace_maker(_watched_kernel if on else kernel_of)
-
-
 def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
     devices = present_or_none()
     races = None if devices is None else devices.streams.races
@@ -131,18 +134,18 @@ def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         races.use(key, read, written, what, user_line(sys._getframe(2)))
 
 
-def _watched_kernel(op: Any) -> Any:
-    kernel = kernel_of(op)
+def watched(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that also tells what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
     schema = op._schema
-    if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
-        return kernel  # a view uses no memory
+    if str(op) in IDLE or any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
+        return kernel  # such as a view, which uses no memory
     written = {
         place for place, each in enumerate(schema.arguments) if each.alias_info is not None and each.alias_info.is_write
     }
     names = {each.name for place, each in enumerate(schema.arguments) if place in written}
     what = str(op).split(".")[1]
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         reads: list[Any] = []
         writes: list[Any] = []
         for place, value in enumerate(args):
@@ -156,7 +159,7 @@ def _watched_kernel(op: Any) -> Any:
         _used(what, (), [tensor for tensor in made if all(tensor is not known for known in writes)])
         return result
 
-    return watched
+    return call
 
 
 def _collect(value: Any, into: list[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,8 +28,6 @@ __all__ = [
 Tensor = torch.Tensor
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _aten = torch.ops.aten
-# Told of what a kernel of this file is called, reads and writes, in a world that looks for races.
-watched: Callable[[str, Sequence[Any], Sequence[Any]], None] | None = None
 NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
@@ -133,8 +131,6 @@ def _to_copy(
     non_blocking: bool = False,
     memory_format: Any = None,
 ) -> Tensor:
-    if watched is not None:
-        watched("_to_copy", [self], ())
     index = self.get_device()
     to_host = device is not None and device.type != "cuda"
     if to_host and not non_blocking:
@@ -159,8 +155,6 @@ def _to_copy(
 
 
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    if watched is not None:
-        watched("copy_", [src], [self])
     target, source = self.get_device(), src.get_device()
     if target < 0:
         if not (non_blocking and self.is_pinned()):
@@ -190,8 +184,6 @@ def _resize_(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
 
 
 def _local_scalar_dense(self: Tensor) -> Any:
-    if watched is not None:
-        watched("_local_scalar_dense", [self], ())
     synchronize_current(self.get_device())
     return _aten._local_scalar_dense(host(self))
 

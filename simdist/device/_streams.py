@@ -5,9 +5,8 @@ moment at which the last of what it was given ends: a virtual time, or a `Mark` 
 Waiting for an event or for another stream moves it on, without anybody parking; `synchronize`, and whatever brings
 values to the host, parks until then.
 
-So far only what says how long it takes takes any time at all (`torch.cuda._sleep`), and collectives that are ordered on
-streams, by `Streams.mark` and `Streams.end_with`. A model of computing adds the time of each kernel in
-`Streams.enqueue`.
+What says how long it takes takes time (`torch.cuda._sleep`), and collectives that are ordered on streams do, by
+`Streams.mark` and `Streams.end_with`. Where there is a model of computing, each kernel is given to `Streams.enqueue`.
 
 The classes are torch's own, `torch.cuda.Stream` and `Event`, on other bases: the module is executed once more with the
 bases that a CUDA build would have.

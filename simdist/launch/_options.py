@@ -12,11 +12,12 @@ from typing import Any
 
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
+from simdist.cluster import BUILD, DEVICE_MODELS
 from simdist.errors import ScenarioError, SimdistError
 from simdist.faults import Fault
 from simdist.launch._plan import Launch
 from simdist.scenario import load_faults
-from simdist.values import brief
+from simdist.values import brief, findings_of
 
 __all__ = ["LaunchError", "parsed"]
 
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     ours.add_argument("--seed", default="0", help="Drives the order of chance and all that is drawn; 0 by default.")
     ours.add_argument("--faults", metavar="FILE", help="A TOML file with [[faults]], as in a scenario.")
     ours.add_argument("--devices", default="0", metavar="N", help="Virtual CUDA devices on each node.")
+    ours.add_argument("--device-model", metavar="NAME", help="How long devices compute: as an a100, or an h100.")
     ours.add_argument("--trace", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
     ours.add_argument("--events", metavar="OUT", help="Write each event as a line of JSON.")
     ours.add_argument("--timeline", metavar="OUT", help="Draw the run, as SVG or PNG.")
@@ -95,6 +97,14 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         problems.append("--node-rank: all nodes are simulated here, and started by one command; leave it out")
     devices = _whole("--devices", options.devices, 0, problems)
     workers = _workers(options.nproc_per_node, devices or 0, problems)
+    model = None
+    if options.device_model is not None:
+        problems += [
+            f"--device-model: {each.text}" for each in findings_of(BUILD["device_model"], options.device_model)
+        ]
+        model = DEVICE_MODELS.get(options.device_model)
+        if not devices:
+            problems.append("--device-model: the nodes have no devices; say --devices")
     seed = _whole("--seed", options.seed, 0, problems)
     if options.max_restarts < 0:
         problems.append(f"--max-restarts: {options.max_restarts} is too small; the least is 0")
@@ -132,6 +142,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         log_dir=options.log_dir,
         shown=shown,
         devices=devices or 0,
+        device_model=model,
         seed=seed or 0,
         faults=faults,
         words=tuple(words),

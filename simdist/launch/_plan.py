@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 
+from simdist.cluster import DeviceModel
 from simdist.faults import Fault
 
 __all__ = ["Launch"]
@@ -32,6 +33,7 @@ class Launch:
     log_dir: str | None = None
     shown: frozenset[int] | None = None  # local ranks whose output is; None: all
     devices: int = 0  # virtual CUDA devices on each node
+    device_model: DeviceModel | None = None  # how long they compute
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     words: tuple[str, ...] = field(default=(), compare=False)  # as they were given

@@ -39,7 +39,9 @@ def launch(
     with importable(here, "simdist"), _path_begins_with("" if plan.module else str(here)):
         cluster = None
         if plan.nodes > 1 or plan.devices:
-            devices: dict[str, Any] = {"devices_per_host": plan.devices} if plan.devices else {}
+            devices: dict[str, Any] = {}
+            if plan.devices:
+                devices = {"devices_per_host": plan.devices, "device_model": plan.device_model}
             cluster = make(plan.world_size, hosts=plan.nodes, **devices)
         spec = WorldSpec(
             call=lambda rank: run_program(script, module=plan.module),

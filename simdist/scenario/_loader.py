@@ -28,6 +28,7 @@ from simdist.scenario._schema import (
     check_spec,
     cluster_keys,
     cluster_section,
+    device_spec,
     topology_spec,
 )
 from simdist.scenario._workload import WorkloadError, import_workload, importable
@@ -98,7 +99,7 @@ class _Loader:
         """The plan, or None if there are problems."""
         top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
         workload = self._workload(import_target)
-        cluster = self._cluster()
+        cluster = {**self._cluster(), **self._device()}
         disk = self._disk()
         env = check_spec(ENV, self.table.get("env", {}), ("env",), self.problems)
         struck_by = self.struck_by()
@@ -171,6 +172,19 @@ class _Loader:
                 return {}
             self._make_cluster(self.world_size, topology, arguments)
         return arguments
+
+    def _device(self) -> Mapping[str, Any]:
+        raw = self.table.get("device")
+        if raw is None:
+            return {}
+        if not isinstance(raw, dict):
+            self._problem(("device",), f"expected a table, found {found(raw)}")
+            return {}
+        model = check_spec(device_spec(), raw, ("device",), self.problems)
+        cluster = self.table.get("cluster")
+        if self.table.get("backend") != "nccl" and not (isinstance(cluster, dict) and cluster.get("devices_per_host")):
+            self._problem(("device",), "the world has no devices; say devices_per_host in [cluster]")
+        return {} if model is None else {"device_model": model}
 
     def _disk(self) -> Mapping[str, Any] | None:
         if "disk" not in self.table:

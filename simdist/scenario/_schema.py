@@ -36,10 +36,10 @@ from simdist.values import (
 )
 
 __all__ = ["DISK_SECTION", "ENV", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target", "check"]
-__all__ += ["check_spec", "cluster_keys", "cluster_section", "section", "topology_spec"]
+__all__ += ["check_spec", "cluster_keys", "cluster_section", "device_spec", "section", "topology_spec"]
 
 Path = tuple[str | int, ...]
-SECTIONS = ("workload", "cluster", "disk", "env", "faults", "expect")
+SECTIONS = ("workload", "cluster", "device", "disk", "env", "faults", "expect")
 RANK_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?(\s*,\s*\d{1,9}(-\d{1,9})?)*", re.ASCII)
 
 
@@ -152,7 +152,8 @@ def cluster_keys(topology: str) -> Mapping[str, str]:
     return {
         name.removesuffix("_ns").removesuffix("_bytes_per_s").removesuffix("_bytes"): name
         for name in settings
-        if not name.startswith("reduction_")  # which come with a calibration
+        # Reductions come with a calibration, and the device's model is a section of its own.
+        if not name.startswith("reduction_") and name != "device_model"
     }
 
 
@@ -169,6 +170,15 @@ def cluster_section(topology: str) -> type[_Section]:
 
 
 DISK_SECTION = section("Disk", {key: (spec, {"profile": "ext4", "latency": 0}.get(key)) for key, spec in DISK.items()})
+
+
+@functools.cache
+def device_spec() -> Spec:
+    """What [device] has to be."""
+    from simdist.cluster import DeviceModelSpec  # networkx comes with it
+
+    return DeviceModelSpec()
+
 
 # [env]
 ENV: Spec = SETTINGS["env"]

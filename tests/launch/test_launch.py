@@ -265,3 +265,31 @@ def test_an_unknown_option_is_told_in_one_line(launched: Launched) -> None:
     assert result.exit_code == 2
     assert result.stderr.startswith("simdist launch: 1 problem\n")
     assert len(result.stderr.splitlines()) == 2
+
+
+TIMES = """
+import torch
+
+a = torch.ones(512, 512, device="cuda")
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+start.record()
+a @ a
+end.record()
+torch.cuda.synchronize()
+print(start.elapsed_time(end))
+"""
+
+
+def test_devices_compute_as_fast_as_the_model_that_is_named(launched: Launched) -> None:
+    one_ms = 2 * 512**3 / 67e12 * 1e3
+
+    result = launched(TIMES, before=("--devices=1", "--device-model=h100"))
+    wrong = launched(TIMES, before=("--device-model=h10",))
+
+    assert result.exit_code == 0, result.output
+    assert float(result.stdout.split()[0]) == pytest.approx(one_ms, abs=1e-6)
+    assert wrong.exit_code == 2
+    assert wrong.stderr.splitlines()[1:] == [
+        "  --device-model: unknown device 'h10'; did you mean 'h100'?",
+        "  --device-model: the nodes have no devices; say --devices",
+    ]

@@ -66,6 +66,22 @@ def problems_of(source: str, *overrides: str) -> tuple[str, ...]:
             "devices_per_host, device_memory, calibration",
         ),
         (
+            'world_size = 4\nbackend = "nccl"\n[device]\nmodel = "h10"',
+            "device.model: unknown device 'h10'; did you mean 'h100'?",
+        ),
+        (
+            'world_size = 4\nbackend = "nccl"\n[device]\nflops = 1e12',
+            "device.bandwidth: missing; it has no default without a model",
+        ),
+        (
+            'world_size = 4\nbackend = "nccl"\n[device]\nmodel = "h100"\nlanch = "3us"',
+            "device.lanch: unknown key; did you mean 'launch'?",
+        ),
+        (
+            'world_size = 4\n[device]\nmodel = "h100"',
+            "device: the world has no devices; say devices_per_host in [cluster]",
+        ),
+        (
             'world_size = 4\ncluster = {topology = "fat_tree", hosts = 2, hosts_per_leaf = 0}',
             "cluster.hosts_per_leaf: 0 is too small; the least is 1",
         ),

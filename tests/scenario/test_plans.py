@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from simdist import faults
+from simdist.cluster import DEVICE_MODELS, DeviceModel
 from simdist.scenario import ExpectedException, load
 
 Write = Callable[..., str]
@@ -101,6 +103,15 @@ def test_hosts_have_devices_when_the_cluster_says_so(write: Write) -> None:
 
     assert one.cluster == {"devices_per_host": 2, "device_memory_bytes": 16 << 30}
     assert each.cluster == {"topology": "one_host", "devices_per_host": "ranks"}
+
+
+def test_devices_compute_as_fast_as_their_section_says(write: Write) -> None:
+    cluster = "cluster = {devices_per_host = 1}"
+    named = load(write(f'world_size = 2\nbackend = "nccl"\n{cluster}\n[device]\nmodel = "h100"\nlaunch = "3us"'))
+    own = load(write('world_size = 2\nbackend = "nccl"\n[device]\nflops = 2e12\nbandwidth = "1GB/s"'))
+
+    assert named.cluster["device_model"] == replace(DEVICE_MODELS["h100"], launch_ns=3_000)
+    assert own.cluster == {"device_model": DeviceModel(flops=2e12, bytes_per_s=10**9)}
 
 
 def test_a_calibration_serves_a_topology_with_hosts(write: Write, tmp_path: Path) -> None:

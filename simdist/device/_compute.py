@@ -1,0 +1,114 @@
+"""What kernels take on their streams, by the model of a device: arithmetic as torch counts it, and bytes.
+
+Matrix products, convolutions and attention have the floating-point operations that `torch.utils.flop_counter` counts;
+every kernel reads its tensors once and writes its results once. Views, allocations and what only asks take nothing.
+
+In doubt: kernels that torch fuses on a GPU, and here computes one by one, cost more; nothing overlaps on one stream;
+what the host takes to launch is not modelled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from simdist.cluster import DeviceModel
+from simdist.device._races import IDLE
+from simdist.device._state import present_or_none
+from simdist.device._torch_core import core
+
+__all__ = ["timed"]
+
+Tensor = torch.Tensor
+Kernel = Callable[..., Any]
+_COPIES = ("aten._to_copy.default", "aten.copy_.default", "aten._local_scalar_dense.default")
+
+
+def timed(model: DeviceModel) -> Callable[[Any, Kernel], Kernel]:
+    """A wrapper for `_kernels.wrap_kernels`: kernels take time on their stream."""
+    from torch.utils.flop_counter import flop_registry  # which nobody else needs
+
+    def wrap(op: Any, kernel: Kernel) -> Kernel:
+        returns = op._schema.returns
+        if str(op) in IDLE or any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
+            return kernel
+        if str(op) in _COPIES:
+            return _copy(kernel, model, reads_value=op is torch.ops.aten._local_scalar_dense.default)
+        count = flop_registry.get(op.overloadpacket)
+        makes = not all(each.alias_info is not None for each in returns)
+        changed = [
+            place
+            for place, each in enumerate(op._schema.arguments)
+            if each.alias_info is not None and each.alias_info.is_write and not each.kwarg_only
+        ]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = kernel(*args, **kwargs)
+            read = list(_on_device((*args, *kwargs.values())))  # or written, if the caller has given it for that
+            written = [*_on_device(args[place] for place in changed), *(_on_device((result,)) if makes else ())]
+            if read or written:
+                first = (*read, *written)[0]
+                flops = 0 if count is None else count(*args, **kwargs, out_val=result)
+                size = _bytes_of(read) + _bytes_of(written)
+                _take(first.get_device(), model.kernel_ns(flops, size, element_bytes=first.element_size()))
+            return result
+
+        return call
+
+    return wrap
+
+
+def _copy(kernel: Kernel, model: DeviceModel, *, reads_value: bool) -> Kernel:
+    """A copy takes its time before the values are there: whoever waits for them waits for it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        (source, *more) = reversed([each for each in args[:2] if isinstance(each, Tensor)])
+        target = more[0].device if more else kwargs.get("device") or source.device
+        if reads_value:
+            target = torch.device("cpu")
+        size = source.numel() * source.element_size()
+        devices = [place.index for place in (source.device, target) if place.type == "cuda"]
+        devices = [core().current() if index is None else index for index in devices]
+        if len(devices) == 1:
+            _take(devices[0], model.copy_ns(size))
+        elif devices:
+            _take(devices[0], model.kernel_ns(0, 2 * size), and_then=devices[1])
+        return kernel(*args, **kwargs)
+
+    return call
+
+
+def _take(index: int, duration_ns: int, and_then: int | None = None) -> None:
+    """Let the current stream of a device be busy for so long; and that of another wait for it."""
+    devices = present_or_none()
+    if devices is None or not duration_ns:
+        return
+    number = core().stream(index)
+    devices.streams.enqueue(index, number, duration_ns)
+    if and_then is not None and and_then != index:
+        devices.streams.wait(and_then, core().stream(and_then), devices.streams.mark(index, number))
+
+
+def _on_device(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.is_cuda:
+                yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _on_device(value)
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    """What there is of tensors; of one that is expanded, what lies in memory."""
+    return sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
+
+
+def _extent(tensor: Tensor) -> int:
+    lengths = itertools.compress(tensor.shape, tensor.stride())  # without dimensions of stride 0
+    extent = 1
+    for length in lengths:
+        extent *= length
+    return extent if tensor.numel() else 0
