@@ -223,7 +223,7 @@ def test_a_group_without_devices_refuses_them_in_torch_s_words() -> None:
     assert simdist.run(body, world_size=1).values == [["cpu"]]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo"])
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl"])
 def test_ddp_trains_on_devices_to_the_bits_of_the_cpu(backend: str) -> None:
     def train(device: Any, ids: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)
