@@ -6,6 +6,7 @@ Tests of real processes and real time (`real_plugin.py`) are free of the guards.
 from __future__ import annotations
 
 import _thread
+import fcntl
 import gc
 import os
 import socket
@@ -92,6 +93,22 @@ def interpreters() -> Iterator[Interpreters]:
     made = Interpreters()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The kernels of virtual devices in C++, from the user's cache folder or built there; None without g++."""
+    from simdist.device import build_kernels, built_kernels, compiler  # torch comes with it
+
+    path = built_kernels()
+    if path.exists():
+        return path
+    if compiler() is None:
+        return None
+    shared = tmp_path_factory.getbasetemp().parent
+    with (shared / "kernels.lock").open("w") as lock:  # several processes of tests may come here at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return path if path.exists() else build_kernels()
 
 
 @pytest.fixture

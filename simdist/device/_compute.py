@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from simdist.cluster import DeviceModel
-from simdist.device._races import IDLE
+from simdist.device._idle import is_idle
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
 
@@ -33,7 +33,7 @@ def timed(model: DeviceModel) -> Callable[[Any, Kernel], Kernel]:
 
     def wrap(op: Any, kernel: Kernel) -> Kernel:
         returns = op._schema.returns
-        if str(op) in IDLE or any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
+        if is_idle(op):
             return kernel
         if str(op) in _COPIES:
             return _copy(kernel, model, reads_value=op is torch.ops.aten._local_scalar_dense.default)

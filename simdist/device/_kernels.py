@@ -22,6 +22,7 @@ import torch
 from simdist.device import _special
 from simdist.device._aliases import account_holding, host, raised, refuse, use
 from simdist.device._claims import Outstanding
+from simdist.device._idle import is_view
 from simdist.device._mixing import MAY_MIX, wrong_devices
 from simdist.device._special import (
     NO_HOST_MEMORY,
@@ -132,9 +133,7 @@ def _kernel_of(op: Any) -> Kernel:
     schema = op._schema
     returns = schema.returns
     written = [place for place, each in enumerate(schema.arguments) if _is_written(each)]
-    if any(each.alias_info is not None and not each.alias_info.is_write for each in returns) or (
-        torch.Tag.inplace_view in op.tags and "resize" not in schema.name
-    ):
+    if is_view(op):
         redispatch = op._handle.redispatch_boxed
         return lambda *args, **kwargs: redispatch(_CPU, *args, **kwargs)
     waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(op.tags))

@@ -9,6 +9,8 @@ from simdist.kernel import Task
 
 __all__ = ["Cause", "Mark", "after", "latest"]
 
+_due: list[list[Callable[[], None]]] = []  # callbacks of what is being settled, the next one last
+
 
 class Cause(Protocol):
     """What a moment depends on, for reports."""
@@ -43,11 +45,23 @@ class Mark:
 
     def settle(self, at_ns: int) -> None:
         """It is known now. Does nothing the second time."""
-        if self.at_ns is None:
-            self.at_ns = at_ns
-            callbacks, self._callbacks = self._callbacks, []
-            for callback in callbacks:
-                callback()
+        if self.at_ns is not None:
+            return
+        self.at_ns = at_ns
+        callbacks, self._callbacks = self._callbacks, []
+        if _due:  # a callback has settled this one: what waits for it is next
+            _due.append(callbacks[::-1])
+            return
+        # Thousands of kernels may wait for one another: not by recursion.
+        _due.append(callbacks[::-1])
+        try:
+            while _due:
+                if _due[-1]:
+                    _due[-1].pop()()
+                else:
+                    _due.pop()
+        finally:
+            _due.clear()
 
     def when_known(self, callback: Callable[[], None]) -> None:
         """Call `callback` when it is known; at once if it is."""

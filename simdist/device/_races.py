@@ -18,26 +18,15 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import block_of
+from simdist.device._idle import is_idle
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
 from simdist.errors import StrictError
 from simdist.frames import user_line
 
-__all__ = ["IDLE", "Races", "watched"]
+__all__ = ["Races", "watched"]
 
 Tensor = torch.Tensor
-# Operators that use no memory of a tensor: nothing runs on a device for them.
-IDLE = frozenset(
-    (
-        "aten.empty.memory_format",
-        "aten.empty_strided.default",
-        "aten.resize_.default",
-        "aten.record_stream.default",
-        "aten._fused_sdp_choice.default",
-        "aten.set_.source_Tensor",
-        "aten.is_set_to.default",
-    )
-)
 Key = tuple[int, int]  # a device and the number of a stream
 Clock = dict[Key, int]
 _Use = tuple[Key, int, str, str]  # by which stream, its count then, what used it, and where
@@ -137,8 +126,8 @@ def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
 def watched(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that also tells what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
     schema = op._schema
-    if str(op) in IDLE or any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
-        return kernel  # such as a view, which uses no memory
+    if is_idle(op):
+        return kernel
     written = {
         place for place, each in enumerate(schema.arguments) if each.alias_info is not None and each.alias_info.is_write
     }

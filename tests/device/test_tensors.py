@@ -298,3 +298,15 @@ def test_the_host_s_memory_is_given_back() -> None:
 def test_sparse_tensors_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="a virtual device has no sparse_coo tensors; keep them on the CPU"):
         random().to_sparse()
+
+
+@on_devices
+def test_memory_of_the_host_can_be_pinned() -> None:
+    made, pinned = torch.empty(3, pin_memory=True), torch.ones(3).pin_memory()
+
+    assert made.is_pinned()
+    assert pinned.is_pinned()
+    assert pinned.tolist() == [1, 1, 1]
+    assert pinned.to(cuda(1), non_blocking=True).device == cuda(1)
+    assert torch.ones(3, device=cuda(1)).to("cpu", non_blocking=True).is_pinned()
+    assert not torch.ones(3).is_pinned()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from simdist.scenario import load, run_scenario
 
@@ -33,10 +34,16 @@ def _needs(file: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_program_runs_unmodified_and_twice_the_same(file: Path) -> None:
+def test_the_program_runs_unmodified_and_twice_the_same(
+    file: Path, compiled_kernels: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _needs(file)
+    runs = []
+    for form in ("python", "compiled" if compiled_kernels is not None else "python"):  # of virtual devices' kernels
+        monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
+        runs.append(run_scenario(load(str(file))))
 
-    first, second = (run_scenario(load(str(file))) for _ in range(2))
+    first, second = runs
 
     assert first.ok, [(verdict.name, verdict.evidence) for verdict in first.verdicts if not verdict.ok]
     assert first.result.values == second.result.values
@@ -54,11 +61,14 @@ def test_each_program_has_a_scenario() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_real_processes_end_with_the_same_values(file: Path, tmp_path: Path) -> None:
     _needs(file)
+    backend = load(str(file)).backend
+    if backend == "nccl" and torch.cuda.device_count() < load(str(file)).world_size:
+        pytest.skip("there is no GPU for each rank")
     simulated = run_scenario(load(str(file))).result
     out = tmp_path / "real.json"
 
     done = subprocess.run(
-        [sys.executable, "-m", "simdist", "run", str(file), "--real", "gloo", "--json", str(out)],
+        [sys.executable, "-m", "simdist", "run", str(file), "--real", backend, "--json", str(out)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,34 @@
+"""Operators for which nothing runs on a device: views, allocations, questions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["is_idle", "is_view"]
+
+_IDLE = frozenset(
+    (
+        "aten.empty.memory_format",
+        "aten.empty_strided.default",
+        "aten.resize_.default",
+        "aten.record_stream.default",
+        "aten._fused_sdp_choice.default",
+        "aten.set_.source_Tensor",
+        "aten.is_set_to.default",
+    )
+)
+
+
+def is_view(op: Any) -> bool:
+    """True if what it returns lies in the memory of its arguments, which it does not touch."""
+    returns = op._schema.returns
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
+        return True
+    return torch.Tag.inplace_view in op.tags and "resize" not in op._schema.name
+
+
+def is_idle(op: Any) -> bool:
+    """True if it uses no memory of a tensor."""
+    return str(op) in _IDLE or is_view(op)
