@@ -15,6 +15,7 @@ from simdist.cluster._devices import DEVICE_MODELS, DeviceModel, DeviceModelSpec
 from simdist.cluster._graph import BUILD, Cluster, build
 from simdist.cluster._host import Host, Resident
 from simdist.cluster._links import Link, Path
+from simdist.cluster._nccl import NcclModel, NcclModelSpec
 from simdist.cluster._network import Clock, Condition, Network
 from simdist.cluster._pace import Pace
 from simdist.cluster._topologies import TOPOLOGIES, Topology, fat_tree, make, one_host, rail_optimised, switched
@@ -34,6 +35,8 @@ __all__ = [
     "Host",
     "Link",
     "Load",
+    "NcclModel",
+    "NcclModelSpec",
     "Network",
     "Pace",
     "Path",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import networkx as nx
 
 from simdist.cluster._devices import DeviceModel, DeviceModelSpec
+from simdist.cluster._nccl import NcclModel, NcclModelSpec
 from simdist.errors import TopologyError
 from simdist.values import (
     PYTHON,
@@ -94,7 +95,8 @@ class Cluster:
     Each host has `devices_per_host` virtual CUDA devices of `device_memory_bytes` each, which its ranks find as
     "cuda:0" and so on; "ranks" is one for each rank on the host. By default there are none: a program that asks for
     CUDA gets what it gets from a CPU build of torch. What a device computes takes no time, unless there is a
-    `device_model`, which may be the name of one: "a100", "h100".
+    `device_model`, which may be the name of one: "a100", "h100". NCCL adds up and costs what one ring over all ranks
+    does, or with an `nccl` model what it would choose itself.
 
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, two hosts cannot reach each other, or an
@@ -119,6 +121,7 @@ class Cluster:
     devices_per_host: Annotated[int | str, _DEVICES] = 0
     device_memory_bytes: Annotated[int, Size()] = DEVICE_MEMORY_BYTES
     device_model: Annotated[DeviceModel | None, DeviceModelSpec()] = None
+    nccl: Annotated[NcclModel | None, NcclModelSpec()] = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -217,6 +220,7 @@ BUILD: Mapping[str, Spec] = {
     "devices_per_host": _DEVICES,
     "device_memory_bytes": Size(),
     "device_model": DeviceModelSpec(),
+    "nccl": NcclModelSpec(),
 }
 
 
@@ -234,6 +238,7 @@ def build(
     devices_per_host: int | str = 0,
     device_memory_bytes: int = DEVICE_MEMORY_BYTES,
     device_model: Any = None,  # a DeviceModel or a name; Any, for callers that hand over a dict of numbers
+    nccl: Any = None,  # an NcclModel
 ) -> Cluster:
     """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
 
@@ -255,6 +260,7 @@ def build(
         "devices_per_host": devices_per_host,
         "device_memory_bytes": device_memory_bytes,
         "device_model": device_model,
+        "nccl": nccl,
     }
     said = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
     findings = [
@@ -291,6 +297,7 @@ def build(
         devices_per_host=devices_per_host,
         device_memory_bytes=device_memory_bytes,
         device_model=device_model,
+        nccl=nccl,
     )
 
 

@@ -28,7 +28,7 @@ from simdist.scenario._schema import (
     check_spec,
     cluster_keys,
     cluster_section,
-    device_spec,
+    model_spec,
     topology_spec,
 )
 from simdist.scenario._workload import WorkloadError, import_workload, importable
@@ -99,7 +99,7 @@ class _Loader:
         """The plan, or None if there are problems."""
         top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
         workload = self._workload(import_target)
-        cluster = {**self._cluster(), **self._device()}
+        cluster = {**self._cluster(), **self._models()}
         disk = self._disk()
         env = check_spec(ENV, self.table.get("env", {}), ("env",), self.problems)
         struck_by = self.struck_by()
@@ -173,18 +173,22 @@ class _Loader:
             self._make_cluster(self.world_size, topology, arguments)
         return arguments
 
-    def _device(self) -> Mapping[str, Any]:
-        raw = self.table.get("device")
+    def _models(self) -> Mapping[str, Any]:
+        """How devices compute, and what NCCL makes of the cluster."""
+        return {**self._model("device", "device_model"), **self._model("nccl", "nccl")}
+
+    def _model(self, key: str, setting: str) -> Mapping[str, Any]:
+        raw = self.table.get(key)
         if raw is None:
             return {}
         if not isinstance(raw, dict):
-            self._problem(("device",), f"expected a table, found {found(raw)}")
+            self._problem((key,), f"expected a table, found {found(raw)}")
             return {}
-        model = check_spec(device_spec(), raw, ("device",), self.problems)
+        model = check_spec(model_spec(setting), raw, (key,), self.problems)
         cluster = self.table.get("cluster")
         if self.table.get("backend") != "nccl" and not (isinstance(cluster, dict) and cluster.get("devices_per_host")):
-            self._problem(("device",), "the world has no devices; say devices_per_host in [cluster]")
-        return {} if model is None else {"device_model": model}
+            self._problem((key,), "the world has no devices; say devices_per_host in [cluster]")
+        return {} if model is None else {setting: model}
 
     def _disk(self) -> Mapping[str, Any] | None:
         if "disk" not in self.table:

@@ -36,10 +36,10 @@ from simdist.values import (
 )
 
 __all__ = ["DISK_SECTION", "ENV", "HEADER", "RANK_RANGES", "SECTIONS", "Expect", "Path", "Problem", "Target", "check"]
-__all__ += ["check_spec", "cluster_keys", "cluster_section", "device_spec", "section", "topology_spec"]
+__all__ += ["check_spec", "cluster_keys", "cluster_section", "model_spec", "section", "topology_spec"]
 
 Path = tuple[str | int, ...]
-SECTIONS = ("workload", "cluster", "device", "disk", "env", "faults", "expect")
+SECTIONS = ("workload", "cluster", "device", "nccl", "disk", "env", "faults", "expect")
 RANK_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?(\s*,\s*\d{1,9}(-\d{1,9})?)*", re.ASCII)
 
 
@@ -152,8 +152,8 @@ def cluster_keys(topology: str) -> Mapping[str, str]:
     return {
         name.removesuffix("_ns").removesuffix("_bytes_per_s").removesuffix("_bytes"): name
         for name in settings
-        # Reductions come with a calibration, and the device's model is a section of its own.
-        if not name.startswith("reduction_") and name != "device_model"
+        # Reductions come with a calibration; devices' and NCCL's models are sections of their own.
+        if not name.startswith("reduction_") and name not in ("device_model", "nccl")
     }
 
 
@@ -173,11 +173,11 @@ DISK_SECTION = section("Disk", {key: (spec, {"profile": "ext4", "latency": 0}.ge
 
 
 @functools.cache
-def device_spec() -> Spec:
-    """What [device] has to be."""
-    from simdist.cluster import DeviceModelSpec  # networkx comes with it
+def model_spec(setting: str) -> Spec:
+    """What [device] or [nccl] has to be."""
+    from simdist.cluster import BUILD  # networkx comes with it
 
-    return DeviceModelSpec()
+    return BUILD[setting]
 
 
 # [env]

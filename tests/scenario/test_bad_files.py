@@ -78,6 +78,14 @@ def problems_of(source: str, *overrides: str) -> tuple[str, ...]:
             "device.lanch: unknown key; did you mean 'launch'?",
         ),
         (
+            'world_size = 4\nbackend = "nccl"\n[nccl]\nalgorithm = "rings"',
+            "nccl.algorithm: unknown 'rings'; did you mean 'ring'?",
+        ),
+        (
+            'world_size = 4\nbackend = "nccl"\n[nccl]\nalgoritm = "ring"',
+            "nccl.algoritm: unknown key; did you mean 'algorithm'?",
+        ),
+        (
             'world_size = 4\n[device]\nmodel = "h100"',
             "device: the world has no devices; say devices_per_host in [cluster]",
         ),

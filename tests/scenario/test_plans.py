@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simdist import faults
-from simdist.cluster import DEVICE_MODELS, DeviceModel
+from simdist.cluster import DEVICE_MODELS, DeviceModel, NcclModel
 from simdist.scenario import ExpectedException, load
 
 Write = Callable[..., str]
@@ -112,6 +112,15 @@ def test_devices_compute_as_fast_as_their_section_says(write: Write) -> None:
 
     assert named.cluster["device_model"] == replace(DEVICE_MODELS["h100"], launch_ns=3_000)
     assert own.cluster == {"device_model": DeviceModel(flops=2e12, bytes_per_s=10**9)}
+
+
+def test_nccl_chooses_as_its_section_says(write: Write) -> None:
+    text = 'world_size = 2\nbackend = "nccl"\n[nccl]\nalgorithm = "tree"\nchannels = 4\nlocal_bandwidth = "40GB/s"'
+
+    plan = load(write(text))
+
+    model = NcclModel(algorithm="tree", channels=4, local_bandwidth_bytes_per_s=40 * 10**9)
+    assert plan.cluster == {"nccl": model}
 
 
 def test_a_calibration_serves_a_topology_with_hosts(write: Write, tmp_path: Path) -> None:

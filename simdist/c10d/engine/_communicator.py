@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
-from simdist.c10d.engine._strategies import Backend
+from simdist.c10d.engine._strategies import Algorithm, Backend
 from simdist.c10d.engine._wire import FollowedLoad, WireCost
 from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
 from simdist.c10d.surface._operation import Operation
@@ -104,6 +104,7 @@ class Communicator:
         self.name = name
         self.size = size
         self.backend = backend
+        self.algorithm: Algorithm = backend.algorithm  # which may be one that fits the group's ranks
         self.strict = strict  # what the backend accepts in silence is an error
         self.members: list[Member | None] = [None] * size
         self.joined = 0
@@ -303,11 +304,10 @@ class Communicator:
         if found is None:
             latency_ns, byte_ns = self.slowest()
             slower, longer = self.slowdowns(operation)
-            size, algorithm = self.size, self.backend.algorithm
+            size, algorithm = self.size, self.algorithm
             found = self._wire_costs[operation] = WireCost(
                 self.network,
-                algorithm.duration_ns(operation, size, round(latency_ns * slower), byte_ns * longer),
-                algorithm.duration_ns(operation, size, 0, byte_ns * longer),
+                *algorithm.costs_ns(operation, size, round(latency_ns * slower), byte_ns * longer),
                 byte_ns * longer,
                 lambda: [
                     (self._global(source), self._global(target), amount * longer)

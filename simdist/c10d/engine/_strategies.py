@@ -23,6 +23,7 @@ from simdist.c10d.engine._ring import Ring
 from simdist.c10d.surface._arguments import Arguments
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
+from simdist.cluster import Cluster
 from simdist.errors import InternalError
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ class Algorithm(ABC):
     @abstractmethod
     def duration_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> int:
         """From the last arrival to completion on an idle network, for an operation that needs everyone."""
+
+    def costs_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> tuple[int, int]:
+        """The same, and the part of it in which bytes move."""
+        return (
+            self.duration_ns(operation, ranks, latency_ns, byte_ns),
+            self.duration_ns(operation, ranks, 0, byte_ns),
+        )
 
     def traffic(self, operation: Operation, ranks: int) -> Sequence[tuple[int, int, float]]:
         """The bytes that ranks send each other in such an operation: (source, target, bytes)."""
@@ -136,6 +144,10 @@ class StreamAlgorithm(Algorithm):
             InternalError: always.
         """
         raise InternalError(f"{operation.name} on a stream has no schedule of messages")
+
+    def fitted(self, cluster: Cluster, ranks: Sequence[int]) -> StreamAlgorithm:
+        """The algorithm for a group of those ranks of the world; the same one, if it is the same everywhere."""
+        return self
 
     @abstractmethod
     def meets(self, operations: Sequence[Operation]) -> bool:

@@ -179,12 +179,12 @@ class StreamCollective:
         communicator = connection.communicator
         simulation = communicator.simulation
         parts = [self.parts[rank] for rank in connection.ranks]
-        if not communicator.algorithm.meets([part.operation for part in parts]):
+        if not communicator.streamed.meets([part.operation for part in parts]):
             self._disagree(parts)
             return
         self.begin_ns = simulation.now_ns
         operation = parts[0].operation
-        crc = communicator.algorithm.execute([(part.operation, part.inputs, part.factor) for part in parts])
+        crc = communicator.streamed.execute([(part.operation, part.inputs, part.factor) for part in parts])
         for part in parts:
             part.begun = True
             part.settle_claims()

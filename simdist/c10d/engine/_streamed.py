@@ -307,9 +307,9 @@ class StreamCommunicator(Communicator):
     ) -> None:
         super().__init__(simulation, network, name, size, backend, strict=strict)
         assert isinstance(backend.algorithm, StreamAlgorithm)
-        self.algorithm = backend.algorithm
         self.failure = cast("StreamFailure", backend.failure)
         self.ranks = tuple(ranks) or tuple(range(size))
+        self.algorithm = self.streamed = backend.algorithm.fitted(network.cluster, self.ranks)
         self.connections: dict[str, Connection] = {}
         self.known: dict[Any, Operation] = {}  # by their key
         self._messages: dict[int, int] = {}  # by rank: those that it has posted

@@ -13,8 +13,9 @@ from simdist.c10d.engine import StreamAlgorithm
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.surface import Operation
 from simdist.c10d.surface._memory import as_bytes, checksum
+from simdist.cluster import Cluster
 
-__all__ = ["NcclAlgorithm"]
+__all__ = ["Calls", "NcclAlgorithm", "operands"]
 
 Tensor = torch.Tensor
 Calls = Sequence[tuple[Operation, Any, Any]]
@@ -47,6 +48,14 @@ class NcclAlgorithm(StreamAlgorithm):
         _, amount = _ring(operation, ranks)
         return [(rank, (rank + 1) % ranks, amount) for rank in range(ranks)]
 
+    def fitted(self, cluster: Cluster, ranks: Sequence[int]) -> StreamAlgorithm:
+        """What NCCL would choose on the cluster, if it has a model of that."""
+        if cluster.nccl is None or len(ranks) == 1:
+            return self
+        from simdist.c10d.backends.nccl._tuned import TunedAlgorithm  # which few worlds need
+
+        return TunedAlgorithm(cluster, cluster.nccl, ranks)
+
     def meets(self, operations: Sequence[Operation]) -> bool:
         """NCCL compares nothing: other bytes, kinds or roots hang; other types of equal size become one's own."""
         first = operations[0]
@@ -63,8 +72,13 @@ class NcclAlgorithm(StreamAlgorithm):
     def execute(self, calls: Calls) -> int:
         """Move the bytes."""
         name = calls[0][0].name
-        left = _EXECUTE[name](calls)
+        left = self._all_reduce(calls) if name in ("all_reduce", "barrier") else _EXECUTE[name](calls)
         return checksum(left, CHECKSUM_BYTES)
+
+    def _all_reduce(self, calls: Calls) -> list[Tensor]:
+        datas = [inputs for _, inputs, _ in calls]
+        _folds.all_reduce(operands(calls, datas))
+        return datas[:1]
 
     def all_reduce(self, tensors: Sequence[Tensor], reduction: str, *, paired: bool = False) -> None:
         """Reduce the flat tensors of all ranks, in place on each of them."""
@@ -101,23 +115,18 @@ def _ring(operation: Operation, ranks: int) -> tuple[int, float]:
     return ranks - 1, float(size)  # broadcast, reduce: a chain, in pieces
 
 
-def _operands(calls: Calls, datas: Sequence[Tensor]) -> list[Operand]:
+def operands(calls: Calls, datas: Sequence[Tensor]) -> list[Operand]:
+    """What each rank puts in."""
     return [
         Operand(data, operation.reduction, factor, is_bool=operation.dtype_name == "bool")
         for (operation, _, factor), data in zip(calls, datas, strict=True)
     ]
 
 
-def _all_reduce(calls: Calls) -> list[Tensor]:
-    datas = [inputs for _, inputs, _ in calls]
-    _folds.all_reduce(_operands(calls, datas))
-    return datas[:1]
-
-
 def _reduce(calls: Calls) -> list[Tensor]:
     datas = [inputs for _, inputs, _ in calls]
     root = calls[0][0].root
-    _folds.reduce_to(root, _operands(calls, datas), datas[root])
+    _folds.reduce_to(root, operands(calls, datas), datas[root])
     return [datas[root]]
 
 
@@ -126,7 +135,7 @@ def _reduce_scatter(calls: Calls) -> list[Tensor]:
     # An output may lie in the input of its rank, in which the totals of the others still have to be found.
     totals = [torch.empty_like(output) for output in outputs]
     for owner, total in enumerate(totals):
-        _folds.reduce_to(owner, _operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
+        _folds.reduce_to(owner, operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
     for output, total in zip(outputs, totals, strict=True):
         output.copy_(total)
     return outputs
@@ -177,8 +186,6 @@ def _scatter(calls: Calls) -> list[Tensor]:
 
 
 _EXECUTE: dict[str, Callable[[Calls], list[Tensor]]] = {
-    "all_reduce": _all_reduce,
-    "barrier": _all_reduce,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
     "broadcast": _broadcast,

@@ -5,7 +5,9 @@ A chunk c starts raw at rank c+1 and goes up the ring, each rank putting its own
 operand by 1/n, rounded to the type, before the sum; that of integers divides the sum. Minimum and maximum lose a NaN
 against a number. Eight-bit floats are added as halves.
 
-A real machine has more rings, or trees: its sums may differ in the last bits.
+A real machine has more rings, or trees: its sums may differ in the last bits. Where a model of NCCL says how many
+channels there are, each has its part of the data, and its own loops over it; in `tree_all_reduce` half of them have one
+tree, half the other, and a rank adds what its children send to its own, one after the other.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["Operand", "all_reduce", "reduce_to", "scaled"]
+__all__ = ["LOOP_BYTES", "Operand", "Tree", "all_reduce", "reduce_to", "scaled", "tree_all_reduce"]
 
 Tensor = torch.Tensor
 Combine = Callable[[Tensor, Tensor], Tensor]
+Tree = Sequence[Sequence[int]]  # the children of each rank, in the order in which it adds them
 
-_LOOP_BYTES = 2 << 20  # of a chunk: four steps of an eighth of the buffer (protocol Simple)
+# Of a chunk, by protocol: four steps of an eighth of the buffer, or one, of which flags take their share.
+LOOP_BYTES = {"simple": 2 << 20, "ll": 32 << 10, "ll128": 576_000}
 _ALIGNED_BYTES = 16
 _FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn)
 
@@ -97,7 +101,7 @@ def _chunk(owner: int, parts: Sequence[Tensor], operands: Sequence[Operand]) -> 
     return _averaged(running, operands[owner], ranks)
 
 
-def all_reduce(operands: Sequence[Operand]) -> None:
+def all_reduce(operands: Sequence[Operand], channels: int = 1, loop_bytes: int = LOOP_BYTES["simple"]) -> None:
     """Reduce the operands, in place on all ranks."""
     ranks = len(operands)
     data = [operand.data for operand in operands]
@@ -106,23 +110,61 @@ def all_reduce(operands: Sequence[Operand]) -> None:
         if ready[0] is not data[0]:
             data[0].copy_(ready[0])
         return
-    length, element = data[0].numel(), data[0].element_size()
-    chunk = _LOOP_BYTES // element
+    element = data[0].element_size()
+    chunk = loop_bytes // element
     aligned = max(1, _ALIGNED_BYTES // element)
-    place = 0
-    while place < length:
-        left = length - place
-        each = -(-left // ranks)
-        size = chunk if left >= ranks * chunk else -(-each // aligned) * aligned
-        for owner in range(ranks):
-            first = place + owner * size
-            last = min(first + size, length)
-            if first >= last:
-                break
-            total = _chunk(owner, [each[first:last] for each in ready], operands)
-            for target in data:
-                target[first:last] = total if target.dtype == total.dtype else total.view(target.dtype)
-        place += ranks * size
+    for place, end in _parts(data[0].numel(), channels, aligned):
+        while place < end:
+            left = end - place
+            each = -(-left // ranks)
+            size = chunk if left >= ranks * chunk else -(-each // aligned) * aligned
+            for owner in range(ranks):
+                first = place + owner * size
+                last = min(first + size, end)
+                if first >= last:
+                    break
+                _put(_chunk(owner, [each[first:last] for each in ready], operands), data, first, last)
+            place += ranks * size
+
+
+def tree_all_reduce(operands: Sequence[Operand], trees: Sequence[tuple[int, Tree]], channels: int) -> None:
+    """Reduce the operands, in place on all ranks: up a tree to its root. `trees` are two, each with its root."""
+    ranks = len(operands)
+    data = [operand.data for operand in operands]
+    ready = [scaled(operand, ranks) for operand in operands]
+    aligned = max(1, _ALIGNED_BYTES // data[0].element_size())
+    parts = _parts(data[0].numel(), channels, aligned)
+    for channel, (first, last) in enumerate(parts):
+        root, tree = trees[2 * channel // max(2, channels)]
+        total = _summed(root, tree, [each[first:last] for each in ready], operands)
+        _put(_averaged(total, operands[root], ranks), data, first, last)
+
+
+def _summed(root: int, tree: Tree, parts: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor:
+    order, seen = [root], 0
+    while seen < len(order):  # parents before their children
+        order += tree[order[seen]]
+        seen += 1
+    sums: dict[int, Tensor] = {}
+    for rank in reversed(order):
+        running = parts[rank]
+        for child in tree[rank]:
+            received = sums.pop(child)
+            running = operands[rank].combine(running, received.view(running.dtype))
+        sums[rank] = running
+    return sums[root]
+
+
+def _parts(length: int, channels: int, aligned: int) -> list[tuple[int, int]]:
+    """What each channel has of so many elements, from where to where."""
+    each = -(-length // channels)
+    size = max(aligned, -(-each // aligned) * aligned)
+    return [(first, min(first + size, length)) for first in range(0, length, size)]
+
+
+def _put(total: Tensor, data: Sequence[Tensor], first: int, last: int) -> None:
+    for target in data:
+        target[first:last] = total if target.dtype == total.dtype else total.view(target.dtype)
 
 
 def reduce_to(owner: int, operands: Sequence[Operand], output: Tensor) -> None:

@@ -1,0 +1,96 @@
+"""What NCCL makes of a cluster's GPUs and links, if that is asked for: plain data, which NCCL's side reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from simdist.errors import TopologyError
+from simdist.values import (
+    PYTHON,
+    Bandwidth,
+    Dialect,
+    Finding,
+    Maybe,
+    OneOf,
+    Spec,
+    Unfit,
+    Whole,
+    given_specs,
+    guess_or_list,
+    place,
+    specs_of,
+)
+
+__all__ = ["NcclModel", "NcclModelSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class NcclModel:
+    """How NCCL adds up and what it costs: by its own tuning model, on a graph of channels.
+
+    `algorithm` and `protocol` are NCCL's own choice if they are "auto". `channels`, and what each is worth within a
+    host and between hosts, come from the cluster's links unless they are said. `gpu` and `cpu` are the generation of
+    the one and the maker of the other, `links` what is between the GPUs of a host.
+
+    Raises:
+        TopologyError: an argument is not what it has to be.
+
+    Example:
+        >>> NcclModel(algorithm="tree", channels=2)
+        simdist.cluster.NcclModel(algorithm='tree', channels=2)
+    """
+
+    algorithm: Annotated[str, OneOf(("auto", "ring", "tree"))] = "auto"
+    protocol: Annotated[str, OneOf(("auto", "ll", "ll128", "simple"))] = "auto"
+    channels: Annotated[int | None, Maybe(Whole(least=1, most=64))] = None
+    gpu: Annotated[str, OneOf(("volta", "ampere", "hopper", "blackwell"))] = "hopper"
+    cpu: Annotated[str, OneOf(("intel", "amd"))] = "intel"
+    links: Annotated[str, OneOf(("nvlink", "pci"))] = "nvlink"
+    local_bandwidth_bytes_per_s: Annotated[int | None, Maybe(Bandwidth())] = None
+    bandwidth_bytes_per_s: Annotated[int | None, Maybe(Bandwidth())] = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, spec, value in given_specs(self):
+            try:
+                object.__setattr__(self, name, spec.check(value))
+            except Unfit as unfit:
+                problems += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
+        if problems:
+            raise TopologyError("; ".join(problems))
+
+    def __repr__(self) -> str:
+        said = (
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        )
+        return f"simdist.cluster.NcclModel({', '.join(said)})"
+
+
+@dataclass(frozen=True, slots=True)
+class NcclModelSpec(Spec):
+    """None, an `NcclModel`, or a table of its fields without their units: [nccl] in a scenario."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> NcclModel | None:
+        if value is None or isinstance(value, NcclModel):
+            return value
+        if not isinstance(value, Mapping):
+            expected = dialect.table if dialect.units else "a simdist.cluster.NcclModel"
+            raise Unfit([Finding((), f"expected {expected}, found {dialect.found(value)}")])
+        names = {name.removesuffix("_bytes_per_s"): name for name in specs_of(NcclModel)}
+        findings: list[Finding] = []
+        said = {}
+        for key, given in value.items():
+            if key not in names:
+                findings.append(Finding((str(key),), f"unknown key{guess_or_list(str(key), names)}"))
+                continue
+            try:
+                said[names[key]] = specs_of(NcclModel)[names[key]].check(given, dialect)
+            except Unfit as unfit:
+                findings += [Finding((key, *finding.path), finding.text) for finding in unfit.findings]
+        if findings:
+            raise Unfit(findings)
+        return NcclModel(**said)
