@@ -79,11 +79,11 @@ def flight_group(name: str, description: str, ranks: Iterable[int]) -> dict[str,
     return {"name": name, "desc": description, "ranks": str(list(ranks))}
 
 
-def flight_status(enqueued: int, completed: int) -> dict[str, int]:
-    """How far a group has come, in the status of a dump. Nobody learns when an operation starts."""
+def flight_status(enqueued: int, completed: int, started: int = -1) -> dict[str, int]:
+    """How far a group has come, in the status of a dump. Nobody learns when an operation starts, without timing."""
     return {
         "last_enqueued_collective": enqueued,
-        "last_started_collective": -1,
+        "last_started_collective": started,
         "last_completed_collective": completed,
     }
 
@@ -102,9 +102,10 @@ def flight_entry(
     input_sizes: Sizes,
     output_sizes: Sizes,
     scalar_type: str,
-    state: Literal["scheduled", "completed"] = "scheduled",
+    state: Literal["scheduled", "started", "completed"] = "scheduled",
     started_ns: int | None = None,
     completed_ns: int | None = None,
+    duration_ms: float | None = None,
     retired: bool,
     timeout_ns: int | None = None,
     is_p2p: bool = False,
@@ -112,7 +113,7 @@ def flight_entry(
 ) -> dict[str, Any]:
     """One operation, its fields in torch's order; `thread` is a name and an identifier, a frame (file, line, function).
 
-    Without the field `frames` where these are None, without the timeout likewise.
+    Without the field `frames` where these are None; without the timeout and the duration likewise.
     """
     found: dict[str, Any] = {}
     if frames is not None:
@@ -137,6 +138,8 @@ def flight_entry(
         "time_discovered_completed_ns": completed_ns,
         "retired": retired,
     }
+    if duration_ms is not None:
+        found["duration_ms"] = duration_ms
     if timeout_ns is not None:
         found["timeout_ms"] = timeout_ns // 1_000_000
     return found | {"is_p2p": is_p2p}

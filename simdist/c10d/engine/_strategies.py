@@ -196,6 +196,10 @@ class StreamFailure(Failure, Protocol):
         """The rank that all others need for a connection has not come; the error of one of these."""
         ...
 
+    def others_are_missing(self, connection: Connection) -> BaseException:
+        """Some other rank has not come, and there is a limit to that; the error of those that have."""
+        ...
+
     def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
         """A wait on the host for a work ran out of time."""
         ...

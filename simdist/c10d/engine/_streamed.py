@@ -320,11 +320,20 @@ class StreamCommunicator(Communicator):
         return self.ranks
 
     def connection(
-        self, key: str, ranks: Sequence[int], member: Member, index: int, device: Any, streams: Any, limit_ns: int
+        self,
+        key: str,
+        ranks: Sequence[int],
+        member: Member,
+        index: int,
+        device: Any,
+        streams: Any,
+        limit_ns: int,
+        rest_ns: int = 0,
     ) -> Connection:
         """Join a connection with a device of this rank; park until all of its ranks have.
 
-        The first of them tells the others how; they wait for that no longer than `limit_ns`, and for the rest for ever.
+        The first of them tells the others how; they wait for that no longer than `limit_ns`, and for the rest no longer
+        than `rest_ns`, or for ever.
 
         Raises:
             DistBackendError: it can't be made, in the backend's words.
@@ -347,10 +356,16 @@ class StreamCommunicator(Communicator):
             simulation.call_at(begin_ns, lambda: self._made(connection))
         wait = _Joining(connection)
         first, deadline_ns = min(connection.ranks), simulation.now_ns + limit_ns
+        rest_limit_ns: int | None = None
         while not connection.made:
             unknown = first not in connection.ends
-            if not simulation.park(wait, deadline_ns if unknown else None) and first not in connection.ends:
-                raise self.failure.first_is_missing(connection, member.rank, limit_ns)
+            if not unknown and rest_ns and rest_limit_ns is None:
+                rest_limit_ns = simulation.now_ns + rest_ns
+            if not simulation.park(wait, deadline_ns if unknown else rest_limit_ns) and not connection.made:
+                if first not in connection.ends:
+                    raise self.failure.first_is_missing(connection, member.rank, limit_ns)
+                if rest_limit_ns is not None:
+                    raise self.failure.others_are_missing(connection)
             member.process.drain()
         if connection.error is not None:
             raise connection.error(member.rank)

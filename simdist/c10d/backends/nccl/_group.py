@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import require_tensor
@@ -281,6 +282,33 @@ class NcclProcessGroup(NcclReductions):
         """The group without some of its ranks; called by the others. With flag 1 what is under way is aborted first."""
         return shrink(self, ranks_to_exclude, opts_override, abort=shrink_flags == 1)
 
+    # -- memory that NCCL knows of -------------------------------------------------------------------------------
+
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> NoReturn:
+        """There are no pools.
+
+        Raises:
+            DistBackendError: there is no communicator, which torch looks for first.
+            UnsupportedError: there is one.
+        """
+        if not self._connections:
+            raise dist.DistBackendError(
+                "NCCL communicator has not been initialized before mem pool creation. You can pass `device_id` to "
+                "init_process_group -- one way of eager initialization -- to work around this issue"
+            )
+        raise UnsupportedError("memory pools of an nccl group are not simulated; leave memory to the allocator")
+
+    deregister_mem_pool = register_mem_pool
+
+    @property
+    def mem_allocator(self) -> NoReturn:
+        """NCCL's, which wants multicast.
+
+        Raises:
+            DistBackendError: always.
+        """
+        raise dist.DistBackendError("NCCL mem allocator is not supported in this NCCL version")
+
     # -- what it does not do -------------------------------------------------------------------------------------
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> NoReturn:
@@ -317,12 +345,6 @@ def _refuse(name: str, way_out: str) -> Callable[..., NoReturn]:
 
 _REFUSED = {
     "merge_remote_group": "make one group of all ranks",
-    "register_mem_pool": "leave memory to the allocator",
-    "deregister_mem_pool": "leave memory to the allocator",
-    "_register_on_completion_hook": "wait for the works",
-    "_wait_for_pending_works": "wait for the works",
-    "_start_time_estimate": "measure in virtual time",
-    "_end_time_estimate": "measure in virtual time",
     "suspend": "destroy the group and make it again",
     "resume": "destroy the group and make it again",
     "memory_stats": "ask torch.cuda.memory_stats",

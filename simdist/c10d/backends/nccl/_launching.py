@@ -16,6 +16,7 @@ from simdist.c10d.backends.nccl._membership import NcclMember
 from simdist.c10d.backends.nccl._nan import device_assert, holds_nan
 from simdist.c10d.backends.nccl._options import NcclOptions
 from simdist.c10d.backends.nccl._recorder import Entry, stack
+from simdist.c10d.backends.nccl._timing import estimated_us
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
@@ -80,6 +81,7 @@ class NcclGroup(NcclMember):
         super().__init__(member, store, size, options)
         self._block: _Block | None = None
         self._nan_check = self.environment.nan_check
+        self._estimated: list[Operation] | None = None  # calls that do nothing, between two ends of an estimate
 
     def announce(self, name: str) -> None:
         """Announce the next collective ahead of the call: something comes before it.
@@ -121,6 +123,10 @@ class NcclGroup(NcclMember):
         `kind` is what torch calls it, in messages and in the recorder.
         """
         index = inputs[0].get_device()
+        if self._estimated is not None:
+            self._connection(index)
+            self._estimated += [call.operation for call in make()]
+            return None
         strike = self._announced(name)
         connection = self._connection(index)
         asynchronous = getattr(opts, "asyncOp", True)
@@ -249,7 +255,7 @@ class NcclGroup(NcclMember):
         work.numel_in, work.numel_out = (sum(each.numel() for each in tensors) for tensors in (inputs, outputs))
         work.logged_rank = self._nccl.groups[0].rank()
         work.host_limit_ns = limit_ns if self.environment.blocking_wait else 0
-        work.entry = entry
+        work.entry, work.timed = entry, self.timing
         if entry is not None:
             entry.work = work
         parts = []
@@ -286,6 +292,8 @@ class NcclGroup(NcclMember):
         work.extra_ns, self._extra_taken_ns = self._extra_ns - self._extra_taken_ns, self._extra_ns
         work.begin(index, streams, end, simulation.now_ns, limit_ns + self._extra_ns)
         self.watchdog.watch(work)
+        if self.timing and calls[0].operation.name not in ("send", "recv"):
+            self.keep_begun(work)
         if blocks and not asynchronous:
             streams.synchronize(index, current)
         return work
@@ -313,6 +321,14 @@ class NcclGroup(NcclMember):
             *(block.connection, block.calls, "coalesced", "COALESCED", [], block.outputs, block.limit_ns, entry),
             asynchronous=block.asynchronous,
         )
+
+    def _start_time_estimate(self) -> None:
+        self._estimated = []
+
+    def _end_time_estimate(self) -> float:
+        """Microseconds that the calls since then would take."""
+        operations, self._estimated = self._estimated or [], None
+        return estimated_us(self._communicator, operations)
 
     def _group_start(self) -> None:
         """Of `ncclGroupStart`: what aborts together need not wait for each other here anyway."""

@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as _c
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._rank import nccl_of
+from simdist.c10d.backends.nccl._timing import Hook
 from simdist.c10d.backends.nccl._watchdog import Monitor, Watchdog
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.engine._streamed import Connection, StreamCommunicator
@@ -67,6 +68,9 @@ class NcclMember(GroupBackend):
         member.process.end_listeners[self._on_end] = None
         self.closed = False  # it was shut down, or the program has aborted it
         self.results: dict[NcclWork, list[Any]] = {}  # futures of how works end
+        self.timing = self.environment.timing  # works know what they took
+        self.hook: Hook | None = None  # called for each work that is over
+        self._begun: list[NcclWork] = []  # collectives, where somebody may ask for the last that has begun
         self._completed = -1  # the last number of a collective that is over
         self._operations = 0  # calls, those in blocks each for itself
         self._error = "SUCCESS"
@@ -194,7 +198,10 @@ class NcclMember(GroupBackend):
         device = account_of(index).device
         streams = devices_of_this_process().streams
         limit_ns = self._timeout_ns  # the store's is that of the group
-        made = self._communicator.connection(key, list(ranks), self._member, index, device, streams, limit_ns)
+        made = self._communicator.connection(
+            *(key, list(ranks), self._member, index, device, streams, limit_ns),
+            rest_ns=self.environment.connect_limit_ns,
+        )
         self._connections[mine] = made
         self._nccl.recorder.configure(self, self._communicator.ranks)
         if index not in self._used:
@@ -214,6 +221,49 @@ class NcclMember(GroupBackend):
         """Write a line of torch's log, behind the group's prefix."""
         log(self._member.process, level, f"{self._prefix()}{text}", line)
 
+    # -- durations -----------------------------------------------------------------------------------------------
+
+    def _enable_collectives_timing(self) -> None:
+        self.timing = True
+
+    def _register_on_completion_hook(self, hook: Any) -> None:
+        self.hook = Hook(self, hook)
+
+    def _wait_for_pending_works(self) -> None:
+        """Wait until everything is over, and every hook was called."""
+        self._drain()
+
+    def _drain(self) -> None:
+        for work in list(self._member.pending):
+            if isinstance(work, NcclWork):
+                work.streams.wait_for(work.end, heeds_errors=False)
+        if self.hook is not None:
+            self.hook.flush()
+
+    def keep_begun(self, work: NcclWork) -> None:
+        """A collective was launched, in a group that tells how far it has come."""
+        if self.timing:
+            now_ns = self._communicator.simulation.now_ns
+            over = [each for each in self._begun if each.done]
+            self._begun = [*over[-1:], *(each for each in self._begun if not each.done), work]
+            assert now_ns >= work.issued_ns
+
+    def last_begun(self) -> tuple[int, str, bool] | None:
+        """The last collective whose kernel has begun: its number, its name, and whether it is over."""
+        now_ns = self._communicator.simulation.now_ns
+        begun = [work for work in self._begun if work.has_begun(now_ns)]
+        return (begun[-1].number, begun[-1].op_type, begun[-1].done) if begun else None
+
+    @property
+    def nccl(self) -> Any:
+        """What NCCL keeps of the rank's process."""
+        return self._nccl
+
+    @property
+    def member(self) -> Member:
+        """The rank's end of the group."""
+        return self._member
+
     # -- for the watchdog ----------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[int, int]:
@@ -222,11 +272,16 @@ class NcclMember(GroupBackend):
 
     def status(self) -> dict[str, int]:
         """The same as the recorder has it."""
-        return flight_status(*self.progress())
+        begun = self.last_begun()
+        return flight_status(*self.progress(), -1 if begun is None else begun[0])
 
     def get_error(self) -> Any:
         """What has happened to the group; the first stays."""
         return _errors.ErrorType.__members__[self._error]
+
+    def error_kind(self) -> str:
+        """The name of what has happened to the group."""
+        return self._error
 
     def set_error(self, kind: str) -> None:
         """Something has happened."""
@@ -246,6 +301,8 @@ class NcclMember(GroupBackend):
             self._extra_taken_ns -= work.extra_ns
             if work.op_type not in ("SEND", "RECV"):
                 self._completed = max(self._completed, work.number)
+            if self.hook is not None:
+                self.hook.over(work)
         for future in self.results.pop(work, ()):
             work.process.deliver(functools.partial(future.set_result, _errors.WorkResult.SUCCESS))
 
@@ -281,9 +338,7 @@ class NcclMember(GroupBackend):
     def shutdown(self) -> None:
         """Wait until what is queued is over, and end the communicators."""
         if not self._aborted:
-            for work in list(self._member.pending):
-                if isinstance(work, NcclWork):
-                    work.streams.wait_for(work.end, heeds_errors=False)
+            self._drain()
         self._close()
 
     def let_end(self, until_ns: int) -> None:
@@ -297,6 +352,8 @@ class NcclMember(GroupBackend):
     def abort(self) -> None:
         """End the communicators at once: streams are free, and what was under way leaves garbage."""
         self.release()
+        if self.environment.extra_dump:
+            self._nccl.write_dump()
         self._close()
 
     def _close(self) -> None:

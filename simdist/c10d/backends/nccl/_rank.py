@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl._environment import Environment
@@ -29,6 +30,19 @@ class RankNccl:
         self.monitor: Monitor | None = None  # of the first group
         self.warned: dict[str, None] = {}  # what is said once
         process.at_exit.append((self._leave, (), {}))
+
+    def write_dump(self) -> None:
+        """Write the flight record, if a file is named."""
+        environment, process = self.environment, self.process
+        prefix = environment.dump_prefix
+        if environment.dynamic_prefix:
+            name: Any = b"TORCH_FR_DUMP_TEMP_FILE"
+            prefix = os.fsdecode(process.environ.get(name, prefix))
+        if prefix:
+            path = Path(f"{prefix}{process.rank}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            what = {"frames": environment.dumps_stacks, "active": environment.dumps_active_only}
+            path.write_bytes(self.recorder.dump_bytes(process.simulation.now_ns, **what))
 
     def once(self, key: str) -> bool:
         """True the first time."""

@@ -131,6 +131,11 @@ class NcclRecorder:
             retired = retired_ns <= now_ns
             seen_ns = self._epoch_ns + min(retired_ns, now_ns)
         collectives, messages, operations = entry.numbers
+        begun_ns = duration_ms = None
+        if work is not None and work.timed and work.has_begun(now_ns):
+            first_ns = max(part.begin.at_ns or 0 for part in work.calls)
+            begun_ns = self._epoch_ns + min(group.watchdog.tick_after(first_ns), now_ns)
+            duration_ms = work._get_duration() if retired else None
         return flight_entry(
             record_id=entry.record_id,
             pg_id=group.uid,
@@ -144,8 +149,10 @@ class NcclRecorder:
             output_sizes=entry.outputs,
             scalar_type=SCALAR_TYPES.get(entry.dtype, ""),
             time_created_ns=self._epoch_ns + entry.created_ns,
-            state="completed" if done else "scheduled",
+            state="completed" if done else "scheduled" if begun_ns is None else "started",
+            started_ns=begun_ns,
             completed_ns=seen_ns,
+            duration_ms=duration_ms,
             retired=retired,
             timeout_ns=entry.timeout_ns,
             is_p2p=entry.is_message,

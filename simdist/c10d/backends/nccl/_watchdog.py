@@ -13,9 +13,9 @@ from __future__ import annotations
 import signal
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simdist.c10d.backends.nccl._desync import desync_report, propagate
 from simdist.c10d.backends.nccl._log import log
 from simdist.process import SimProcess
 
@@ -134,12 +134,7 @@ class Watchdog:
         process = self._process
 
         def look() -> None:
-            what = f"{self._group._prefix()}Process group watchdog thread terminated with exception: {error}"
-            log(process, "E", what, 2160)
-            process.add_output(
-                "stderr", f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {what}\n"
-            )
-            process.kill(signal.SIGABRT)
+            self._terminate(f"{self._group._prefix()}Process group watchdog thread terminated with exception: {error}")
 
         process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), lambda: _when_it_runs(process, look))
 
@@ -151,6 +146,10 @@ class Watchdog:
         group.set_error(kind)
         prefix = group._prefix()
         log(process, "E", text, line)
+        if environment.desync and kind == "TIMEOUT":
+            log(process, "E", f"Rank {group.rank()}{desync_report(group)}", 700)
+        if environment.propagates:
+            propagate(group, _when_it_runs)
         enqueued, completed = group.progress()
         log(
             process,
@@ -181,7 +180,14 @@ class Watchdog:
             f"{group._prefix()}Process group watchdog thread terminated with exception: {text}\nException raised from "
             "checkTimeout at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:693"
         )
+        self._terminate(what)
+
+    def _terminate(self, what: str) -> None:
+        """The watchdog's thread ends by an exception, and takes the process with it unless it is told not to."""
+        process = self._process
         log(process, "E", what, 2160)
+        if not self._nccl.environment.rethrows:
+            return
         process.add_output(
             "stderr", f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {what}\n"
         )
@@ -256,13 +262,11 @@ class Monitor:
             1743,
             file,
         )
-        preparing = "ProcessGroupNCCL preparing to dump debug info. Include stack trace: 1, only active collectives: 0"
-        log(process, "E", f"{prefix}{preparing}", 1533, file)
+        preparing = "ProcessGroupNCCL preparing to dump debug info. Include stack trace: "
+        kind = f"{environment.dumps_stacks:d}, only active collectives: {environment.dumps_active_only:d}"
+        log(process, "E", f"{prefix}{preparing}{kind}", 1533, file)
         now_ns = process.simulation.now_ns
-        if environment.dump_prefix:
-            path = Path(f"{environment.dump_prefix}{process.rank}")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self._nccl.recorder.dump_bytes(now_ns))
+        self._nccl.write_dump()
         process.simulation.call_at(now_ns + environment.heartbeat_ns, lambda: _when_it_runs(process, self._end))
 
     def _end(self) -> None:

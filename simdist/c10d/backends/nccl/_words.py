@@ -87,6 +87,10 @@ class NcclFailure:
             f"application crash on rank {first} or a network set up issue."
         )
 
+    def others_are_missing(self, connection: Any) -> BaseException:
+        """A communicator that is made without blocking has not come about in time."""
+        return dist.DistBackendError("NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93")
+
     def wait_timed_out(self, work: Any, limit_ns: int) -> BaseException:
         """A wait on the host ran out of time: the rank gives the communicator up."""
         process = work.process

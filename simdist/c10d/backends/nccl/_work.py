@@ -33,6 +33,7 @@ class NcclWork(StreamWork):
     numel_out: int
     logged_rank: int  # what its process calls itself in lines about works
     entry: Entry | None = None
+    timed = False  # it knows what it took
 
     def __str__(self) -> str:
         return (
@@ -60,8 +61,22 @@ class NcclWork(StreamWork):
         """
         raise NotImplementedError("WorkNCCL::isSuccess() is deprecated")
 
+    def has_begun(self, now_ns: int) -> bool:
+        """True if its kernel runs, or has run."""
+        return all(part.begin.at_ns is not None and part.begin.at_ns <= now_ns for part in self.calls)
+
     def _get_duration(self) -> float:
-        raise RuntimeError("getDuration only works if timing was enabled")
+        """Milliseconds that its kernel took, those for which it waited for other ranks included.
+
+        Raises:
+            RuntimeError: nobody has asked for that before, or it is not over.
+        """
+        if not self.timed:
+            raise RuntimeError("getDuration only works if timing was enabled")
+        if not self.done:
+            raise RuntimeError("getDuration can only be called after work is succeeded.")
+        begun_ns = max((part.begin.at_ns or 0 for part in self.calls), default=self.issued_ns)
+        return max(0, self.ended_ns - max(begun_ns, self.issued_ns)) / 1e6
 
     def get_future_result(self) -> StreamFuture:
         """A future of how it ends: success, or what its watchdog has found."""

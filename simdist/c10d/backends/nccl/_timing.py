@@ -1,0 +1,105 @@
+"""What works took, and what calls would take: completion hooks, and estimates by NCCL's tuning model (torch 2.13)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c
+
+from simdist.c10d.backends.nccl._log import log
+from simdist.cluster import NcclModel
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._work import NcclWork
+    from simdist.c10d.surface._operation import Operation
+
+__all__ = ["Hook", "WorkInfo", "estimated_us"]
+
+_types: Any = _c  # has what the stubs leave out
+_NEEDS_TIMING = (
+    "ProcessGroupNCCL OnCompletion hook requires recording start and end events which require setting "
+    "TORCH_NCCL_ENABLE_TIMING environment variable. This is only available for NCCL version >= 2.4."
+)
+_DEPRECATED = (
+    "Warning: ProcessGroupNCCL OnCompletion hook will be deprecated in favor of Flight Recorder. Please check out "
+    "FlightRecorder.hpp for information that is recorded at work completion. You can file an issue if you want "
+    "additional information to be recorded. You can also file an RFC if you want Flight Recorder to accept plugins "
+    "that customize the recording. (function operator())"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkInfo:
+    """What torch's `WorkInfo` has: an operation that is over, its begin and end, and what it took on the device."""
+
+    op_type: Any
+    seq: int
+    time_started: datetime
+    time_finished: datetime
+    active_duration: timedelta
+
+
+class Hook:
+    """Calls a function of the program for each work of a group that is over, soon after its watchdog has seen that."""
+
+    def __init__(self, group: Any, function: Callable[[WorkInfo], None]) -> None:
+        if group.nccl.once("completion hook"):
+            log(group.member.process, "W", _DEPRECATED, 1302)
+        if group.hook is not None:
+            raise dist.DistBackendError("ProcessGroupNCCL OnCompletion hook already registered")
+        if not group.timing:
+            raise ValueError(_NEEDS_TIMING)
+        self._group = group
+        self._function = function
+        self._due: dict[NcclWork, None] = {}  # over, and not told of yet
+
+    def over(self, work: NcclWork) -> None:
+        """A work is over."""
+        process = work.process
+        self._due[work] = None
+        seen_ns = self._group.watchdog.tick_after(process.simulation.now_ns)
+        process.simulation.call_at(seen_ns, lambda: process.deliver(functools.partial(self._tell, work)))
+
+    def flush(self) -> None:
+        """Tell of all that is over, on the calling thread."""
+        for work in list(self._due):
+            self._tell(work)
+
+    def _tell(self, work: NcclWork) -> None:
+        if self._due.pop(work, work) is not None:
+            return
+        process = work.process
+        begun, ended = (
+            datetime.fromtimestamp((process.epoch_ns + moment) / 1e9, UTC) for moment in (work.issued_ns, work.ended_ns)
+        )
+        kinds = _types.OpType.__members__
+        kind = kinds.get(work.op_type, kinds["UNKNOWN"])
+        took = timedelta(microseconds=work._get_duration() * 1000)
+        try:
+            self._function(WorkInfo(kind, work.number, begun, ended, took))
+        except Exception as error:
+            text = (
+                f"Caught exception on rank {work.logged_rank} while running onCompletion hook for ProcessGroupNCCL: "
+                f"{type(error).__name__}: {error}. Aborting all communicators."
+            )
+            log(process, "E", text, 2640)
+            self._group.abort_because(text)
+
+
+def estimated_us(communicator: Any, operations: list[Operation]) -> float:
+    """What operations would take, one after the other, in microseconds; by the cluster's model, or the usual one."""
+    from simdist.c10d.backends.nccl._tuned import TunedAlgorithm
+
+    cluster = communicator.network.cluster
+    ranks = communicator.ranks
+    if len(ranks) == 1:
+        return 0.0
+    algorithm = TunedAlgorithm(cluster, cluster.nccl or NcclModel(), ranks)
+    latency_ns, byte_ns = communicator.slowest()
+    costs = [algorithm.costs_ns(operation, len(ranks), latency_ns, byte_ns)[0] for operation in operations]
+    return sum(costs) / 1000
