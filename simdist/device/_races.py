@@ -5,8 +5,9 @@ event, for a stream or for a work takes over what the other knew; to synchronise
 that the host launches from then on. A storage remembers the last kernel that wrote it, and those that read it since;
 one that uses it without being ordered after them is refused, with both lines.
 
-In doubt: what torch orders inside C++ while it runs backward is taken to be in order; memory of the host (pinned
-sources) is not looked at.
+What is copied from or to pinned memory without waiting is the host's to leave alone meanwhile (`_host_races`).
+
+In doubt: what torch orders inside C++ while it runs backward is taken to be in order.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import block_of
+from simdist.device._host_races import copied
 from simdist.device._idle import is_idle
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
 from simdist.errors import StrictError
-from simdist.frames import user_line
+from simdist.frames import user_frame, user_line
 
 __all__ = ["Races", "watched"]
 
@@ -56,6 +58,15 @@ class Races:
         for key, clock in self._clocks.items():
             if key[0] == index:
                 _merge(self._host, clock)
+
+    def known_to_host(self) -> Clock:
+        """What the host has waited for."""
+        return self._host
+
+    def use_of_host(self, key: Key, tensor: Tensor, what: str, site: str, *, writes: bool) -> None:
+        """The kernel that a stream was given last reads pinned memory of the host, or writes it."""
+        count = self._clock(key).get(key, 0)
+        copied(tensor, key, count, what, site, writes=writes, known=self.known_to_host)
 
     def use(self, key: Key, reads: Sequence[Tensor], writes: Sequence[Tensor], what: str, site: str) -> None:
         """A stream is given something that uses tensors.
@@ -133,6 +144,7 @@ def watched(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     }
     names = {each.name for place, each in enumerate(schema.arguments) if place in written}
     what = str(op).split(".")[1]
+    copies = what in ("copy_", "_to_copy")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         reads: list[Any] = []
@@ -146,9 +158,28 @@ def watched(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         made: list[Any] = []
         _collect(result, made)
         _used(what, (), [tensor for tensor in made if all(tensor is not known for known in writes)])
+        if copies:
+            _copied(what, args, kwargs, result)
         return result
 
     return call
+
+
+def _copied(what: str, args: Any, kwargs: Any, result: Any) -> None:
+    """A copy was launched: if it does not block, pinned memory of the host is in use until the host waits for it."""
+    to_copy = what == "_to_copy"
+    source, target = (args[0], result) if to_copy else (args[1], args[0])
+    blocks = not (kwargs.get("non_blocking") or (not to_copy and len(args) > 2 and args[2]))
+    if blocks or source.is_cuda == target.is_cuda:
+        return
+    on_host, on_device = (target, source) if source.is_cuda else (source, target)
+    devices = present_or_none()
+    races = None if devices is None else devices.streams.races
+    if races is None or not on_host.is_pinned():
+        return
+    index = on_device.get_device()
+    site = user_line(user_frame(sys._getframe(2)))
+    races.use_of_host((index, core().stream(index)), on_host, what, site, writes=source.is_cuda)
 
 
 def _collect(value: Any, into: list[Any]) -> None:

@@ -248,12 +248,74 @@ def launched_from_a_side_stream(right: bool) -> Any:
     torch.cuda.synchronize()
 
 
+def pinned_source_changed(right: bool) -> Any:
+    batch, there = torch.ones(4).pin_memory(), torch.empty(4, device="cuda")
+    there.copy_(batch, non_blocking=True)
+    if right:
+        torch.cuda.synchronize()
+    batch.fill_(2)
+    torch.cuda.synchronize()
+
+
+def pinned_batch_reused(right: bool) -> Any:
+    batch = torch.ones(2, 3).pin_memory()
+    first = batch.to("cuda", non_blocking=True)
+    copied = _event()
+    copied.record()
+    if right:
+        copied.synchronize()
+    batch[0] = 5
+    return first.sum().item()
+
+
+def pinned_source_added_to_on_a_side_stream(right: bool) -> Any:
+    batch, there = torch.ones(4).pin_memory(), torch.empty(4, device="cuda")
+    side = side_of(there)
+    with _on(side):
+        there.copy_(batch, non_blocking=True)
+    (side if right else _current()).synchronize()
+    batch += 1
+    torch.cuda.synchronize()
+
+
+def pinned_result_read(right: bool) -> Any:
+    value, here = of(1, 2), torch.zeros(2, pin_memory=True)
+    here.copy_(value, non_blocking=True)
+    if right:
+        _current().synchronize()
+    total = here.sum()
+    torch.cuda.synchronize()
+    return total
+
+
+def host_copy_read(right: bool) -> Any:
+    here = (of(1, 2) * 2).to("cpu", non_blocking=True)
+    if right:
+        torch.cuda.synchronize()
+    numbers = here.tolist()
+    torch.cuda.synchronize()
+    return numbers
+
+
+def pinned_result_written_into_a_view(right: bool) -> Any:
+    value, here = of(1, 2), torch.zeros(2, 2, pin_memory=True)
+    here[1].copy_(value, non_blocking=True)
+    if right:
+        torch.cuda.synchronize()
+    torch.add(here[0], 1, out=here[0])
+    torch.cuda.synchronize()
+
+
 PROGRAMS: list[Callable[[bool], Any]] = [
     *(read_after_wait, write_after_wait, input_changed_after_wait, input_read_before_wait, value_after_wait),
     *(copied_after_wait, filled_by_copy_after_wait, synchronized, view_after_wait, message_after_wait),
     *(future_after_wait, two_works_after_both, side_stream_waits_for_the_main_one),
     *(main_stream_waits_for_the_side_one, event_between, event_recorded_behind, event_synchronized),
     *(stream_synchronized, readers_before_a_writer, three_streams, launched_from_a_side_stream),
+]
+WITH_HOST: list[Callable[[bool], Any]] = [
+    *(pinned_source_changed, pinned_batch_reused, pinned_source_added_to_on_a_side_stream, pinned_result_read),
+    *(host_copy_read, pinned_result_written_into_a_view),
 ]
 
 
@@ -277,7 +339,33 @@ def test_a_planted_race_is_found_with_both_lines(program: Callable[[bool], Any])
     assert "may not be over; wait for it first" in str(error)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("program", WITH_HOST, ids=lambda each: each.__name__)
+def test_pinned_memory_that_is_touched_under_a_copy_is_found_with_both_lines(program: Callable[[bool], Any]) -> None:
+    result = run(play, args=[program, False], strict=True)
+
+    error = result.ranks[0].exception
+    assert type(error) is StrictError, error
+    lines = re.findall(r"at test_races.py:(\d+) in (\w+)", str(error))
+    assert [name for _, name in lines] == [program.__name__] * 2
+    assert int(lines[0][0]) > int(lines[1][0])
+    assert "in pinned memory, while" in str(error)
+    assert "may not be over; synchronize first" in str(error)
+
+
+def test_the_programs_own_modes_keep_their_order() -> None:
+    def body() -> Any:
+        batch = torch.ones(2).pin_memory()
+        with torch.device("cuda"):
+            batch.to("cuda", non_blocking=True)
+            made = torch.zeros(1)
+        torch.cuda.synchronize()
+        batch.zero_()
+        return made.device.type, torch.zeros(1).device.type, batch.tolist()
+
+    assert results(body, 1, strict=True) == [("cuda", "cpu", [0.0, 0.0])]
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *WITH_HOST], ids=lambda each: each.__name__)
 def test_a_correct_program_is_not_blamed(program: Callable[[bool], Any]) -> None:
     results(play, args=[program, True], strict=True)
 
