@@ -2,6 +2,7 @@
 
     python tools/conformance.py --backend gloo                 # simulated, world sizes 3 and 4
     python tools/conformance.py --backend gloo --real          # and real forked processes: which tests pass there?
+    python tools/conformance.py --backend nccl                 # simulated, on virtual CUDA devices
     python tools/conformance.py -k all_gather --world-size 3
     python tools/conformance.py --bits                         # thousands of calls: simulated and real, bit for bit
     python tools/conformance.py --bits --quick                 # a few hundred of them
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 def main(arguments: list[str] | None = None) -> int:
     """Run what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="gloo", choices=["gloo"])
+    parser.add_argument("--backend", default="gloo", choices=["gloo", "nccl"])
     parser.add_argument("--world-size", type=int, nargs="+", metavar="N", help="3 4; with --bits 2 to 9 and 16")
     parser.add_argument("--bits", action="store_true", help="compare the bits of collectives instead")
     parser.add_argument("--quick", action="store_true", help="with --bits: a few hundred small ones")

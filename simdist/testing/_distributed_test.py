@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -41,7 +44,8 @@ def distributed_test_case(*, backend: str, world_size: int, real: bool) -> type:
     os.environ["BACKEND"] = backend
     os.environ["WORLD_SIZE"] = str(world_size)
     os.environ.setdefault("TEMP_DIR", os.environ.get("TMPDIR", "/tmp"))
-    from torch.testing._internal.distributed import distributed_test as suite
+    with _nccl_at_hand(backend == "nccl" and not real):
+        from torch.testing._internal.distributed import distributed_test as suite
 
     tests: Any = suite.DistributedTest._DistTestBase
     base: Any = suite.TestDistBackend
@@ -55,5 +59,26 @@ def distributed_test_case(*, backend: str, world_size: int, real: bool) -> type:
 
     name = f"DistributedTest_{backend}_{world_size}"
     bases = (base, tests) if real else (_StoreBarrier, SimulatedProcesses, base, tests)
-    case: type = type(name, bases, {"__module__": suite.__name__, "setUp": start, "__qualname__": name})
+    attributes = {"__module__": suite.__name__, "setUp": start, "__qualname__": name}
+    if not real:
+        attributes["sim_backend"] = backend
+    case: type = type(name, bases, attributes)
     return case
+
+
+@contextmanager
+def _nccl_at_hand(on: bool) -> Iterator[None]:
+    """While the suite is imported it asks whether there are GPUs, and NCCL: in worlds over nccl there will be."""
+    if not on:
+        yield
+        return
+    from torch.testing._internal import common_distributed
+
+    names: Any = common_distributed
+    names.TEST_CUDA = True  # which tests ask for when they run, too
+    with (
+        mock.patch.object(dist, "is_nccl_available", return_value=True),
+        mock.patch.object(names.c10d, "is_nccl_available", return_value=True),
+        mock.patch.object(torch.cuda.nccl, "version", return_value=(2, 29, 7)),
+    ):
+        yield

@@ -80,7 +80,8 @@ class _Process:
 class SimulatedProcesses:
     """Mixin in front of a class derived from torch's `MultiProcessTestCase`.
 
-    Class attributes set up the world of every test: `sim_seed`, `sim_faults`, `sim_policy`, `sim_stall_s`.
+    Class attributes set up the world of every test: `sim_seed`, `sim_faults`, `sim_policy`, `sim_stall_s`, and
+    `sim_backend`: over "nccl" each rank has a virtual device.
     `simulation` is the `RunResult` of the last test that ran.
     """
 
@@ -88,6 +89,7 @@ class SimulatedProcesses:
     sim_faults: ClassVar[tuple[Fault, ...]] = ()
     sim_policy: ClassVar[str] = "fifo"
     sim_stall_s: ClassVar[float] = 30.0
+    sim_backend: ClassVar[str] = "gloo"
     simulation: RunResult | None = None
 
     # What torch's class gives; declared here because the mixin stands before it.
@@ -127,6 +129,7 @@ class SimulatedProcesses:
         spec = WorldSpec(
             call=lambda rank: run(rank, name, file_name, pipes[rank], fake_pg=getattr(self, "fake_pg", False)),
             world_size=len(self.processes),
+            backend=self.sim_backend,
             seed=self.sim_seed,
             faults=self.sim_faults,
             policy=self.sim_policy,

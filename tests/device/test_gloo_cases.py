@@ -1,9 +1,13 @@
-"""The cases of torch's own tests for Gloo on CUDA tensors (test_c10d_gloo.py), called as those call them."""
+"""Torch's own tests of Gloo on CUDA tensors (test_c10d_gloo.py of 2.13), by name: what each does, on virtual devices.
+
+`STATE` has every test of the part of that file that was at hand whose name says `cuda`: its cases here, or the reason
+why there is none.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -73,7 +77,7 @@ def reduces(group: Group, rank: int) -> None:
 
 def gathers_under_stress(group: Group, rank: int) -> None:
     futures = []
-    for index in range(50):
+    for index in range(25):
         for root in range(SIZE):
             options = c10d.GatherOptions()
             options.rootRank = root
@@ -123,12 +127,84 @@ def wrong_types(group: Group, rank: int) -> None:
         group.allgather([[torch.zeros(2).cuda() for _ in range(SIZE)]], [there(1.0)])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [broadcasts, all_reduces, reduces, gathers_under_stress, all_gathers, scatters, inference_mode, wrong_types],
-    ids=lambda case: case.__name__,
-)
-def test_gloo_on_tensors_of_devices(case: Callable[[Group, int], None]) -> None:
+def broadcasts_under_stress(group: Group, rank: int) -> None:
+    inputs = [torch.tensor([index * SIZE + rank]).cuda() for index in range(60)]
+    works = [group.broadcast(tensor, root=index % SIZE) for index, tensor in enumerate(inputs)]
+    for index, work in enumerate(works):
+        work.wait()
+
+        assert inputs[index].item() == index * SIZE + index % SIZE
+
+
+def all_reduces_under_stress(group: Group, rank: int) -> None:
+    inputs = [torch.tensor([index + rank]).cuda() for index in range(60)]
+    futures = [group.allreduce(tensor).get_future() for tensor in inputs]
+    for index, future in enumerate(futures):
+        future.wait()
+
+        assert numbers(future.value()) == [index * SIZE + SIZE * (SIZE - 1) // 2]
+
+
+def all_reduce_of_halves(group: Group, rank: int) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    tensor = ((torch.rand(200, 1, generator=generator) * 2 - 1) * 65504 / SIZE).half().cuda()
+    everything = settled(group.allgather([[torch.zeros_like(tensor) for _ in range(SIZE)]], [tensor]))
+    total = torch.stack(everything, dim=0).sum(dim=0)
+
+    (reduced,) = settled(group.allreduce([tensor], c10d.AllreduceOptions()))
+
+    torch.testing.assert_close(total, reduced, rtol=1e-2, atol=1e-3)
+
+
+def coalesced_all_reduces_are_refused(group: Group, rank: int) -> None:
+    options: Any = c10d.AllreduceCoalescedOptions()
+    with pytest.raises(RuntimeError, match="unsupported device type"):
+        group.allreduce_coalesced([there(0.0), there(0.0)], options)
+
+
+def scatters_under_stress(group: Group, rank: int) -> None:
+    futures = []
+    for index in range(25):
+        for root in range(SIZE):
+            options = c10d.ScatterOptions()
+            options.rootRank = root
+            inputs = [[there(index + rank) for _ in range(SIZE)]] if root == rank else []
+            futures.append((index, root, group.scatter([there(-1)], inputs, options).get_future()))
+    for index, root, future in futures:
+        future.wait()
+
+        assert numbers(future.value()) == [index + root]
+
+
+def all_gathers_under_stress(group: Group, rank: int) -> None:
+    inputs = [there(index + rank) for index in range(60)]
+    futures = [group.allgather([[there(-1) for _ in range(SIZE)]], [tensor]).get_future() for tensor in inputs]
+    for index, future in enumerate(futures):
+        future.wait()
+
+        assert numbers(future.value()) == [index + other for other in range(SIZE)]
+
+
+NO_SPARSE = "wants sparse tensors on a device, and a virtual device has none: kernels of another key (SparseCUDA)"
+STATE: dict[str, Sequence[Callable[[Group, int], None]] | str] = {
+    "test_broadcast_basics_cuda": [broadcasts],
+    "test_broadcast_stress_cuda": [broadcasts_under_stress],
+    "test_allreduce_basics_cuda": [all_reduces, reduces, all_reduce_of_halves],
+    "test_allreduce_stress_cuda": [all_reduces_under_stress],
+    "test_allreduce_coalesced_checks_cuda": [coalesced_all_reduces_are_refused, wrong_types],
+    "test_sparse_allreduce_basics_cuda": NO_SPARSE,
+    "test_sparse_allreduce_cuda_dispatched": NO_SPARSE,
+    "test_scatter_basics_cuda": [scatters],
+    "test_scatter_stress_cuda": [scatters_under_stress],
+    "test_gather_basics_cuda": [gathers_under_stress],
+    "test_gather_stress_cuda": [gathers_under_stress],
+    "test_allgather_basics_cuda": [all_gathers, inference_mode],
+    "test_allgather_stress_cuda": [all_gathers_under_stress],
+}
+
+
+@pytest.mark.parametrize("name", [name for name, state in STATE.items() if not isinstance(state, str)])
+def test_torchs_own(name: str) -> None:
     def body() -> None:
         rank = int(os.environ["RANK"])
         torch.cuda.set_device(rank)
@@ -137,6 +213,16 @@ def test_gloo_on_tensors_of_devices(case: Callable[[Group, int], None]) -> None:
         gloo = names.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(interface="lo")]
-        case(gloo(store, rank, SIZE, options), rank)
+        group = gloo(store, rank, SIZE, options)
+        for case in STATE[name]:
+            assert not isinstance(case, str)
+            case(group, rank)
 
     values(body, world_size=SIZE)
+
+
+def test_those_that_want_no_sparse_tensors_pass() -> None:
+    left_out = {name: state for name, state in STATE.items() if isinstance(state, str)}
+
+    assert set(left_out.values()) == {NO_SPARSE}
+    assert len(STATE) == 13
