@@ -1,0 +1,65 @@
+"""The tests of the suite that torch ships (distributed_test.py of 2.13) that are about CUDA tensors, by name, over NCCL.
+
+They are torch's own code, on simulated ranks with a virtual device each. `STATE` has every such test of the part of
+that file that is our specification: at how many ranks it passes. Tests of tensors on the CPU skip over NCCL, by torch's
+own decorators; over Gloo they are the conformance tool's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import warnings
+
+import pytest
+
+from tests.warm import Interpreters
+
+STATE = {
+    "test_average_parameters": 4,
+    "test_periodic_model_averager": 4,
+    "test_periodic_model_averager_param_group": 4,
+    "test_1_level_hierarchical_model_averager_equivalent_to_periodic_model_averager": 4,
+    "test_3_level_hierarchical_model_averager": 4,
+    "test_coalescing_manager": 4,
+    "test_coalescing_manager_async": 4,
+    "test_batch_isend_irecv_nccl": 4,
+    "test_batch_isend_irecv_ring_exchange_nccl": 4,
+    "test_batch_isend_irecv_self_nccl": 4,
+    "test_batch_isend_irecv_no_rank_zero_nccl": 8,
+    "test_batch_isend_irecv_op_err": 4,
+    "test_batch_isend_irecv_op_list_err": 4,
+    "test_batch_isend_irecv_mixed_backend_err": 4,
+    "test_send_recv_nccl": 4,
+    "test_send_recv_nccl_autograd_profiler": 4,
+    "test_send_recv_nccl_torch_profiler": 4,
+    "test_broadcast_cuda": 4,
+    "test_nccl_high_priority_stream": 4,
+    "test_reduce_sum_cuda": 4,
+    "test_reduce_sum_cuda_twice": 4,
+    "test_reduce_scatter_v_cuda": 4,
+    "test_reduce_scatter_tensor_cuda": 4,
+}
+
+
+def outcomes(ranks: int, names: list[str]) -> dict[str, str]:
+    """How they end, in an interpreter of their own: the suite is imported for one backend and one number of ranks."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    from simdist.testing import distributed_test_case, run_tests
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TEMP_DIR"] = folder
+        case = distributed_test_case(backend="nccl", world_size=ranks, real=False)
+        report = run_tests(case, f"simulated {ranks}", patterns=[f"^({'|'.join(names)})$"])
+    return {each.name: f"{each.verdict} {each.reason}".strip() for each in report.outcomes}
+
+
+@pytest.mark.parametrize("ranks", sorted(set(STATE.values())))
+def test_torchs_own_tests_of_devices_pass_over_nccl(ranks: int, interpreters: Interpreters) -> None:
+    names = [name for name, size in STATE.items() if size == ranks]
+
+    found = interpreters.call("1", outcomes, ranks, names)
+
+    assert found == dict.fromkeys(names, "pass")
