@@ -8,6 +8,14 @@ values, checkpoints. With several, a rank that never calls is run into its timeo
 On one GPU it also asks for two ranks on it, which NCCL must refuse. In every run each rank's flight record must be
 there, and agree with what simdist recorded; where the watchdog ends a rank, it must have written one.
 
+What a virtual device shows (errors, streams, events, memory, mixed precision, generators, two ranks on one GPU over
+Gloo) is compared with the first GPU. Virtual devices need a CPU build of torch, and a GPU another one: name a Python
+that has a CPU build, or take its answers along.
+
+    python tools/parity_nccl.py --simulated virtual.json     # on a CPU build: write what virtual devices show
+    python tools/parity_nccl.py --against virtual.json       # on a GPU
+    python tools/parity_nccl.py --cpu-python ../cpu/bin/python
+
 Exit codes: 0 parity or skipped, 1 a difference.
 """
 
@@ -23,10 +31,13 @@ from typing import Any
 import click
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from simdist.cli._console import page
 from simdist.cli._parity import print_reports
 from simdist.hardware import Match, Nodes, ParityReport, RealReport, check_parity, replay, unavailable, write_dumps
 from simdist.scenario import load
+from tools._device_parity import NAMES, differences, on_gpu, simulated, simulated_by
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARED = ("reduce_steps", "broadcast_steps", "asynchronous", "sums")
@@ -50,11 +61,20 @@ class Check:
     metavar="DIR",
     help="Keep the flight records, a folder for each run.",
 )
-def main(json_path: str | None, dumps: str | None) -> None:
-    """Compare simulated worlds with NCCL on this machine's GPUs."""
+@click.option("--simulated", "virtual", metavar="OUT", help="Write what virtual devices show, and no more.")
+@click.option("--against", metavar="FILE", help="What virtual devices have shown elsewhere.")
+@click.option("--cpu-python", metavar="PATH", help="A Python with a CPU build of torch, for virtual devices.")
+def main(
+    json_path: str | None, dumps: str | None, virtual: str | None, against: str | None, cpu_python: str | None
+) -> None:
+    """Compare simulated worlds with NCCL on this machine's GPUs, and virtual devices with one of them."""
+    if virtual is not None:
+        Path(virtual).write_text(json.dumps(simulated(), indent=1) + "\n", "utf-8")
+        return
     missing = unavailable("nccl", 1, Nodes())
     if missing:
         click.echo(f"skipped: {missing}")
+        click.echo(f"not compared: NCCL in worlds of one rank and more; {'; '.join(NAMES)}")
         return
     count = torch.cuda.device_count()
     folder = None if dumps is None else Path(dumps)
@@ -65,6 +85,7 @@ def main(json_path: str | None, dumps: str | None) -> None:
         if ranks <= count
         for name in COMPARED
     ]
+    checks += _devices(against, cpu_python)
     checks += [_timeout(wait, folder) for wait in ("blocking", "async")] if count > 1 else [_two_on_one()]
     if json_path is not None:
         content: dict[str, Any] = {
@@ -94,6 +115,19 @@ def _compared(name: str, ranks: int, checks: list[Check], folder: Path | None) -
     report = check_parity(plan, backend="nccl", seen=look)
     assert report is not None  # one node
     return report
+
+
+def _devices(against: str | None, cpu_python: str | None) -> list[Check]:
+    """Virtual devices beside the first GPU."""
+    if against is None and cpu_python is None:
+        return [Check("virtual devices", True, "not compared: say --against or --cpu-python")]
+    here = json.loads(Path(against).read_text("utf-8")) if against is not None else simulated_by(str(cpu_python))
+    there = on_gpu()
+    checks = []
+    for name in NAMES:
+        found = differences(here.get(name), there.get(name))
+        checks.append(Check(name, not found, "; ".join(found) or "the same"))
+    return checks
 
 
 def _timeout(wait: Any, folder: Path | None) -> Check:

@@ -1,4 +1,4 @@
-"""The tests of the suite that torch ships (distributed_test.py of 2.13) that are about CUDA tensors, by name, over NCCL.
+"""Tests of the suite that torch ships (distributed_test.py of 2.13) that are about CUDA tensors, by name, over NCCL.
 
 They are torch's own code, on simulated ranks with a virtual device each. `STATE` has every such test of the part of
 that file that is our specification: at how many ranks it passes. Tests of tensors on the CPU skip over NCCL, by torch's
