@@ -126,6 +126,7 @@ LAYERS: dict[str, set[str]] = {
         "faults",
         "_observer",
         "scenario",
+        "trace",
     },
     "hardware": {
         "_content",

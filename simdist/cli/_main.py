@@ -161,6 +161,9 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
     "--outcomes", type=Count(least=1), default=4, show_default=True, help="States of the disk for each loss of power."
 )
 @click.option("--limit", type=Count(least=1), help="At most so many crashes, spread over the run.")
+@click.option("--second-crash", is_flag=True, help="Crash it once more while it recovers.")
+@click.option("--no-merge", is_flag=True, help="Run also what begins as another run did to its end.")
+@click.option("--keep", metavar="FILE", help="Keep what is found there; after Ctrl-C the same command goes on.")
 @click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
 @click.pass_context
@@ -173,6 +176,9 @@ def sweep(
     strikes: tuple[Any, ...],
     outcomes: int,
     limit: int | None,
+    second_crash: bool,
+    no_merge: bool,
+    keep: str | None,
     workers: int | None,
     json_path: str | None,
 ) -> None:
@@ -181,10 +187,12 @@ def sweep(
     It needs a [disk], and is judged by its own expectations. Its own faults do not strike.
     """
     from simdist.cli._sweep import sweep_file
+    from simdist.sweeps import STRIKES, Tries
 
-    code = sweep_file(
-        file, seed, overrides, strikes, outcomes=outcomes, limit=limit, workers=workers, json_path=json_path
+    tries = Tries(
+        strikes=strikes or STRIKES, outcomes=outcomes, limit=limit, second_crash=second_crash, merge=not no_merge
     )
+    code = sweep_file(file, seed, overrides, tries, keep=keep, workers=workers, json_path=json_path)
     context.exit(code)
 
 

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from simdist.cli._console import marks, page
-from simdist.cli._outputs import output_problems, write_text
+from simdist.cli._console import marks, page, say
+from simdist.cli._outputs import output_problems, shown_path, write_text
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import heading
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import load
-from simdist.sweeps import STRIKES, Failure, Strike, SweepReport, sweep_plan
+from simdist.sweeps import Failure, SweepReport, Tries, sweep_plan
 
 __all__ = ["sweep_file"]
 
@@ -31,10 +31,9 @@ def sweep_file(
     file: str,
     seed: int | None,
     overrides: Sequence[str],
-    strikes: Sequence[Strike],
+    tries: Tries,
     *,
-    outcomes: int,
-    limit: int | None,
+    keep: str | None,
     workers: int | None,
     json_path: str | None,
 ) -> int:
@@ -55,15 +54,22 @@ def sweep_file(
     if seed is not None:
         plan = replace(plan, seed=seed)
     started = time.perf_counter()
+    interrupted = False
     with LiveLine() as line:
 
         def progress(done: int, count: int, failed: int) -> None:
             line.say(f"{done} of {count} crashes   {failed} not survived")
 
         line.say("the undisturbed run")
-        report = sweep_plan(
-            plan, strikes=strikes or STRIKES, outcomes=outcomes, limit=limit, workers=workers, progress=progress
-        )
+        try:
+            report = sweep_plan(plan, tries, workers=workers, keep=keep, progress=progress)
+        except KeyboardInterrupt:
+            if keep is None:
+                raise
+            interrupted = True
+    if interrupted:
+        say(f"interrupted; what was found is kept in {shown_path(str(keep))}: the same command goes on")
+        return 130
     seconds = time.perf_counter() - started
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(_data(report), indent=2) + "\n"))
@@ -83,6 +89,7 @@ def _print(out: Console, report: SweepReport) -> None:
         return
     out.print(f"{len(report.points)} points, {len(report.cases)} crashes", end="")
     out.print(f", {report.merged} more would leave the same" if report.merged else "", end="")
+    out.print(f", {report.known} begin again as another did" if report.known else "", end="")
     out.print(f", {report.left_out} left out" if report.left_out else "")
     out.print()
     table = plain_table("", "line", "crashes", "not survived", "calls", right=("crashes", "not survived"))
@@ -116,6 +123,7 @@ def _data(report: SweepReport) -> dict[str, Any]:
         "crashes": len(report.cases),
         "merged": report.merged,
         "left_out": report.left_out,
+        "known": report.known,
         "unseen": list(report.unseen),
         "wrong": [list(each) for each in report.wrong],
         "lines": [

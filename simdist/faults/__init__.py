@@ -29,7 +29,7 @@ from simdist.faults._lasting import LastingFault
 from simdist.faults._link_delay import LinkDelay
 from simdist.faults._link_fault import LinkEffect, LinkFault
 from simdist.faults._operation_delay import OperationDelay
-from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE, effects_of, operations_of
+from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE, STORE, effects_of, operations_of
 from simdist.faults._partition import Partition
 from simdist.faults._problems import FaultProblem, problems_among, problems_of
 from simdist.faults._raise import Raise
@@ -52,6 +52,7 @@ __all__ = [
     "OPERATIONS",
     "RANK",
     "STORAGE",
+    "STORE",
     "Crash",
     "DiskFault",
     "DiskFull",

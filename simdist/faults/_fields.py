@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE
+from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE, STORE
 from simdist.values import (
     PYTHON,
     Dialect,
@@ -83,7 +83,7 @@ DELAY = Duration()
 PERIOD = Maybe(Duration())  # that it is more than nothing is told with the problems of the fault
 COUNT = Maybe(Whole())  # likewise
 STEP = Maybe(Whole())  # likewise
-OPERATION = Maybe(OneOf(OPERATIONS, (*ALIASES, *EFFECTS, STORAGE), noun="operation"))
+OPERATION = Maybe(OneOf(OPERATIONS, (*ALIASES, *EFFECTS, STORAGE, STORE), noun="operation"))
 POINT = Maybe(Text(title=True))
 NAME = Text(title=True)
 SIDE = OneOf(("before", "during", "after"))

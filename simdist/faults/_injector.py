@@ -28,6 +28,7 @@ from simdist.cluster import Host, Network
 from simdist.faults._draws import draws_for
 from simdist.faults._entry import Entry, Lateness, SimulatedRank
 from simdist.faults._fault import Fault
+from simdist.faults._operations import STORE
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._trigger import Watch, Watches
 from simdist.files import StorageCalled
@@ -136,7 +137,9 @@ class Injector:
         self._entries.append(entry)
         if isinstance(fault, RankFault):
             trigger = fault.trigger
-            if trigger.effects:
+            if trigger.effects == (STORE,):
+                self.judge_requests()
+            elif trigger.effects:
                 self.judge_effects()
             elif trigger.on_operation:
                 self.judge_operations()
@@ -240,8 +243,10 @@ class Injector:
         return self._verdict(struck, event.process, late_ns)
 
     def _on_request(self, event: StoreRequested) -> Verdict:
+        watches = self._watches.get(event.process.rank)
+        struck = [] if watches is None else watches.effect(STORE)
         late_ns = self._lateness_ns(self.late_requests, event.process.rank) if event.launchers else 0
-        return Verdict(delay_ns=late_ns) if late_ns else PASS
+        return self._verdict(struck, event.process, late_ns)
 
     def _lateness_ns(self, asked: list[tuple[Entry, Lateness]], rank: int) -> int:
         now_ns = self.simulation.now_ns

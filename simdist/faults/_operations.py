@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ALIASES", "EFFECTS", "OPERATIONS", "STORAGE", "effects_of", "operations_of"]
+__all__ = ["ALIASES", "EFFECTS", "OPERATIONS", "STORAGE", "STORE", "effects_of", "operations_of"]
 
 OPERATIONS = (
     "all_gather",
@@ -85,6 +85,8 @@ EFFECTS = (
     "write",
 )
 STORAGE = "storage"
+STORE = "store"
+"""Any request of a rank to a store."""
 
 
 def effects_of(op: str | None) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from simdist.faults._fields import (
     SIDE,
     STEP,
 )
-from simdist.faults._operations import effects_of, operations_of
+from simdist.faults._operations import STORE, effects_of, operations_of
 from simdist.faults._stage import StruckRank
 from simdist.faults._trigger import Trigger, When
 
@@ -31,10 +31,11 @@ class RankFault(Fault):
     The trigger is a virtual time (`at_ns`), a training step that the program names with `simdist.step(i)` (`at_step`),
     a point that it names with `simdist.point("saved")` (`at_point`), an operation, or with none of these the strike of
     another fault (`after`). `op` is a name such as "all_reduce", of an event or of the function that the program calls
-    (None: any), or an effect on a simulated disk ("write", "fsync", "rename", ...; "storage": any). `nth` counts
-    matching operations, or passings of the point, from 1, from the start of the life or, with `at_step`, from the start
-    of that step; with `after`, from the strike of that fault. `when` says on which side of the operation it strikes;
-    "during" waits until the peers are inside it too and data is under way, and comes when half of a write is done.
+    (None: any), an effect on a simulated disk ("write", "fsync", "rename", ...; "storage": any), or "store", a request
+    to a store. `nth` counts matching operations, or passings of the point, from 1, from the start of the life or, with
+    `at_step`, from the start of that step; with `after`, from the strike of that fault. `when` says on which side of
+    the operation it strikes; "during" waits until the peers are inside it too and data is under way, and comes when
+    half of a write is done.
 
     It strikes once; with `period_ns` again and again in time, with `every` at each so many operations, passings or
     steps. With `probability` each of these moments strikes only so often; the numbers are drawn from the run's seed and
@@ -99,7 +100,7 @@ class RankFault(Fault):
             point=self.at_point,
             on_operation=self.on_operation,
             operations=self.operations,
-            effects=effects_of(self.op),
+            effects=(STORE,) if self.op == STORE else effects_of(self.op),
             nth=self.nth or 1,
             every=self.every,
             when=self.when,
@@ -162,5 +163,7 @@ class RankFault(Fault):
                 yield "period_ns", "needs a time to begin at; operations, points and steps have every"
 
     def real_obstacle(self, machine: Machine) -> str:
-        """None: what strikes a rank is done inside it. But nobody sees what it does to real disks."""
+        """None: what strikes a rank is done inside it. But nobody sees what it does to real disks and stores."""
+        if self.op == STORE:
+            return "requests to a store are seen in a simulation only"
         return f"{self.op} is an effect on a simulated disk" if effects_of(self.op) else ""

@@ -1,8 +1,8 @@
 """When a fault of a rank strikes: one machine for the simulated and the real rank.
 
 It is pure: no clock, no thread, no generator of its own. Whoever drives it says what happens to the rank (a step
-begins, a point is passed, an operation is called, a disk is changed, another fault has struck, an alarm is due) and
-hears which faults strike now.
+begins, a point is passed, an operation is called, a disk is changed, a store is asked, another fault has struck, an
+alarm is due) and hears which faults strike now.
 
 What holds at any time:
 
@@ -44,7 +44,7 @@ class Trigger:
     point: str | None = None
     on_operation: bool = False
     operations: tuple[str, ...] | None = None
-    effects: tuple[str, ...] = ()  # on a disk, that count like operations; there are then no operations
+    effects: tuple[str, ...] = ()  # on a disk or a store, that count like operations; there are then no operations
     nth: int = 1
     every: int | None = None
     when: When = "before"
@@ -133,7 +133,7 @@ class Watch:
         return (trigger.operations is None or name in trigger.operations) and self._match()
 
     def effect(self, name: str) -> bool:
-        """A disk is about to be changed; True if the fault could strike at it."""
+        """A disk is about to be changed, or a store asked; True if the fault could strike at it."""
         return name in self.trigger.effects and self._match()
 
     def struck(self) -> None:
@@ -184,7 +184,7 @@ class Watches(Generic[_Key]):
         return self._choose(lambda watch: watch.operation(name))
 
     def effect(self, name: str) -> list[_Key]:
-        """The rank changes a disk."""
+        """The rank changes a disk, or asks a store."""
         return self._choose(lambda watch: watch.effect(name))
 
     def _choose(self, could_strike: Callable[[Watch], bool]) -> list[_Key]:

@@ -400,6 +400,19 @@ class MountedDisk:
                 elif entry.is_file():
                     yield place, entry.path, "file"
 
+    def contents(self) -> Iterator[tuple[str, str, bytes | None]]:
+        """Every path with what it is ("file", "folder", "link") and holds, as the ranks find it now."""
+        for path, real, kind in self._walk():
+            if kind == "link":
+                yield path, kind, os.fsencode(os.readlink(real))
+            else:
+                yield path, kind, _bytes_of(real) if kind == "file" else None
+
+    def hosts_of_ranks(self) -> tuple[str, ...]:
+        """The host of each rank that is alive, by rank."""
+        found = [(each, host.name) for host in self._hosts for each in host.residents if isinstance(each, SimProcess)]
+        return tuple(name for _, name in sorted((each.rank, name) for each, name in found if each.running))
+
     def _read(self, inode: Inode) -> bytes:
         places = self.disk.paths_of(inode)
         try:

@@ -210,7 +210,7 @@ def _events(seen: Seen) -> Iterator[Verdict]:
 def _steps_lost(seen: Seen) -> Iterator[Verdict]:
     bound = seen.plan.expect.max_steps_lost
     if bound is not None:
-        lost = lost_steps(seen.result)
+        lost = lost_steps(seen.result.events)
         yield Verdict("max_steps_lost", lost <= bound, lost_words(lost, bound))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from simdist.result import RunResult
+from collections.abc import Sequence
+
+from simdist.result import Event
 
 __all__ = ["lost_steps", "lost_words"]
 
 
-def lost_steps(result: RunResult) -> int:
+def lost_steps(events: Sequence[Event]) -> int:
     """The most steps that one restart made the ranks repeat, as far as they name their steps (`simdist.step`).
 
     A life that names no step has lost nothing: it may have had nothing left to do.
@@ -15,7 +17,7 @@ def lost_steps(result: RunResult) -> int:
     lost = reached = 0
     life = 0
     first: int | None = None
-    for event in result.events:
+    for event in events:
         if event.kind == "restart":
             if first is not None:
                 lost = max(lost, reached - first)

@@ -11,7 +11,6 @@ from simdist.result import RunResult
 from simdist.scenario._oracles import Seen, judge
 from simdist.scenario._plan import Plan, Verdict
 from simdist.scenario._runner import simulate
-from simdist.scenario._workload import importable
 
 __all__ = ["fault_text", "simulated", "undisturbed"]
 
@@ -25,13 +24,12 @@ def undisturbed(plan: Plan) -> Plan:
 def simulated(plan: Plan, baseline: RunResult | None) -> tuple[RunResult, tuple[Verdict, ...]]:
     """Run the plan once, and judge it, held against `baseline` where an expectation asks for a fault-free run.
 
+    Call it inside `importable`.
+
     Raises:
         ScenarioError: the workload can't be imported.
     """
-    with (
-        importable(plan.workload.folder, plan.workload.target),
-        tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
-    ):
+    with tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp:
         result = simulate(plan, tmp)
         return result, judge(Seen(plan, result, baseline, tmp))
 

@@ -6,19 +6,25 @@ power, or all hosts do; the launcher starts it again, and the oracles say whethe
 power the most suspicious states that the disk's file system allows are tried.
 
 - When all hosts are down, nothing is left but the disk. Crashes in the same step that leave the same on it are one, and
-  the report says how many that were.
+  so are two of a rank between which nothing happened anywhere; the report says how many that were.
+- All ranks begin anew after a crash, from nothing but the files. A run whose second life begins with the same files as
+  that of a run which has been seen to its end is ended there: it goes on alike (`_second_lives.py`).
 - Each crash is an ordinary fault with an ordinary trigger, so a failure replays with `simdist run`.
-- Every run begins anew: no state of a world is copied.
+- Every run begins anew: no state of a world is copied. Ranks are threads, and a process that is forked in the middle of
+  a run would have only the one of them that called `fork`, so nothing is forked from a common beginning.
+- With `second_crash` the recovery itself is crashed: each second life that begins with other files is watched, and
+  struck at each of its points.
 
 Open `_sweep.py` first; `_points.py` is what can strike and when, `_programs.py` what is swept, `_report.py` what is
-said of it.
+said of it, `_kept.py` how a sweep goes on that was interrupted.
 """
 
 from simdist.sweeps._api import sweep
 from simdist.sweeps._points import STRIKES, Case, Point, Strike
 from simdist.sweeps._programs import FunctionProgram
-from simdist.sweeps._report import Failure, Line, SweepReport
+from simdist.sweeps._report import Failure, Line, SweepReport, Tried
 from simdist.sweeps._sweep import sweep_plan, swept
+from simdist.sweeps._tries import Tries
 
 __all__ = [
     "STRIKES",
@@ -29,6 +35,8 @@ __all__ = [
     "Point",
     "Strike",
     "SweepReport",
+    "Tried",
+    "Tries",
     "sweep",
     "sweep_plan",
     "swept",

@@ -12,6 +12,7 @@ from simdist.sweeps._points import STRIKES, Strike
 from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._report import SweepReport
 from simdist.sweeps._sweep import Progress, swept
+from simdist.sweeps._tries import Tries
 
 __all__ = ["sweep"]
 
@@ -28,6 +29,9 @@ def sweep(
     strikes: Sequence[Strike] = STRIKES,
     outcomes: int = 4,
     limit: int | None = None,
+    second_crash: bool = False,
+    merge: bool = True,
+    keep: str | None = None,
     max_steps_lost: int | None = None,
     check: Callable[[RunResult, str], str | None] | None = None,
     progress: Progress | None = None,
@@ -46,7 +50,11 @@ def sweep(
         profile: whose rules the disk keeps, one of `simdist.storage.PROFILES`.
         strikes: who is struck: "rank" dies, its "host" loses power, or "all" hosts do.
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
-        limit: at most so many crashes, spread evenly over the run.
+        limit: at most so many crashes, spread evenly over the run; and so many second ones.
+        second_crash: crash it once more while it recovers, at each moment until it is as far as it was.
+        merge: end a run where all ranks begin anew with files that another run has begun with and gone on from to its
+            end: this one goes on alike. Not done with a `check`, which sees the whole run.
+        keep: a file for what was found, from which a sweep that was interrupted goes on.
         max_steps_lost: how many steps (`simdist.step`) a restart may repeat.
         check: called with the result of a run and the folder of its disk; what is wrong with it, or None.
         progress: called with how many crashes were tried, how many there are, and how many of them failed.
@@ -70,14 +78,11 @@ def sweep(
         >>> report.ok, len(report.points), len(report.cases)
         (True, 2, 3)
     """
+    tries = Tries(strikes=tuple(strikes), outcomes=outcomes, limit=limit, second_crash=second_crash, merge=merge)
     problems = [f"{name}: a sweep has its own" for name in _TAKEN if name in settings]
-    problems += [f"strikes: {each!r} is none of {', '.join(STRIKES)}" for each in strikes if each not in STRIKES]
+    problems += tries.problems()
     if profile not in PROFILES:
         problems.append(f"profile: {profile!r} is none of {', '.join(PROFILES)}")
-    if not isinstance(outcomes, int) or outcomes < 1:
-        problems.append(f"outcomes: {outcomes!r} is no count; 1 tries the most suspicious one")
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        problems.append(f"limit: {limit!r} is no count")
     if problems:
         raise ArgumentError("simdist.sweep", problems)
     program = FunctionProgram(
@@ -88,5 +93,6 @@ def sweep(
         disk={"profile": profile},
         steps_lost=max_steps_lost,
         check=check,
+        merge=merge,
     )
-    return swept(program, strikes=tuple(strikes), outcomes=outcomes, limit=limit, progress=progress)
+    return swept(program, tries, keep=keep, progress=progress)

@@ -7,27 +7,26 @@ and a failing one replays from a scenario file.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from simdist.c10d import OperationCalled
+from simdist.c10d import OperationCalled, StoreRequested
 from simdist.faults import Crash, Fault, HostCrash
 from simdist.files import StorageCalled, present_disk
 from simdist.frames import user_frame
 from simdist.kernel import PASS, Bus, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
-from simdist.storage import Disk, Image
+from simdist.sweeps._images import digests_of_outcomes
 
 __all__ = ["STRIKES", "Case", "Point", "Strike", "Watcher", "cases_of"]
 
 Strike = Literal["rank", "host", "all"]
 STRIKES: tuple[Strike, ...] = ("rank", "host", "all")
 DOWN_NS = 1_000_000_000
+_KEY = 60  # characters of a store's key that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,18 @@ class Point:
 
     number: int
     rank: int
-    kind: Literal["storage", "operation", "step", "point"]
+    kind: Literal["storage", "operation", "request", "step", "point"]
     name: str
     nth: int
     path: str  # on the disk, with the new name of a rename
     where: str  # the user's line, "save.py:31"
     step: int | None  # that the rank is in, if it names its steps
+    reached: int = -1  # the last step that any rank has begun
     last: str = ""  # what was last done to the disk, by any rank, in words
     last_where: str = ""  # and where
     left: tuple[str, ...] = ()  # what the disk may hold if all hosts lose power, as digests, the most suspicious first
+    life: int = 0
+    new: bool = True  # something has happened anywhere since this rank came to its last point
 
     @property
     def call(self) -> str:
@@ -53,6 +55,8 @@ class Point:
             return f"step {self.name}"
         if self.kind == "point":
             return f"point {self.name!r}"
+        if self.kind == "request":
+            return f"{self.name} of {self.path!r}" if self.path else self.name
         return f"{self.name} of {self.path or 'the disk'}" if self.kind == "storage" else self.name
 
     @property
@@ -62,7 +66,8 @@ class Point:
             return {"at_step": int(self.name)}
         if self.kind == "point":
             return {"at_point": self.name, "nth": self.nth}
-        return {"op": "storage", "nth": self.nth} if self.kind == "storage" else {"nth": self.nth}
+        ops = {"storage": "storage", "request": "store"}
+        return {"op": ops[self.kind], "nth": self.nth} if self.kind in ops else {"nth": self.nth}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +78,31 @@ class Case:
     strike: Strike
     when: Literal["before", "during", "after"] = "before"
     outcome: int | None = None
+    first: Case | None = None  # the crash from which the program was about to recover
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The faults that do it."""
+        return (self.fault,) if self.first is None else (*self.first.faults, self.fault)
 
     @property
     def fault(self) -> Fault:
-        """The fault that does it."""
-        fields: dict[str, Any] = {"rank": self.point.rank, **self.point.trigger, "when": self.when}
+        """The fault that does it, if everything before it has happened."""
+        point = self.point
+        fields: dict[str, Any] = {"rank": point.rank, **point.trigger, "when": self.when}
+        if point.life:
+            fields["life"] = point.life
         if self.strike == "rank":
             return Crash(**fields)
         every = self.strike == "all"
         return HostCrash(**fields, all_hosts=every, down_ns=DOWN_NS, outcome=self.outcome or 0)
+
+    @property
+    def left(self) -> str | None:
+        """What is left of all that there was, as a digest; None if something else may survive, or nobody knows."""
+        if self.strike != "all" or self.when != "before" or self.outcome is None or self.first is not None:
+            return None
+        return self.point.left[self.outcome] if self.point.left else None
 
     @property
     def where(self) -> str:
@@ -98,7 +119,8 @@ class Case:
         said = who.get(self.strike, "all hosts lost power")
         if self.strike != "rank" and self.when != "after" and point.last:
             said += f" after {point.last}{_in(point.last_where)} and"
-        return f"{said} {self.when} {point.call}{_in(point.where)}"
+        said = f"{said} {self.when} {point.call}{_in(point.where)}"
+        return said if self.first is None else f"{self.first.words}; in the life after that {said}"
 
 
 def _in(where: str) -> str:
@@ -106,19 +128,29 @@ def _in(where: str) -> str:
 
 
 class Watcher:
-    """Notes the points of one run. An observer of worlds: it judges everything, and lets everything pass."""
+    """Notes the points of one life of a run. An observer of worlds: it judges everything, and lets everything pass.
 
-    def __init__(self, outcomes: int) -> None:
+    With `until` it notes none after a rank has begun a step beyond that.
+    """
+
+    def __init__(self, outcomes: int, *, life: int = 0, until: int | None = None) -> None:
         self.points: list[Point] = []
+        self._life = life
+        self._until = until
         self._outcomes = outcomes
         self._counts: dict[tuple[int, str], int] = {}
         self._steps: dict[int, int] = {}
         self._last = ("", "")
         self._left: tuple[int, tuple[str, ...]] = (-1, ())
+        self._silent: tuple[int, int] | None = None  # the rank that came to the last point, which leaves nothing
 
     def world_begins(self, bus: Bus) -> None:
         """Look at all that is announced there."""
         bus.intercept(StorageCalled, self._on_storage)
+        bus.intercept(
+            StoreRequested,
+            lambda event: self._note(event.process, "request", f"store.{event.operation}", _shown(event.key)),
+        )
         bus.intercept(OperationCalled, lambda event: self._note(event.process, "operation", event.operation))
         bus.intercept(StepReached, self._on_step)
         bus.intercept(PointReached, lambda event: self._note(event.process, "point", event.name))
@@ -129,78 +161,86 @@ class Watcher:
         )
 
     def _on_step(self, event: StepReached) -> Verdict:
-        self._steps[event.process.rank] = event.step
+        if event.process.life == self._life:
+            self._steps[event.process.rank] = event.step
         return self._note(event.process, "step", str(event.step))
 
     def _note(self, process: SimProcess, kind: Any, name: str, path: str = "") -> Verdict:
-        if process.life:
-            return PASS
         rank = process.rank
-        counted = kind if kind in ("storage", "operation") else f"{kind} {name}"
+        reached = max(self._steps.values(), default=-1)
+        if process.life != self._life or (self._until is not None and reached > self._until):
+            return PASS
+        counted = kind if kind in ("storage", "operation", "request") else f"{kind} {name}"
         nth = self._counts[rank, counted] = self._counts.get((rank, counted), 0) + 1
         frame = user_frame(sys._getframe(1))
         where = "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         step = self._steps.get(rank)
-        point = Point(len(self.points), rank, kind, name, nth, path, where, step, *self._last, self._look())
+        number, new = len(self.points), self._has_happened(process, kind)
+        last, left = self._last, self._look()
+        point = Point(number, rank, kind, name, nth, path, where, step, reached, *last, left, self._life, new)
         self.points.append(point)
         if kind == "storage":
             self._last = point.call, where
         return PASS
+
+    def _has_happened(self, process: SimProcess, kind: str) -> bool:
+        """True if a rank that dies here could leave anything else than if it had died at its last point.
+
+        A step or a point leaves nothing. If nobody else was there since, the two can't be told apart.
+        """
+        events = len(process.simulation.events) - (kind == "request")  # which is in the log already
+        last, self._silent = self._silent, (process.rank, events) if kind in ("step", "point") else None
+        return last != (process.rank, events)
 
     def _look(self) -> tuple[str, ...]:
         mounted = present_disk()
         if mounted is None:
             return ()
         if self._left[0] != mounted.changes:
-            self._left = mounted.changes, tuple(_digests(mounted.disk, self._outcomes))
+            self._left = mounted.changes, tuple(digests_of_outcomes(mounted.disk, self._outcomes))
         return self._left[1]
 
 
-def _digests(disk: Disk, most: int) -> Iterator[str]:
-    known: dict[Any, str] = {}
-    for image in itertools.islice(disk.outcomes(), most):
-        yield _digest(disk, image, known)
+def _shown(key: str) -> str:
+    return key if len(key) <= _KEY else f"{key[:_KEY]}..."
 
 
-def _digest(disk: Disk, image: Image, known: dict[Any, str]) -> str:
-    whole = hashlib.blake2b(digest_size=16)
-    for path, state in image.nodes:
-        if state not in known:
-            known[state] = hashlib.blake2b(disk.content(state) or b"", digest_size=16).hexdigest()
-        whole.update(f"{path}\0{disk.inode_of(state).kind}\0{known[state]}\0".encode())
-    return whole.hexdigest()
-
-
-def cases_of(points: Sequence[Point], strikes: Sequence[Strike], hosts: int, outcomes: int) -> tuple[list[Case], int]:
+def cases_of(
+    points: Sequence[Point],
+    strikes: Sequence[Strike],
+    hosts: int,
+    outcomes: int,
+    first: Case | None = None,
+) -> tuple[list[Case], int]:
     """The crashes to try, and how many others can't differ from one of them.
 
     When all hosts are down nothing is left but the disk: two crashes in the same step that leave it the same are one.
-    Of a world with one host its crash is that of all.
+    So are two of a rank between which nothing has happened. Of a world with one host its crash is that of all. `first`
+    is the crash that came before.
     """
     cases: list[Case] = []
     merged = 0
     seen: set[tuple[int, str]] = set()
-    reached = -1  # the last step that any rank has begun, as far as they are named
     for point in points:
-        reached = max(reached, -1 if point.step is None else point.step)
-        if "rank" in strikes:
-            cases.append(Case(point, "rank"))
-            if point.kind == "storage" and point.name == "write":
-                cases.append(Case(point, "rank", "during"))
-        if "host" in strikes and hosts > 1:
-            cases.append(Case(point, "host"))
+        ones: list[Strike] = [strike for strike in STRIKES[:2] if strike in strikes and (strike == "rank" or hosts > 1)]
+        if point.new:
+            cases += [Case(point, strike, first=first) for strike in ones]
+        else:
+            merged += len(ones)
+        if "rank" in strikes and point.kind == "storage" and point.name == "write":
+            cases.append(Case(point, "rank", "during", first=first))
         if "all" in strikes or ("host" in strikes and hosts == 1):
             for outcome, left in enumerate(point.left or ("",)):
-                if point.left and (reached, left) in seen:
+                if point.left and (point.reached, left) in seen:
                     merged += 1
                     continue
-                seen.add((reached, left))
-                cases.append(Case(point, "all", outcome=outcome))
+                seen.add((point.reached, left))
+                cases.append(Case(point, "all", outcome=outcome, first=first))
     # What comes after the last effect has no point of its own.
     last = [point for point in points if point.kind == "storage"][-1:]
     for point in last:
         if "host" in strikes and hosts > 1:
-            cases.append(Case(point, "host", "after"))
+            cases.append(Case(point, "host", "after", first=first))
         if "all" in strikes or ("host" in strikes and hosts == 1):
-            cases += [Case(point, "all", "after", outcome) for outcome in range(max(outcomes, 1))]
+            cases += [Case(point, "all", "after", outcome, first) for outcome in range(max(outcomes, 1))]
     return cases, merged

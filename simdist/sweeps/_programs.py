@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from simdist._observer import observed_by
 from simdist.faults import Fault
 from simdist.result import RankResult, RunResult
-from simdist.scenario import Plan, difference, fill, simulated, undisturbed
+from simdist.scenario import Plan, difference, fill, importable, lost_words, simulated, undisturbed
 from simdist.storage import Mount
-from simdist.sweeps._points import Watcher
+from simdist.sweeps._points import Case, Watcher
+from simdist.sweeps._second_lives import KnownEndError, Problems, SecondLife, SecondLives, left_in
 
-__all__ = ["FunctionProgram", "PlanProgram", "Program", "Ran"]
+__all__ = ["Ends", "FunctionProgram", "PlanProgram", "Program", "Ran"]
+
+
+_LOST = "max_steps_lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run, and what is wrong with it: for each oracle that failed its name and what was seen."""
+    """A run, and what is wrong with it: for each oracle that failed its name and what was seen.
 
-    result: RunResult
-    problems: tuple[tuple[str, str], ...]
+    `left` is what its crashes have left on the disk, `begun` names what its last life found. Without a result it was
+    ended where that life began, since its end is known.
+    """
+
+    problems: Problems
+    left: tuple[tuple[str, str], ...] = ()
+    begun: str | None = None
+    result: RunResult | None = None
+
+
+class Ends:
+    """Runs to their end, or as far as it takes to know it. `steps_lost` is how many may be, if anybody asks."""
+
+    def __init__(self, steps_lost: int | None) -> None:
+        self._lives = SecondLives()
+        self._steps_lost = steps_lost
+
+    def of(self, case: Case, run: Callable[[], Ran]) -> Ran:
+        """What becomes of a crash. `run` does it."""
+        life = None if case.left is None else self._lives.known(case.left)
+        if life is not None:
+            known = self._known(life, case.point.reached)
+            if not known.problems:
+                return known
+        try:
+            with self._lives.of_one_run(len(case.faults)) as remember:
+                ran = run()
+        except KnownEndError as end:
+            return replace(self._known(end.life, end.reached, end.lost), left=end.left)
+        assert ran.result is not None
+        return replace(ran, begun=remember(ran.result, tuple(each for each in ran.problems if each[0] != _LOST)))
+
+    def _known(self, life: SecondLife, reached: int, lost: int = 0) -> Ran:
+        problems = life.problems
+        lost = lost if life.first_step is None else max(reached - life.first_step, lost)
+        if self._steps_lost is not None and lost > self._steps_lost:
+            problems = (*problems, (_LOST, lost_words(lost, self._steps_lost)))
+        return Ran(problems, begun=life.name)
 
 
 class Program(Protocol):
@@ -43,21 +84,36 @@ class Program(Protocol):
         """Run it undisturbed, watched. What comes out is what later runs are held against."""
         ...
 
-    def strike(self, fault: Fault) -> Ran:
-        """Run it with a fault, and start it again."""
+    def ready(self) -> AbstractContextManager[None]:
+        """Inside, it can be run."""
         ...
 
-    def replay(self, fault: Fault) -> str:
-        """The command or call that repeats that run."""
+    def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
+        """Run it with a crash, and start it again. With a watcher the run goes to its end."""
+        ...
+
+    @property
+    def called(self) -> str:
+        """The command or call that runs it."""
+        ...
+
+    def replay(self, faults: Sequence[Fault]) -> str:
+        """The command or call that repeats a run with these crashes."""
         ...
 
 
 class PlanProgram:
     """A scenario, judged by its own expectations. Its own faults strike in every run."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, merge: bool = True) -> None:
         self._plan = undisturbed(plan)
         self._baseline: RunResult | None = None
+        expect = plan.expect
+        bounds = (expect.min_virtual_time_ns, expect.max_virtual_time_ns, expect.max_events)
+        apart = plan.isolate is not False and not plan.share
+        self._ends = (
+            None if not merge or not apart or bounds != (None, None, None) else Ends(plan.expect.max_steps_lost)
+        )
 
     @property
     def hosts(self) -> int:
@@ -67,29 +123,48 @@ class PlanProgram:
     def has_disk(self) -> bool:
         return self._plan.disk is not None
 
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        # Modules on the host are looked at by no rank, unless ranks share them.
+        with self._importable() if self._plan.isolate is not False else nullcontext():
+            yield
+
+    def _importable(self) -> AbstractContextManager[None]:
+        return importable(self._plan.workload.folder, self._plan.workload.target)
+
     def watch(self, watcher: Watcher) -> Ran:
         with observed_by(watcher):
             ran = self._run(self._plan)
         self._baseline = ran.result
         return ran
 
-    def strike(self, fault: Fault) -> Ran:
-        plan = self._plan
-        return self._run(replace(plan, faults=(*plan.faults, fault), max_restarts=max(plan.max_restarts, 1)))
+    def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
+        plan, faults = self._plan, case.faults
+        struck = replace(plan, faults=(*plan.faults, *faults), max_restarts=max(plan.max_restarts, len(faults)))
+        if watcher is not None:
+            with observed_by(watcher):
+                return self._run(struck)
+        return self._run(struck) if self._ends is None else self._ends.of(case, lambda: self._run(struck))
 
     def _run(self, plan: Plan) -> Ran:
-        result, verdicts = simulated(plan, self._baseline)
-        return Ran(result, tuple((each.name, each.evidence) for each in verdicts if not each.ok))
+        with self._importable() if plan.isolate is False else nullcontext():
+            result, verdicts = simulated(plan, self._baseline)
+        problems = tuple((each.name, each.evidence) for each in verdicts if not each.ok)
+        return Ran(problems, left_in(result.events), result=result)
 
-    def replay(self, fault: Fault) -> str:
-        return replace(self._plan, overrides=(*self._plan.overrides, *_overrides(self._plan, fault))).replay
+    @property
+    def called(self) -> str:
+        return self._plan.replay
+
+    def replay(self, faults: Sequence[Fault]) -> str:
+        return replace(self._plan, overrides=(*self._plan.overrides, *_overrides(self._plan, faults))).replay
 
 
-def _overrides(plan: Plan, fault: Fault) -> list[str]:
+def _overrides(plan: Plan, faults: Sequence[Fault]) -> list[str]:
     from simdist.scenario import fault_text
 
-    lines = [f"faults=[{fault_text(fault)}]"]
-    return lines if plan.max_restarts else [*lines, "max_restarts=1"]
+    lines = [f"faults=[{', '.join(map(fault_text, faults))}]"]
+    return lines if plan.max_restarts >= len(faults) else [*lines, f"max_restarts={len(faults)}"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +178,14 @@ class FunctionProgram:
     disk: Mapping[str, Any] | None = None
     steps_lost: int | None = None
     check: Callable[[RunResult, str], str | None] | None = None
+    merge: bool = True  # end a run whose second life is known
     baseline: RunResult | None = None
+    ends: Ends | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        apart = self.settings.get("isolate") is not False and not self.settings.get("share")
+        if apart and self.check is None and self.merge:
+            self.ends = Ends(self.steps_lost)
 
     @property
     def hosts(self) -> int:
@@ -119,18 +201,22 @@ class FunctionProgram:
         self.baseline = ran.result
         return ran
 
-    def strike(self, fault: Fault) -> Ran:
-        return self._run((fault,), None)
+    def ready(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
+        run = functools.partial(self._run, case.faults, watcher)
+        return run() if self.ends is None or watcher is not None else self.ends.of(case, run)
 
     def _run(self, faults: Sequence[Fault], watcher: Watcher | None) -> Ran:
         import simdist
-        from simdist.scenario import lost_steps, lost_words
+        from simdist.scenario import lost_steps
 
         with (
             tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
             nullcontext() if watcher is None else observed_by(watcher),
         ):
-            restarts = max(int(self.settings.get("max_restarts", 0)), 1) if faults else 0
+            restarts = max(int(self.settings.get("max_restarts", 0)), len(faults))
             result = simdist.run(
                 self.function,
                 args=fill(tuple(self.args), tmp),
@@ -150,21 +236,26 @@ class FunctionProgram:
                         problems.append(("same_as_without_faults", f"rank {rank.rank} differs at {text} undisturbed"))
                         break
             if self.steps_lost is not None:
-                lost = lost_steps(result)
+                lost = lost_steps(result.events)
                 if lost > self.steps_lost:
                     problems.append(
                         (
-                            "max_steps_lost",
+                            _LOST,
                             lost_words(lost, self.steps_lost),
                         )
                     )
             said = None if self.check is None else self.check(result, tmp)
             if said:
                 problems.append(("check", said))
-        return Ran(result, tuple(problems))
+        return Ran(tuple(problems), left_in(result.events), result=result)
 
-    def replay(self, fault: Fault) -> str:
-        return f"simdist.run(..., faults=[{fault!r}], max_restarts=1)"
+    @property
+    def called(self) -> str:
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return f"{name} {sorted(self.settings.items(), key=str)} {self.args} {self.kwargs} {self.disk}"
+
+    def replay(self, faults: Sequence[Fault]) -> str:
+        return f"simdist.run(..., faults={list(faults)!r}, max_restarts={len(faults)})"
 
 
 def _ended(rank: RankResult) -> str:

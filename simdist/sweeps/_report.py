@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from simdist.result import RunResult
 from simdist.sweeps._points import Case, Point
-from simdist.sweeps._programs import Ran
 
-__all__ = ["Failure", "Line", "SweepReport", "failure_of", "left_in", "unseen_in"]
+__all__ = ["Failure", "Line", "SweepReport", "Tried", "unseen_in"]
 
 _SHOWN = 3  # paths of which is told what is left
 
@@ -43,6 +42,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of a crash: None if it was survived.
+
+    `begun` names what the last life has begun with, if nothing else decides how it goes on.
+    """
+
+    failure: Failure | None
+    begun: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """The points at one line of the user's code, and what crashes there came to."""
 
@@ -64,6 +74,7 @@ class SweepReport:
     failures: tuple[Failure, ...]
     merged: int = 0
     left_out: int = 0  # beyond the limit that was set
+    known: int = field(default=0, compare=False)  # crashes after which everybody begins as after another one
     unseen: tuple[str, ...] = ()  # paths that code changed which can't be seen
     wrong: tuple[tuple[str, str], ...] = ()
     seconds: float = field(default=0.0, compare=False)
@@ -118,18 +129,6 @@ class SweepReport:
         """
         if not self.ok:
             raise AssertionError(f"{len(self.failures)} of {len(self.cases)} crashes are not survived\n{self}")
-
-
-def failure_of(case: Case, ran: Ran, replay: str) -> Failure | None:
-    """What is wrong with a run; None if nothing is."""
-    if not ran.problems:
-        return None
-    return Failure(case, left_in(ran.result), ran.problems, replay)
-
-
-def left_in(result: RunResult) -> tuple[tuple[str, str], ...]:
-    """What its crashes have left on the disk."""
-    return tuple((str(e.data["path"]), str(e.data["text"])) for e in result.events if e.kind == "disk")
 
 
 def unseen_in(results: Sequence[RunResult]) -> tuple[str, ...]:

@@ -7,17 +7,23 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 from simdist.errors import ArgumentError
 from simdist.scenario import Plan
-from simdist.sweeps._points import STRIKES, Case, Strike, Watcher, cases_of
+from simdist.sweeps._kept import Kept
+from simdist.sweeps._points import Case, Point, Watcher, cases_of
 from simdist.sweeps._programs import PlanProgram, Program
-from simdist.sweeps._report import Failure, SweepReport, failure_of, unseen_in
+from simdist.sweeps._report import Failure, SweepReport, Tried, unseen_in
+from simdist.sweeps._tries import Tries
 
 __all__ = ["sweep_plan", "swept"]
 
 Progress = Callable[[int, int, int], None]
 """Called with how many crashes were tried, how many there are, and how many of them failed."""
+
+Run = Callable[[Sequence[Case]], Iterator[Tried]]
+"""Tries crashes, and gives what became of them in their order."""
 
 _FEW = 40  # crashes that are sooner tried here than processes are started
 
@@ -26,54 +32,112 @@ _program: PlanProgram | None = None  # of a worker process
 
 def swept(
     program: Program,
+    tries: Tries,
     *,
-    strikes: Sequence[Strike] = STRIKES,
-    outcomes: int = 4,
-    limit: int | None = None,
     progress: Progress | None = None,
-    run: Callable[[Sequence[Case]], Iterator[Failure | None]] | None = None,
+    keep: str | None = None,
+    run: Run | None = None,
 ) -> SweepReport:
-    """Crash `program` at every point, one after the other, or as `run` does it; at most `limit` crashes, spread evenly.
+    """Crash `program` at every point, one after the other, or as `run` does it.
 
-    Of a crash of all hosts the `outcomes` most suspicious states of the disk are tried.
+    What is found is kept in the file `keep`, if it is given: a sweep that was interrupted goes on from there.
 
     Raises:
-        ArgumentError: power is to be lost, and there is no disk to lose anything from.
+        ArgumentError: power is to be lost, and there is no disk to lose anything from; or the file is of another sweep.
     """
-    if "rank" not in strikes and not program.has_disk:
+    if "rank" not in tries.strikes and not program.has_disk:
         raise ArgumentError("a sweep", ["a host that loses power loses nothing without a disk; mount one"])
-    watcher = Watcher(outcomes)
-    first = program.watch(watcher)
-    cases, merged = cases_of(watcher.points, strikes, program.hosts, outcomes)
-    unseen = unseen_in([first.result])
-    points = tuple(watcher.points)
-    if first.problems:
-        return SweepReport(points=points, cases=(), failures=(), wrong=first.problems, unseen=unseen)
-    chosen = _spread(cases, limit)
-    failures: list[Failure] = []
-    found = run(chosen) if run is not None else (_try(program, case) for case in chosen)
-    for count, failure in enumerate(found, 1):
-        if failure is not None:
-            failures.append(failure)
-        if progress is not None:
-            progress(count, len(chosen), len(failures))
+    with ExitStack() as stack:
+        stack.enter_context(program.ready())
+        watcher = Watcher(tries.outcomes)
+        first = program.watch(watcher)
+        points = watcher.points
+        assert first.result is not None
+        unseen = unseen_in([first.result])
+        if first.problems:
+            return SweepReport(points=tuple(points), cases=(), failures=(), wrong=first.problems, unseen=unseen)
+        kept = None if keep is None else stack.enter_context(Kept(keep, points, tries, program.called))
+        sweep = _Sweep(program, tries, run or (lambda cases: (_try(program, case) for case in cases)), kept, progress)
+        sweep.crash(points)
+        if tries.second_crash:
+            sweep.crash_again()
     return SweepReport(
-        points=points,
-        cases=tuple(chosen),
-        failures=tuple(failures),
-        merged=merged,
-        left_out=len(cases) - len(chosen),
+        points=tuple(points),
+        cases=tuple(sweep.cases),
+        failures=tuple(sweep.failures),
+        merged=sweep.merged,
+        left_out=sweep.left_out,
+        known=sweep.known,
         unseen=unseen,
     )
 
 
+class _Sweep:
+    """A sweep on its way."""
+
+    def __init__(self, program: Program, tries: Tries, run: Run, kept: Kept | None, progress: Progress | None) -> None:
+        self._program = program
+        self._tries = tries
+        self._run = run
+        self._kept = kept
+        self._progress = progress
+        self._begun: dict[str, Case] = {}  # by what they find, the first crash that leads to each second life
+        self._found: dict[str, None] = {}  # what second and third lives begin with
+        self.cases: list[Case] = []
+        self.failures: list[Failure] = []
+        self.merged = self.left_out = self.known = 0
+
+    def crash(self, points: Sequence[Point]) -> None:
+        """Crash at each of these points."""
+        cases, self.merged = self._cases(points)
+        for case, tried in self._tried(cases):
+            if tried.begun is not None and tried.failure is None:
+                self._begun.setdefault(tried.begun, case)
+
+    def crash_again(self) -> None:
+        """Crash at each point of each second life that is another one, until that is as far as the first life was."""
+        cases: list[Case] = []
+        for first in self._begun.values():
+            reached = first.point.reached
+            watcher = Watcher(self._tries.outcomes, life=1, until=reached if reached >= 0 else None)
+            self._program.strike(first, watcher)
+            more, merged = self._cases(watcher.points, first)
+            cases += more
+            self.merged += merged
+        for _ in self._tried(cases):
+            pass
+
+    def _cases(self, points: Sequence[Point], first: Case | None = None) -> tuple[list[Case], int]:
+        tries = self._tries
+        return cases_of(points, tries.strikes, self._program.hosts, tries.outcomes, first)
+
+    def _tried(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Tried]]:
+        chosen = _spread(cases, self._tries.limit)
+        self.left_out += len(cases) - len(chosen)
+        before = len(self.cases)
+        self.cases += chosen
+        found = [None if self._kept is None else self._kept.get(before + n, case) for n, case in enumerate(chosen)]
+        missing = self._run([case for case, tried in zip(chosen, found, strict=True) if tried is None])
+        for number, (case, kept) in enumerate(zip(chosen, found, strict=True), before):
+            tried = next(missing) if kept is None else kept
+            if kept is None and self._kept is not None:
+                self._kept.put(number, tried)
+            if tried.begun is not None:  # counted so that it does not matter which process has seen what
+                self.known += tried.begun in self._found
+                self._found[tried.begun] = None
+            if tried.failure is not None:
+                self.failures.append(tried.failure)
+            if self._progress is not None:
+                self._progress(number + 1, len(self.cases), len(self.failures))
+            yield case, tried
+
+
 def sweep_plan(
     plan: Plan,
+    tries: Tries | None = None,
     *,
-    strikes: Sequence[Strike] = STRIKES,
-    outcomes: int = 4,
-    limit: int | None = None,
     workers: int | None = None,
+    keep: str | None = None,
     progress: Progress | None = None,
 ) -> SweepReport:
     """Sweep a scenario in `workers` processes, by default one for each core; in this one, if there is little to try.
@@ -82,42 +146,54 @@ def sweep_plan(
         ScenarioError: the workload can't be imported.
         ArgumentError: see `swept`.
     """
-    program = PlanProgram(plan)
+    tries = tries or Tries()
+    program = PlanProgram(plan, merge=tries.merge)
     count = workers or _cores()
+    with _workers(plan, count, merge=tries.merge) as pool:
 
-    def run(cases: Sequence[Case]) -> Iterator[Failure | None]:
-        if count == 1 or len(cases) < _FEW:
-            yield from (_try(program, case) for case in cases)
-            return
-        size = max(1, min(16, len(cases) // (4 * count)))
-        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (plan,))
-        try:
-            yield from pool.map(_try_in_worker, cases, chunksize=size)
-        finally:  # at once, if somebody has interrupted it
-            pool.shutdown(wait=False, cancel_futures=True)
+        def run(cases: Sequence[Case]) -> Iterator[Tried]:
+            if len(cases) < _FEW or pool is None:
+                return (_try(program, case) for case in cases)
+            size = max(1, min(16, len(cases) // (4 * count)))
+            return pool.map(_try_in_worker, cases, chunksize=size)
 
-    return swept(program, strikes=strikes, outcomes=outcomes, limit=limit, progress=progress, run=run)
+        return swept(program, tries, progress=progress, keep=keep, run=run)
+
+
+@contextmanager
+def _workers(plan: Plan, count: int, *, merge: bool) -> Iterator[ProcessPoolExecutor | None]:
+    """So many processes, which start when the first of them is needed; none if one is enough."""
+    if count == 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (plan, merge))
+    try:
+        yield pool
+    finally:  # at once, if somebody has interrupted it
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _begin(plan: Plan) -> None:
+def _begin(plan: Plan, merge: bool) -> None:
     global _program
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for the results is interrupted
-    _program = PlanProgram(plan)
+    _program = PlanProgram(plan, merge=merge)
+    _program.ready().__enter__()  # for as long as the process lives
     _program.watch(Watcher(0))
 
 
-def _try_in_worker(case: Case) -> Failure | None:
+def _try_in_worker(case: Case) -> Tried:
     assert _program is not None
     return _try(_program, case)
 
 
-def _try(program: Program, case: Case) -> Failure | None:
-    fault = case.fault
-    return failure_of(case, program.strike(fault), program.replay(fault))
+def _try(program: Program, case: Case) -> Tried:
+    ran = program.strike(case)
+    failure = None if not ran.problems else Failure(case, ran.left, ran.problems, program.replay(case.faults))
+    return Tried(failure, ran.begun)
 
 
 def _spread(cases: Sequence[Case], limit: int | None) -> list[Case]:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from simdist.cli import main
+from simdist.cli._progress import LiveLine
 
 _PROGRAM = """
 from pathlib import Path
@@ -91,3 +92,31 @@ def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
     assert int(one.output.split(" points, ")[1].split()[0]) > 40
 
     assert one.output.splitlines()[:-1] == two.output.splitlines()[:-1]
+
+
+def test_a_sweep_that_was_interrupted_tells_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, kept = _write(tmp_path, safe=True), str(tmp_path / "kept")
+    whole = _sweep(path, "--strike", "rank")
+    say = LiveLine.say
+
+    def interrupt(line: LiveLine, text: str) -> None:
+        say(line, text)
+        if text.startswith("2 of"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LiveLine, "say", interrupt)
+        result = _sweep(path, "--strike", "rank", "--keep", kept)
+
+    assert result.exit_code == 130
+    assert f"interrupted; what was found is kept in {kept}: the same command goes on" in result.output
+    again = _sweep(path, "--strike", "rank", "--keep", kept)
+    assert again.output.splitlines()[:2] == whole.output.splitlines()[:2]
+    assert "survived     4 of 4 crashes" in again.output
+
+
+def test_a_crash_of_the_recovery_is_told_after_the_first(tmp_path: Path) -> None:
+    result = _sweep(_write(tmp_path, safe=True), "--strike", "rank", "--second-crash", "--json", str(tmp_path / "j"))
+
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "j").read_text())["crashes"] > 4

@@ -10,7 +10,7 @@ import pytest
 from scenarios.workloads.savers import BROKEN
 from simdist.faults import Crash, Fault, HostCrash
 from simdist.scenario import Plan, fault_text, load, run_scenario
-from simdist.sweeps import STRIKES, sweep_plan
+from simdist.sweeps import Tries, sweep_plan
 
 SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "sweep_savers.toml")
 THREADED = ("live_tensors", "copied")  # they save while the next step is under way
@@ -67,7 +67,7 @@ def test_the_repaired_twin_comes_back_from_the_same_crash(way: str) -> None:
 
 @pytest.mark.parametrize("way", sorted(set(BROKEN.values())))
 def test_a_repaired_way_comes_back_from_crashes_all_over_the_run(way: str) -> None:
-    report = sweep_plan(_plan(way), strikes=STRIKES, outcomes=3, limit=12, workers=1)
+    report = sweep_plan(_plan(way), Tries(outcomes=3, limit=12), workers=1)
 
     assert report.wrong == ()
     assert [each.account for each in report.failures] == []

@@ -236,3 +236,100 @@ def test_bad_arguments_are_told_all_at_once() -> None:
 
 def test_equal_sweeps_give_equal_reports() -> None:
     assert simdist.sweep(in_place, world_size=1) == simdist.sweep(in_place, world_size=1)
+
+
+def test_a_request_to_a_store_is_a_point() -> None:
+    def asks(folder: str) -> int:
+        store = dist.TCPStore("localhost", 29501, is_master=True)  # type: ignore[attr-defined]
+        store.set("key", "value")
+        return int(store.add("count", 0))
+
+    report = simdist.sweep(asks, world_size=1, strikes=["rank"])
+
+    assert report.wrong == ()
+    assert [(each.point.call, each.fault) for each in report.cases] == [
+        ("store.set of 'key'", Crash(rank=0, op="store", nth=1)),
+        ("store.add of 'count'", Crash(rank=0, op="store", nth=2)),
+    ]
+    assert report.ok
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_run_that_begins_again_as_another_did_ends_as_that_did(sync: bool) -> None:
+    kwargs = {"steps": 4, "sync": sync}
+    every = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, merge=False)
+
+    merged = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0)
+
+    assert (every.known, merged.known > len(merged.cases) // 2) == (0, True)
+    assert merged == every
+    assert merged.ok == sync
+
+
+def test_ranks_that_share_modules_are_run_to_the_end() -> None:
+    report = simdist.sweep(count, world_size=1, strikes=["rank"], isolate=False)
+
+    assert report.ok
+    assert report.known == 0
+
+
+def test_a_second_crash_strikes_the_recovery() -> None:
+    def clears(folder: str) -> int:
+        """What it finds half done it takes away, before it has it in a new file."""
+        path = Path(folder) / "value"
+        if path.with_suffix(".old").exists():
+            text = path.with_suffix(".old").read_text()
+            path.with_suffix(".old").unlink()
+            path.write_text(text)
+        elif not path.exists():
+            path.with_suffix(".old").write_text("5")
+            path.with_suffix(".old").replace(path)
+        return int(path.read_text() or "0")
+
+    assert not simdist.sweep(clears, world_size=1, strikes=["rank"]).ok
+
+    def goes_back(folder: str) -> int:
+        path, old = Path(folder) / "value", Path(folder) / "old"
+        if old.exists():  # it died in the middle: begin again, in a way that can't be begun again
+            old.unlink()
+            path.write_text("5")
+        elif not path.exists():
+            old.write_text("")
+            path.write_text("5")
+            old.unlink()
+        return int(path.read_text())
+
+    once = simdist.sweep(goes_back, world_size=1, strikes=["rank"])
+    twice = simdist.sweep(goes_back, world_size=1, strikes=["rank"], second_crash=True)
+
+    assert once.ok
+    assert not twice.ok
+    assert twice.shortest()[0].account.startswith(
+        "rank 0 died before write of old (test_sweeps.py:"
+    ) or twice.shortest()[0].account.startswith("rank 0 died before create of value (test_sweeps.py:")
+    assert "; in the life after that rank 0 died before " in twice.shortest()[0].account
+    failed = twice.failures[0].case
+    assert failed.faults[1] == Crash(rank=0, op="storage", nth=failed.point.nth, life=1, when=failed.when)
+
+
+def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "kept")
+
+    def interrupt(done: int, count: int, failed: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simdist.sweep(in_place, world_size=1, keep=path, progress=interrupt)
+    kept = Path(path).read_text()
+    Path(path).write_text(kept + '{"crash": 5, "fail')  # power was lost in the middle of a line
+    tried: list[int] = []
+
+    report = simdist.sweep(in_place, world_size=1, keep=path, progress=lambda done, *_: tried.append(done))
+
+    assert len(kept.splitlines()) == 6
+    assert report == simdist.sweep(in_place, world_size=1)
+    assert Path(path).read_text().startswith(kept)
+    assert tried == list(range(1, len(report.cases) + 1))
+    with pytest.raises(ArgumentError, match="is of another sweep, or of no sweep; remove it, or name another file"):
+        simdist.sweep(in_place, world_size=1, keep=path, strikes=["rank"])

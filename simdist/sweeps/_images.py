@@ -1,0 +1,43 @@
+"""What a disk holds, as a digest: two that are equal look the same to whoever is started on them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from simdist.files import MountedDisk
+from simdist.storage import Disk, Image
+
+__all__ = ["digest_of", "digests_of_outcomes"]
+
+
+def digest_of(mounted: MountedDisk) -> str:
+    """Of what is in the real folder now."""
+    return _digest((path, kind, _hashed(content)) for path, kind, content in mounted.contents())
+
+
+def digests_of_outcomes(disk: Disk, most: int) -> Iterator[str]:
+    """Of what may be there after a loss of power, the most suspicious first."""
+    known: dict[Any, str] = {}
+    for image in itertools.islice(disk.outcomes(), most):
+        yield _digest(_parts(disk, image, known))
+
+
+def _parts(disk: Disk, image: Image, known: dict[Any, str]) -> Iterator[tuple[str, str, str]]:
+    for path, state in image.nodes:
+        if state not in known:
+            known[state] = _hashed(disk.content(state))
+        yield path, disk.inode_of(state).kind, known[state]
+
+
+def _digest(parts: Iterable[tuple[str, str, str]]) -> str:
+    whole = hashlib.blake2b(digest_size=16)
+    for path, kind, content in sorted(parts):
+        whole.update(f"{path}\0{kind}\0{content}\0".encode(errors="surrogateescape"))
+    return whole.hexdigest()
+
+
+def _hashed(content: bytes | None) -> str:
+    return "" if content is None else hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,80 @@
+"""What a sweep has found so far, in a file: one that was interrupted goes on where it was.
+
+One line of JSON for each crash that was tried, written as soon as it is known; a last line that is not whole is as good
+as none. The first line says of which sweep it is: of the same points, by the same command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from simdist.errors import ArgumentError
+from simdist.sweeps._points import Case, Point
+from simdist.sweeps._report import Failure, Tried
+from simdist.sweeps._tries import Tries
+
+__all__ = ["Kept"]
+
+
+class Kept:
+    """The file `path`, which need not be there yet. Of a crash it is asked and told by a number.
+
+    Raises:
+        ArgumentError: the file is there, and is of another sweep, or of none.
+    """
+
+    def __init__(self, path: str, points: Sequence[Point], tries: Tries, called: str) -> None:
+        whole = hashlib.blake2b(repr((list(points), tries, called)).encode(errors="surrogateescape"), digest_size=16)
+        head = {"simdist sweep": whole.hexdigest()}
+        there = Path(path).exists() and Path(path).stat().st_size > 0
+        lines: list[Any] = list(_lines(path)) if there else [head]
+        if not lines or lines[0] != head:
+            problem = f"keep: {path} is of another sweep, or of no sweep; remove it, or name another file"
+            raise ArgumentError("a sweep", [problem])
+        self._found: dict[int, Any] = {int(each["crash"]): each for each in lines[1:]}
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed at the exit
+        for each in (head, *lines[1:]):
+            self._write(each)
+
+    def get(self, number: int, case: Case) -> Tried | None:
+        """What became of a crash; None if it was not tried yet."""
+        found = self._found.get(number)
+        if found is None:
+            return None
+        failure = None
+        if found["failure"] is not None:
+            left, problems, replay = found["failure"]
+            failure = Failure(case, tuple((p, t) for p, t in left), tuple((n, t) for n, t in problems), replay)
+        return Tried(failure, found["begun"])
+
+    def put(self, number: int, tried: Tried) -> None:
+        """A crash was tried."""
+        failure = tried.failure
+        said = None if failure is None else [failure.left, failure.problems, failure.replay]
+        self._write({"crash": number, "failure": said, "begun": tried.begun})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+
+def _lines(path: str) -> Iterator[Any]:
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            return
+        yield found

@@ -1,0 +1,126 @@
+"""What second lives come to, by what they find: one that begins as another did ends as that did, and is not run again.
+
+After a crash the launcher stops all ranks and starts them anew. Nothing is left of their memory, so what follows is
+decided by the files, by who is there, and by how often it has happened. A run is ended where its second life begins, if
+one that began with the same files on the same hosts has been seen to its end. Only what an oracle says of both lives
+together, the steps lost, is worked out anew.
+
+Not so where somebody could see more of the first life: modules that all ranks share, bounds on virtual time or events,
+a check of the user's that is handed the whole run, a deadlock on the way. Nor in a program that keeps the time of day
+in what it computes; no program here did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from simdist._observer import observed_by
+from simdist.files import present_disk
+from simdist.kernel import Bus
+from simdist.process import RankBegan, SimProcess
+from simdist.result import Event, RunResult
+from simdist.scenario import lost_steps
+from simdist.sweeps._images import digest_of
+from simdist.trace import EventStream
+
+__all__ = ["KnownEndError", "Problems", "SecondLife", "SecondLives", "left_in"]
+
+Problems = tuple[tuple[str, str], ...]
+"""For each oracle that failed its name and what was seen."""
+
+Left = tuple[tuple[str, str], ...]
+"""For each path that is not as its host saw it, in which way."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondLife:
+    """How one ended: what is wrong then, but for the steps lost, and with which step it began (None: with none).
+
+    `name` tells it apart from those that found something else.
+    """
+
+    name: str
+    problems: Problems
+    first_step: int | None
+
+
+class KnownEndError(Exception):
+    """Ends a run: the life that begins is known.
+
+    `reached` is the last step before it, -1 for none, and `lost` how many steps earlier restarts have cost.
+    """
+
+    def __init__(self, life: SecondLife, reached: int, lost: int, left: Left) -> None:
+        super().__init__(life, reached, lost, left)
+        self.life = life
+        self.reached = reached
+        self.lost = lost
+        self.left = left
+
+
+class SecondLives:
+    """Those that have been seen, and third ones. An observer of worlds, while `of_one_run` is entered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, SecondLife] = {}
+        self._all: tuple[str, ...] = ()  # the host of each rank when nobody has failed
+        self._begun: str | None = None  # the one of the run that goes on
+        self._last = 1  # the life that decides
+
+    @contextmanager
+    def of_one_run(self, crashes: int) -> Iterator[Callable[[RunResult, Problems], str | None]]:
+        """Watch one run, which ends with a `KnownEndError` if its life after so many crashes is known.
+
+        Call what is given with the result of a run that came to its end, and with what is wrong with it; it returns
+        the name of that life.
+        """
+        self._begun, self._last = None, crashes
+        with observed_by(self):
+            yield self._remember
+
+    def world_begins(self, bus: Bus) -> None:
+        """Look at who begins."""
+        bus.listen(RankBegan, lambda event: self._on_rank(event.process))
+
+    def known(self, digest: str) -> SecondLife | None:
+        """The second one that all hosts begin with these files."""
+        return self._known.get(_name(digest, self._all, 1))
+
+    def _on_rank(self, process: SimProcess) -> None:
+        simulation, mounted = process.simulation, present_disk()
+        if mounted is None or (process.life and self._begun is not None):
+            return
+        if not process.life:
+            self._all = self._all or mounted.hosts_of_ranks()
+            return
+        if process.life != self._last or simulation.deadlock is not None:
+            return
+        self._begun = _name(digest_of(mounted), mounted.hosts_of_ranks(), process.life)
+        life = self._known.get(self._begun)
+        if life is not None:
+            events = EventStream(simulation.events.records)
+            reached = max((int(str(e.data["step"])) for e in events if e.kind == "step"), default=-1)
+            simulation.abort(KnownEndError(life, reached, lost_steps(events), left_in(events)))
+
+    def _remember(self, result: RunResult, problems: Problems) -> str | None:
+        if self._begun is None or result.restarts != self._last or result.deadlock is not None:
+            return None
+        first_step, life = None, 0
+        for event in result.events:
+            life += event.kind == "restart"
+            if life == self._last and event.kind == "step":
+                first_step = int(str(event.data["step"]))
+                break
+        self._known[self._begun] = SecondLife(self._begun, problems, first_step)
+        return self._begun
+
+
+def _name(digest: str, hosts: tuple[str, ...], life: int) -> str:
+    return f"{digest} {life} {' '.join(hosts)}"
+
+
+def left_in(events: Sequence[Event]) -> Left:
+    """What crashes have left on the disk."""
+    return tuple((str(e.data["path"]), str(e.data["text"])) for e in events if e.kind == "disk")

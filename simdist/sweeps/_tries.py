@@ -1,0 +1,37 @@
+"""What a sweep tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from simdist.sweeps._points import STRIKES, Strike
+
+__all__ = ["Tries"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """Which crashes, and how far each is followed.
+
+    `strikes` says who is struck, `outcomes` how many states of the disk are tried for each loss of power of all hosts.
+    At most `limit` crashes are tried, spread evenly over the run. With `second_crash` everybody is struck once more
+    while it recovers, at each moment until it is as far as it was. Without `merge` each run goes to its end, also if
+    its second life begins as another one did.
+    """
+
+    strikes: Sequence[Strike] = STRIKES
+    outcomes: int = 4
+    limit: int | None = None
+    second_crash: bool = False
+    merge: bool = True
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with them."""
+        yield from (
+            f"strikes: {each!r} is none of {', '.join(STRIKES)}" for each in self.strikes if each not in STRIKES
+        )
+        if not isinstance(self.outcomes, int) or self.outcomes < 1:
+            yield f"outcomes: {self.outcomes!r} is no count; 1 tries the most suspicious one"
+        if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
+            yield f"limit: {self.limit!r} is no count"
