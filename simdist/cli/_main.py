@@ -166,6 +166,7 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
 @click.option("--keep", metavar="FILE", help="Keep what is found there; after Ctrl-C the same command goes on.")
 @click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.option("--write", metavar="FOLDER", help="Write for each failure a scenario, a pytest test and a picture there.")
 @click.pass_context
 def sweep(
     context: click.Context,
@@ -181,6 +182,7 @@ def sweep(
     keep: str | None,
     workers: int | None,
     json_path: str | None,
+    write: str | None,
 ) -> None:
     """Crash the scenario in FILE at every moment, start it again each time, and tell where it does not come back.
 
@@ -192,7 +194,7 @@ def sweep(
     tries = Tries(
         strikes=strikes or STRIKES, outcomes=outcomes, limit=limit, second_crash=second_crash, merge=not no_merge
     )
-    code = sweep_file(file, seed, overrides, tries, keep=keep, workers=workers, json_path=json_path)
+    code = sweep_file(file, seed, overrides, tries, keep=keep, workers=workers, json_path=json_path, write=write)
     context.exit(code)
 
 

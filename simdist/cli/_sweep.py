@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from simdist.cli._summary import heading
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import load
-from simdist.sweeps import Failure, SweepReport, Tries, sweep_plan
+from simdist.sweeps import Failure, SweepReport, Tries, sweep_plan, write_replays
 
 __all__ = ["sweep_file"]
 
@@ -36,13 +37,14 @@ def sweep_file(
     keep: str | None,
     workers: int | None,
     json_path: str | None,
+    write: str | None = None,
 ) -> int:
     """Sweep the scenario and print what was found; the exit code.
 
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
     """
-    problems = output_problems({"--json": json_path}, inputs=[file])
+    problems = output_problems({"--json": json_path}, folders={"--write": write}, inputs=[file])
     try:
         plan = load(file, overrides=overrides)
     except ScenarioError as error:
@@ -73,9 +75,12 @@ def sweep_file(
     seconds = time.perf_counter() - started
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(_data(report), indent=2) + "\n"))
+    written = [] if write is None else list(write_replays(report, plan, Path(write)))
     with page() as out:
         out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
         _print(out, report)
+        for path in written:
+            out.print(f"written      {path}", soft_wrap=True, highlight=False)
         out.print(f"real time    {seconds:.2f} s")
     return 0 if report.ok else 1
 

@@ -18,6 +18,7 @@ from simdist.scenario._state import state_of
 from simdist.scenario._steps import lost_steps, lost_words
 from simdist.scenario._struck import fault_text, simulated, undisturbed
 from simdist.scenario._workload import fill, filled_faults, importable
+from simdist.scenario._written import scenario_text
 from simdist.values import format_duration, parse_bandwidth, parse_duration, rank_text, without_source
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "parse_duration",
     "rank_text",
     "run_scenario",
+    "scenario_text",
     "simulated",
     "state_of",
     "undisturbed",

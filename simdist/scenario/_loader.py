@@ -130,7 +130,10 @@ class _Loader:
             if section is None:
                 return None
         args, kwargs = tuple(section.args), dict(section.kwargs)
-        folder = Path(self.source).resolve().parent
+        folder = (Path(self.source).resolve().parent / section.folder).resolve()
+        if not folder.is_dir():
+            self._problem(("workload", "folder"), f"no such folder: {brief(str(folder))}")
+            return None
         workload = Workload(target=section.target, folder=folder, args=args, kwargs=kwargs)
         if import_target:
             try:

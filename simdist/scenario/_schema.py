@@ -131,6 +131,7 @@ class Target(_Section):
     """[workload]"""
 
     target: str
+    folder: str = ""  # where its module is, as seen from the file
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
 

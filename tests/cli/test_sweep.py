@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
 
 from simdist.cli import main
 from simdist.cli._progress import LiveLine
+from simdist.faults import Crash
+from simdist.scenario import load, run_scenario
 
 _PROGRAM = """
 from pathlib import Path
@@ -120,3 +124,37 @@ def test_a_crash_of_the_recovery_is_told_after_the_first(tmp_path: Path) -> None
 
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "j").read_text())["crashes"] > 4
+
+
+def test_what_is_not_survived_is_written_so_that_it_replays(tmp_path: Path) -> None:
+    path, out = _write(tmp_path), tmp_path / "found"
+    result = _sweep(path, "--strike", "rank", "--set", "seed=3", "--write", str(out))
+
+    assert sorted(each.name for each in out.iterdir()) == ["scenario_1.svg", "scenario_1.toml", "test_scenario_1.py"]
+    assert f"written      {out / 'scenario_1.toml'}" in result.output
+    text = (out / "scenario_1.toml").read_text()
+    assert text.startswith("# rank 0 died before write of value (program.py:10); rank 0 raised ValueError")
+    plan = load(str(out / "scenario_1.toml"))
+    assert (plan.seed, plan.max_restarts, plan.workload.folder) == (3, 1, tmp_path)
+    assert plan.faults == (Crash(rank=0, op="storage", nth=2),)
+    assert [each.name for each in run_scenario(plan).verdicts if not each.ok] == ["outcomes", "same_as_without_faults"]
+    drawn = ElementTree.fromstring((out / "scenario_1.svg").read_text())
+    words = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"rank 0", "value", "create", "rank 0 dies of SIGKILL", "every rank starts again"} <= set(words)
+
+
+def test_a_written_test_fails_until_the_program_is_mended(tmp_path: Path) -> None:
+    _sweep(_write(tmp_path), "--strike", "rank", "--write", str(tmp_path / "found"))
+    spec = importlib.util.spec_from_file_location("found", tmp_path / "found" / "test_scenario_1.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    with pytest.raises(AssertionError, match="outcomes: rank 0 raised ValueError, expected returned"):
+        module.test_scenario_1()
+    program = tmp_path / "program.py"
+    program.write_text(
+        program.read_text().replace("if not path.exists():", "if not path.exists() or not path.stat().st_size:")
+    )
+    module.test_scenario_1()

@@ -1,0 +1,50 @@
+"""Failures as files: for each a scenario that replays it, a test that does, and a picture of the crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from simdist.scenario import Plan, run_scenario, scenario_text
+from simdist.sweeps._picture import picture
+from simdist.sweeps._report import SweepReport
+
+__all__ = ["write_replays"]
+
+_TEST = '''"""A crash that {name} does not survive, found by `simdist sweep`. It passes once that is mended."""
+
+from pathlib import Path
+
+from simdist.scenario import load, run_scenario
+
+
+def test_{function}() -> None:
+    """{account}"""
+    report = run_scenario(load(str(Path(__file__).with_name("{scenario}"))))
+
+    assert report.ok, "; ".join(f"{{each.name}}: {{each.evidence}}" for each in report.verdicts if not each.ok)
+'''
+
+
+def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Path]:
+    """Write the files of each failure that the report tells of into `folder`; their paths, scenario, test, picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, failure in enumerate(report.shortest(), 1):
+        name = f"{plan.name}_{number}"
+        path = folder / f"{name}.toml"
+        text = scenario_text(plan, failure.case.faults, folder.resolve(), comment=failure.account)
+        path.write_text(text, encoding="utf-8")
+        yield path
+        account = failure.account.replace("\\", "/").replace('"', "'")
+        function = "".join(letter if letter.isalnum() else "_" for letter in name)
+        test = folder / f"test_{function}.py"
+        text = _TEST.format(name=plan.name, function=function, account=account, scenario=path.name)
+        test.write_text(text, encoding="utf-8")
+        yield test
+        faults = failure.case.faults
+        struck = replace(plan, faults=faults, max_restarts=max(plan.max_restarts, len(faults)))
+        struck = replace(struck, expect=replace(plan.expect, same_as_without_faults=None))  # which is a run of its own
+        drawn = folder / f"{name}.svg"
+        drawn.write_text(picture(run_scenario(struck).result, failure.account), encoding="utf-8")
+        yield drawn
