@@ -43,7 +43,7 @@ from simdist.storage import Mount
 from simdist.trace import EventStream
 
 if TYPE_CHECKING:
-    from simdist.files import MountedDisk
+    from simdist.files import Disks
 
 __all__ = ["World", "WorldSpec"]
 
@@ -148,7 +148,7 @@ class World:
         )
         self._network = network
         self._injector: Injector | None = None
-        self._disk: MountedDisk | None = None
+        self._disk: Disks | None = None
         self._store: StoreServer | None = None  # the agent's, of the present life
         self._lives: list[list[SimProcess]] = []
         self._leaked: list[str] = []

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from simdist.cluster import Host
-from simdist.files import _calls, _opening, _torch
+from simdist.files import _opening, _present, _torch
+from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME
+from simdist.files._by_path import BY_PATH
+from simdist.files._disks import Disks
+from simdist.files._listings import LISTINGS
 from simdist.files._mounted import MountedDisk
-from simdist.process import Runtime
+from simdist.process import Replacement, Runtime
 from simdist.storage import Mount
 
 __all__ = ["mount"]
 
+_REPLACEMENTS = tuple(
+    Replacement(os, name, make) for name, make in (*BY_PATH, *BY_DESCRIPTOR, *LISTINGS) if hasattr(os, name)
+)
 
-def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) -> MountedDisk:
+
+def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) -> Disks:
     """Put a disk at its folder, for all ranks, until the runtime's patches are undone."""
-    disk = MountedDisk(what, runtime.simulation, hosts, seed=seed)
-    _calls.install(runtime.patches, disk)
+    disks = Disks(MountedDisk(what, runtime.simulation, hosts, seed=seed), _opening.flush_all)
+    _present.put(disks)
+    runtime.patches.on_undo(_present.forget)
+    runtime.patches.redirect(_REPLACEMENTS)
+    for name, make in BY_NAME:
+        if hasattr(os, name):
+            runtime.patches.wrap(os, name, make)
     _opening.install(runtime.patches)
     _torch.install(runtime.patches)
-    disk.leave = _opening.flush_all
-    return disk
+    return disks

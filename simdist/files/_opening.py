@@ -9,9 +9,10 @@ import warnings
 import weakref
 from typing import Any
 
-from simdist.files._calls import mounted, open_file
+from simdist.files._by_path import open_file
 from simdist.files._mounted import MountedDisk, OpenFile
-from simdist.process import Patches, Replacement, SimProcess
+from simdist.files._present import opened, spot
+from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["DiskFile", "flush_all", "install"]
 
@@ -95,15 +96,14 @@ def _open(original: Any) -> Any:
         closefd: bool = True,
         opener: Any = None,
     ) -> Any:
-        found = mounted()
+        process = current_process()
         simple = mode.replace("b", "").replace("t", "") if isinstance(mode, str) else ""
-        if found is None or simple in ("r", ""):
+        if process is None or simple in ("r", ""):
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        disk, process = found
         plain = simple.replace("+", "")
         is_number = isinstance(file, int)
-        place = None if is_number else disk.place_of(file, follow=True)
-        if plain not in _FLAGS or len(simple) > 2 or (place is None and not (is_number and file in disk.open)):
+        place = None if is_number else spot(file, follow=True)
+        if plain not in _FLAGS or len(simple) > 2 or (place is None and not (is_number and opened(file))):
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
         if ("b" in mode and (encoding or errors or newline is not None)) or ("b" in mode and "t" in mode):
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)  # which raises
@@ -114,10 +114,11 @@ def _open(original: Any) -> Any:
             number = opener(file, flags)
         else:
             assert place is not None
-            number = open_file(disk, process, place, flags, lambda: _real_open(file, flags))
-        if number not in disk.open:  # somebody's opener has opened something else
+            number = open_file(place, flags, lambda: _real_open(file, flags))
+        there = opened(number)
+        if there is None:  # somebody's opener has opened something else
             return original(number, mode, buffering, encoding, errors, newline, closefd)
-        raw = DiskFile(disk, disk.open[number], number, plain + ("+" if "+" in simple else ""), closefd=closefd)
+        raw = DiskFile(*there, number, plain + ("+" if "+" in simple else ""), closefd=closefd)
         raw.name = file
         return _layered(process, raw, mode, buffering, encoding, errors, newline)
 

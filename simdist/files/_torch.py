@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from simdist.files._calls import mounted
+from simdist.files._present import spot
 from simdist.process import Patches
 
 __all__ = ["install"]
@@ -23,9 +23,8 @@ def install(patches: Patches) -> None:
 def _writer(original: Any) -> Any:
     @functools.wraps(original)
     def open_writer(name_or_buffer: Any) -> Any:
-        found = mounted()
         is_path = _serialization._is_path(name_or_buffer)
-        if found is None or not is_path or found[0].place_of(name_or_buffer, follow=True) is None:
+        if not is_path or spot(name_or_buffer, follow=True) is None:
             return original(name_or_buffer)
         return _Writer(original, name_or_buffer)
 

@@ -7,19 +7,29 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from simdist.files import MountedDisk
+from simdist.files import Disks
 from simdist.storage import Disk, Image
 
 __all__ = ["digest_of", "digests_of_outcomes"]
 
 
-def digest_of(mounted: MountedDisk) -> str:
-    """Of what is in the real folder now."""
-    return _digest((path, kind, _hashed(content)) for path, kind, content in mounted.contents())
+def digest_of(disks: Disks) -> str:
+    """Of what is in the real folders now."""
+    return _joined(_digest((path, kind, _hashed(content)) for path, kind, content in each.contents()) for each in disks)
 
 
-def digests_of_outcomes(disk: Disk, most: int) -> Iterator[str]:
-    """Of what may be there after a loss of power, the most suspicious first."""
+def digests_of_outcomes(disks: Disks, most: int) -> Iterator[str]:
+    """Of what may be there after a loss of power, the most suspicious first; of a disk with fewer, the last."""
+    found = [[*_outcomes(each.disk, most)] for each in disks]
+    for number in range(max(map(len, found))):
+        yield _joined(each[min(number, len(each) - 1)] for each in found)
+
+
+def _joined(digests: Iterable[str]) -> str:
+    return " ".join(digests)
+
+
+def _outcomes(disk: Disk, most: int) -> Iterator[str]:
     known: dict[Any, str] = {}
     for image in itertools.islice(disk.outcomes(), most):
         yield _digest(_parts(disk, image, known))

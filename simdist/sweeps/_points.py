@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from simdist.c10d import OperationCalled, StoreRequested
 from simdist.faults import Crash, Fault, HostCrash
-from simdist.files import StorageCalled, present_disk
+from simdist.files import StorageCalled, present_disks
 from simdist.frames import user_frame
 from simdist.kernel import PASS, Bus, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
@@ -193,11 +193,11 @@ class Watcher:
         return last != (process.rank, events)
 
     def _look(self) -> tuple[str, ...]:
-        mounted = present_disk()
-        if mounted is None:
+        disks = present_disks()
+        if disks is None:
             return ()
-        if self._left[0] != mounted.changes:
-            self._left = mounted.changes, tuple(digests_of_outcomes(mounted.disk, self._outcomes))
+        if self._left[0] != disks.changes:
+            self._left = disks.changes, tuple(digests_of_outcomes(disks, self._outcomes))
         return self._left[1]
 
 

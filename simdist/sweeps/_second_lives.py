@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from simdist._observer import observed_by
-from simdist.files import present_disk
+from simdist.files import present_disks
 from simdist.kernel import Bus
 from simdist.process import RankBegan, SimProcess
 from simdist.result import Event, RunResult
@@ -89,15 +89,15 @@ class SecondLives:
         return self._known.get(_name(digest, self._all, 1))
 
     def _on_rank(self, process: SimProcess) -> None:
-        simulation, mounted = process.simulation, present_disk()
-        if mounted is None or (process.life and self._begun is not None):
+        simulation, disks = process.simulation, present_disks()
+        if disks is None or (process.life and self._begun is not None):
             return
         if not process.life:
-            self._all = self._all or mounted.hosts_of_ranks()
+            self._all = self._all or disks.hosts_of_ranks()
             return
         if process.life != self._last or simulation.deadlock is not None:
             return
-        self._begun = _name(digest_of(mounted), mounted.hosts_of_ranks(), process.life)
+        self._begun = _name(digest_of(disks), disks.hosts_of_ranks(), process.life)
         life = self._known.get(self._begun)
         if life is not None:
             events = EventStream(simulation.events.records)

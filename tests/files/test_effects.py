@@ -237,3 +237,21 @@ def test_after_the_run_files_are_ordinary_ones(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_disk_is_told(disk: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=f"(?s){message}"):
         simdist.run(print, world_size=1, disk=disk)
+
+
+def test_a_file_is_moved_to_another_disk_by_copying_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "elsewhere").write_text("bytes")
+
+    def program(folder: Path) -> None:
+        with pytest.raises(OSError, match="Invalid cross-device link"):
+            (tmp_path / "elsewhere").rename(folder / "here")
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "nothing").rename(folder / "here")
+        shutil.move(tmp_path / "elsewhere", folder / "here")
+
+    result = _run(program, tmp_path / "disk")
+
+    assert _effects(result) == [("create", "here"), ("write", "here")]
+    assert (tmp_path / "disk" / "here").read_text() == "bytes"
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,0 +1,161 @@
+"""What ranks call with a descriptor: `os.write`, `os.fsync` and their like; and `os.sync`.
+
+Each replacement asks where the descriptor leads. Elsewhere, and for code on no rank, the original is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from simdist.files._present import opened, present_disks
+from simdist.process import current_process
+
+__all__ = ["BY_DESCRIPTOR", "BY_NAME"]
+
+_Make = Callable[[Any], Any]
+
+
+def _ftruncate(original: Any) -> Any:
+    @functools.wraps(original)
+    def ftruncate(fd: Any, length: int) -> None:
+        found = opened(fd)
+        if found is None:
+            original(fd, length)
+        else:
+            disk, file = found
+            disk.resize(file.process, file.inode, file.path, length, lambda: original(fd, length))
+
+    return ftruncate
+
+
+def _syncing(*, data_only: bool) -> _Make:
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def sync(fd: Any) -> None:
+            found = opened(fd)
+            if found is None:
+                original(fd)
+            else:
+                disk, file = found
+                disk.sync(file.process, file.inode, file.path, data_only=data_only, act=lambda: None)
+
+        return sync
+
+    return make
+
+
+def _sync(original: Any) -> Any:
+    @functools.wraps(original)
+    def sync() -> None:
+        disks, process = present_disks(), current_process()
+        if disks is None or process is None:
+            original()
+            return
+        for disk in disks.of(process.host):
+            disk.sync_all(process)
+
+    return sync
+
+
+def _close(original: Any) -> Any:
+    @functools.wraps(original)
+    def close(fd: int) -> None:
+        found = opened(fd)
+        if found is not None:
+            found[0].close(fd)
+        original(fd)
+
+    return close
+
+
+def _write(original: Any) -> Any:
+    @functools.wraps(original)
+    def write(fd: int, data: Any) -> int:
+        found = opened(fd)
+        if found is None:
+            count: int = original(fd, data)
+            return count
+        disk, file = found
+        offset = file.inode.size if file.appends else os.lseek(fd, 0, os.SEEK_CUR)
+        return disk.write(file, offset, bytes(data), lambda part: original(fd, part))
+
+    return write
+
+
+def _writev(original: Any) -> Any:
+    @functools.wraps(original)
+    def writev(fd: int, buffers: Any) -> int:
+        if opened(fd) is None:
+            count: int = original(fd, buffers)
+            return count
+        return os.write(fd, b"".join(bytes(each) for each in buffers))
+
+    return writev
+
+
+def _pwrite(original: Any) -> Any:
+    @functools.wraps(original)
+    def pwrite(fd: int, data: Any, offset: int) -> int:
+        found = opened(fd)
+        if found is None:
+            count: int = original(fd, data, offset)
+            return count
+        return found[0].write(found[1], offset, bytes(data), lambda part: original(fd, part, offset))
+
+    return pwrite
+
+
+def _sendfile(original: Any) -> Any:
+    @functools.wraps(original)
+    def sendfile(out_fd: int, in_fd: int, offset: Any, count: int, *args: Any, **kwargs: Any) -> int:
+        if opened(out_fd) is None:
+            sent: int = original(out_fd, in_fd, offset, count, *args, **kwargs)
+            return sent
+        at = os.lseek(in_fd, 0, os.SEEK_CUR) if offset is None else offset
+        return os.write(out_fd, os.pread(in_fd, count, at))
+
+    return sendfile
+
+
+def _copy_file_range(original: Any) -> Any:
+    @functools.wraps(original)
+    def copy(src: int, dst: int, count: int, offset_src: Any = None, offset_dst: Any = None) -> int:
+        if opened(dst) is None:
+            copied: int = original(src, dst, count, offset_src, offset_dst)
+            return copied
+        data = os.read(src, count) if offset_src is None else os.pread(src, count, offset_src)
+        return os.write(dst, data) if offset_dst is None else os.pwrite(dst, data, offset_dst)
+
+    return copy
+
+
+def _dup(original: Any) -> Any:
+    @functools.wraps(original)
+    def dup(fd: int, *args: Any, **kwargs: Any) -> int:
+        number: int = original(fd, *args, **kwargs)
+        found = opened(fd)
+        if found is not None:
+            found[0].open[number] = found[1]
+        return number
+
+    return dup
+
+
+BY_DESCRIPTOR: tuple[tuple[str, _Make], ...] = (
+    ("ftruncate", _ftruncate),
+    ("fsync", _syncing(data_only=False)),
+    ("fdatasync", _syncing(data_only=True)),
+    ("sync", _sync),
+    ("pwrite", _pwrite),
+    ("sendfile", _sendfile),
+    ("copy_file_range", _copy_file_range),
+    ("dup", _dup),
+)
+"""What stands in for functions of `os`, by name."""
+
+# By name only: the function objects themselves are somebody else's to redirect, once a rank polls.
+BY_NAME: tuple[tuple[str, _Make], ...] = (("write", _write), ("writev", _writev), ("close", _close))
+"""Likewise, but only for who looks them up in `os`."""

@@ -1,0 +1,196 @@
+"""What ranks call with a path: `os.open`, `os.mkdir`, `os.rename` and their like.
+
+Each replacement asks where the path leads. Elsewhere, and for code on no rank, the original is called.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from simdist.files._mounted import OpenFile
+from simdist.files._present import Spot, spot
+
+__all__ = ["BY_PATH", "open_file"]
+
+_WRITES = os.O_WRONLY | os.O_RDWR
+_Make = Callable[[Any], Any]
+
+
+def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
+    """Open what is at a place on a disk; the descriptor, which `act` gives."""
+    disk, process, place, real = found.disk, found.process, found.place, found.real
+    there = os.path.lexists(real)
+
+    def opened(number: int) -> int:
+        inode = disk.find(place)
+        if inode is not None and (flags & _WRITES or inode.kind == "folder"):
+            disk.open[number] = OpenFile(inode, process, place, bool(flags & os.O_APPEND))
+        return number
+
+    if not there and flags & os.O_CREAT:
+        disk.find(place)
+
+        def create(_: float) -> int:
+            number = act()
+            if disk.disk.find(place) is None:
+                disk.remember(disk.disk.create(place), real)
+            return number
+
+        return opened(disk.change(process, "create", place, create))
+    if there and flags & os.O_TRUNC and flags & _WRITES and not flags & os.O_EXCL:
+        inode = disk.find(place)
+        if inode is not None and inode.kind == "file" and inode.size:
+            number: int = disk.resize(process, inode, place, 0, act)
+            return opened(number)
+    return opened(act())
+
+
+def _open(original: Any) -> Any:
+    @functools.wraps(original)
+    def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        found = spot(path, dir_fd, follow=True)
+        if found is None or flags & getattr(os, "O_TMPFILE", 0) == getattr(os, "O_TMPFILE", -1):
+            number: int = original(path, flags, mode, dir_fd=dir_fd)
+            return number
+        return open_file(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd))
+
+    return open
+
+
+def _creating(kind: Any, effect: str) -> _Make:
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def create(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            found = spot(path, dir_fd)
+            if found is None or not found.place:
+                return original(path, *args, dir_fd=dir_fd, **kwargs)
+            disk, place = found.disk, found.place
+
+            def act(_: float) -> None:
+                original(path, *args, dir_fd=dir_fd, **kwargs)
+                disk.disk.create(place, kind)
+
+            if os.path.lexists(found.real) or not os.path.isdir(os.path.dirname(found.real)):
+                return original(path, *args, dir_fd=dir_fd, **kwargs)  # which raises
+            return disk.change(found.process, effect, place, act)
+
+        return create
+
+    return make
+
+
+def _symlink(original: Any) -> Any:
+    @functools.wraps(original)
+    def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+        found = spot(dst, dir_fd)
+        if found is None or not found.place or os.path.lexists(found.real):
+            original(src, dst, target_is_directory, dir_fd=dir_fd)
+            return
+        disk, place = found.disk, found.place
+
+        def act(_: float) -> None:
+            original(src, dst, target_is_directory, dir_fd=dir_fd)
+            disk.disk.create(place, "link", target=os.fsdecode(src))
+
+        disk.change(found.process, "symlink", place, act, to=os.fsdecode(src))
+
+    return symlink
+
+
+def _removing(effect: str) -> _Make:
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+            found = spot(path, dir_fd)
+            inode = found.disk.find(found.place) if found is not None and found.place else None
+            if found is None or inode is None:
+                original(path, dir_fd=dir_fd)
+                return
+            disk, place = found.disk, found.place
+            if inode.kind == "folder" and (effect == "unlink" or os.listdir(found.real)):
+                original(path, dir_fd=dir_fd)  # which raises
+                return
+
+            def act(_: float) -> None:
+                disk.disk.pin(inode)
+                original(path, dir_fd=dir_fd)
+                disk.disk.remove(place)
+
+            disk.change(found.process, effect, place, act)
+
+        return remove
+
+    return make
+
+
+def _moving(effect: str) -> _Make:
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def move(src: Any, dst: Any, **options: Any) -> None:
+            source, target = spot(src, options.get("src_dir_fd")), spot(dst, options.get("dst_dir_fd"))
+            if source is None and target is None:
+                original(src, dst, **options)
+                return
+            if source is None or target is None or source.disk is not target.disk:
+                os.lstat(src, dir_fd=options.get("src_dir_fd"))
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), src, None, dst)
+            disk, place, to = source.disk, source.place, target.place
+            inode = disk.find(place) if place else None
+            if inode is None or not to:
+                original(src, dst, **options)  # which raises
+                return
+
+            def act(_: float) -> None:
+                replaced = disk.find(to)
+                if replaced is not None:
+                    disk.disk.pin(replaced)
+                original(src, dst, **options)
+                if effect == "link":
+                    disk.disk.link(inode, to)
+                else:
+                    disk.disk.rename(place, to)
+                    disk.remember(inode)
+                    for opened in disk.open.values():
+                        if opened.path == place or opened.path.startswith(f"{place}/"):
+                            opened.path = to + opened.path[len(place) :]
+
+            disk.change(source.process, effect, place, act, to=to)
+
+        return move
+
+    return make
+
+
+def _truncate(original: Any) -> Any:
+    @functools.wraps(original)
+    def truncate(path: Any, length: int) -> None:
+        if isinstance(path, int):
+            os.ftruncate(path, length)
+            return
+        found = spot(path, follow=True)
+        inode = found.disk.find(found.place) if found is not None and found.place else None
+        if found is None or inode is None or inode.kind != "file":
+            original(path, length)
+        else:
+            found.disk.resize(found.process, inode, found.place, length, lambda: original(path, length))
+
+    return truncate
+
+
+BY_PATH: tuple[tuple[str, _Make], ...] = (
+    ("open", _open),
+    ("mkdir", _creating("folder", "mkdir")),
+    ("symlink", _symlink),
+    ("unlink", _removing("unlink")),
+    ("remove", _removing("unlink")),
+    ("rmdir", _removing("rmdir")),
+    ("rename", _moving("rename")),
+    ("replace", _moving("rename")),
+    ("link", _moving("link")),
+    ("truncate", _truncate),
+)
+"""What stands in for functions of `os`, by name."""

@@ -1,0 +1,80 @@
+"""The disks of the world that runs: where a path or a descriptor leads, for who calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from simdist.files._disks import Disks
+from simdist.files._mounted import MountedDisk, OpenFile
+from simdist.process import SimProcess, current_process
+
+__all__ = ["Spot", "forget", "opened", "present_disks", "put", "spot"]
+
+_disks: Disks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place on a disk that a rank has named."""
+
+    disk: MountedDisk
+    process: SimProcess
+    place: str
+
+    @property
+    def real(self) -> str:
+        """The real path."""
+        return self.disk.real(self.place)
+
+
+def put(disks: Disks) -> None:
+    """These are the disks from now on."""
+    global _disks
+    _disks = disks
+
+
+def forget() -> None:
+    """There is none any more."""
+    global _disks
+    _disks = None
+
+
+def present_disks() -> Disks | None:
+    """The disks of the world that runs, whoever asks."""
+    return _disks
+
+
+def spot(path: Any, folder: int | None = None, *, follow: bool = False) -> Spot | None:
+    """Where a path leads to, relative to the open `folder`; None if elsewhere, or if nobody on a rank asks.
+
+    With `follow` a link at its end is followed.
+    """
+    disks = _disks
+    if disks is None or disks.busy:
+        return None
+    process = current_process()
+    if process is None:
+        return None
+    for disk in disks.of(process.host):
+        place = disk.place_of(path, folder, follow=follow)
+        if place is not None:
+            return Spot(disk, process, place)
+    return None
+
+
+def opened(descriptor: Any) -> tuple[MountedDisk, OpenFile] | None:
+    """What a rank has open there, and on which disk; None if it is elsewhere."""
+    disks = _disks
+    if disks is None or disks.busy or current_process() is None:
+        return None
+    number = descriptor if isinstance(descriptor, int) else None
+    if number is None and hasattr(descriptor, "fileno"):
+        number = descriptor.fileno()
+    if number is None:
+        return None
+    for disk in disks:
+        found = disk.open.get(number)
+        if found is not None:
+            return disk, found
+    return None
