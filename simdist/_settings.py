@@ -150,6 +150,8 @@ class _Disk(Spec):
         ]
         if not isinstance(value.folder, str | os.PathLike) or not Path(value.folder).is_dir():
             findings.append(Finding(("folder",), f"{brief(str(value.folder))} is no folder"))
+        if value.local is not None and not (isinstance(value.local, str | os.PathLike) and Path(value.local).is_dir()):
+            findings.append(Finding(("local",), f"{brief(str(value.local))} is no folder"))
         if findings:
             raise Unfit(findings)
         return value
@@ -160,11 +162,14 @@ DISK: Mapping[str, Spec] = {
     "profile": OneOf(tuple(PROFILES)),
     "latency": Duration(),
     "bandwidth": Maybe(Bandwidth()),
+    "local": Truth(),
+    "local_profile": OneOf(tuple(PROFILES)),
 }
 _MOUNT: Mapping[str, Spec] = {
     "profile": DISK["profile"],
     "latency_ns": DISK["latency"],
     "bandwidth": Maybe(Number(above=0)),
+    "local_profile": DISK["local_profile"],
 }
 _MODULE = _Module()
 
@@ -267,6 +272,7 @@ def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ())
         WORLD_SIZE.most if size is None else size,
         max_restarts=lives,
         has_disk=good.get("disk") is not None,
+        has_local_disks=getattr(good.get("disk"), "local", None) is not None,
     )
     cluster = good.get("cluster")
     misplaced = []

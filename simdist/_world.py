@@ -360,7 +360,11 @@ class World:
                 life=life,
                 host=self._hosts[host],
                 parent_pid=_AGENT_PID,
-                environ={**shared, **self._rank_environ(life, rank, index, size, hosts.index(host))},
+                environ={
+                    **shared,
+                    **self._rank_environ(life, rank, index, size, hosts.index(host)),
+                    **self._on_disks(host),
+                },
                 epoch_ns=self._epoch_ns,
                 echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
@@ -398,6 +402,9 @@ class World:
                 "OMP_NUM_THREADS": "1",
             }
         return {**self._base_environ, **encoded(extra), **encoded(dict(self._spec.env or {}))}
+
+    def _on_disks(self, host: str) -> dict[Any, Any]:
+        return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))
 
     def _rank_environ(self, life: int, rank: int, local_rank: int, local_size: int, host_index: int) -> dict[Any, Any]:
         if not self._spec.torchrun:

@@ -153,9 +153,9 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
 @click.option(
     "--strike",
     "strikes",
-    type=click.Choice(["rank", "host", "all"]),
+    type=click.Choice(["rank", "host", "all", "swap"]),
     multiple=True,
-    help="A rank dies, its host or all hosts lose power; may repeat. Default: each of them.",
+    help="A rank dies, its host or all hosts lose power, hosts swap local disks; may repeat. Default: each that can.",
 )
 @click.option(
     "--outcomes", type=Count(least=1), default=4, show_default=True, help="States of the disk for each loss of power."
@@ -189,10 +189,10 @@ def sweep(
     It needs a [disk], and is judged by its own expectations. Its own faults do not strike.
     """
     from simdist.cli._sweep import sweep_file
-    from simdist.sweeps import STRIKES, Tries
+    from simdist.sweeps import Tries
 
     tries = Tries(
-        strikes=strikes or STRIKES, outcomes=outcomes, limit=limit, second_crash=second_crash, merge=not no_merge
+        strikes=strikes or None, outcomes=outcomes, limit=limit, second_crash=second_crash, merge=not no_merge
     )
     code = sweep_file(file, seed, overrides, tries, keep=keep, workers=workers, json_path=json_path, write=write)
     context.exit(code)

@@ -49,6 +49,7 @@ class Host:
         self.outcome: int | None = (
             None  # which of its outcomes a disk takes when the host goes down; None: one is drawn
         )
+        self.disks = "own"  # with what it comes back: "own", "empty" or "swapped"
         self.residents: list[Resident] = []
         self.listeners: list[Callable[[Host], None]] = []
         self._network = network

@@ -163,13 +163,15 @@ class SimulatedRank:
         self._ends("hung")
         self.injector.stop(self.entry, self.process, duration_ns)
 
-    def crash_host(self, down_ns: int | None, *, every: bool = False, outcome: int | None = None) -> None:
+    def crash_host(
+        self, down_ns: int | None, *, every: bool = False, outcome: int | None = None, disks: str = "own"
+    ) -> None:
         hosts = self.injector.hosts if every else (self.process.host,)
         for host in hosts:
             for resident in host.residents:
                 if isinstance(resident, SimProcess) and resident.running:
                     self.entry.has_ended(resident, "killed")
-        self.injector.crash_hosts(self.entry, hosts, down_ns, outcome)
+        self.injector.crash_hosts(self.entry, hosts, down_ns, outcome, disks)
 
     def _ends(self, how: str) -> None:
         self.entry.has_ended(self.process, how)

@@ -43,9 +43,9 @@ Problem = tuple[str, str]
 class Surroundings:
     """The world that a fault is given to, as far as it is known before it runs.
 
-    `max_restarts` and `has_disk` are None if nobody knows yet. `waits` maps the name of each fault of the world to the
-    name of the one that it comes after ("" for none). `wrong` has the fields that are wrong by themselves, of which
-    there is nothing more to say.
+    `max_restarts`, `has_disk` and `has_local_disks` are None if nobody knows yet. `waits` maps the name of each fault
+    of the world to the name of the one that it comes after ("" for none). `wrong` has the fields that are wrong by
+    themselves, of which there is nothing more to say.
     """
 
     world_size: int
@@ -54,6 +54,7 @@ class Surroundings:
     waits: Mapping[str, str] = field(default_factory=dict)
     taken: frozenset[str] = frozenset()  # names that several faults bear
     wrong: frozenset[str] = frozenset()
+    has_local_disks: bool | None = None  # one for each host
 
     def fine(self, *fields: str) -> bool:
         """True if none of these fields is wrong by itself."""

@@ -30,7 +30,20 @@ from simdist.values import (
     Whole,
 )
 
-__all__ = ["COMMON", "COUNT", "DELAY", "EXIT_CODE", "GROUPS", "LIFE", "MOMENT", "NAME", "OPERATION", "PERIOD", "POINT"]
+__all__ = [
+    "COMMON",
+    "COUNT",
+    "DELAY",
+    "DISKS",
+    "EXIT_CODE",
+    "GROUPS",
+    "LIFE",
+    "MOMENT",
+    "NAME",
+    "OPERATION",
+    "PERIOD",
+    "POINT",
+]
 __all__ += ["PROBABILITY", "RANK", "SIDE", "STEP", "TRUTH", "Field", "Life", "Rank", "fields_of", "file_key"]
 __all__ += ["kind_name", "ranks_in"]
 
@@ -92,6 +105,7 @@ LIFE = Life()
 EXIT_CODE = Maybe(Whole(least=-(2**31), most=2**31 - 1))  # what `os._exit` takes
 GROUPS = ListOf(ListOf(RANK, of="ranks"), of="groups of ranks")
 TRUTH = Truth()
+DISKS = OneOf(("own", "empty", "swapped"))
 COMMON = ("name", "after", "optional")  # the fields that every fault has
 
 

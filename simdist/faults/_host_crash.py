@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from simdist.faults._fault import Machine
-from simdist.faults._fields import MOMENT, TRUTH
+from simdist.faults._fault import Machine, Problem, Surroundings
+from simdist.faults._fields import DISKS, MOMENT, TRUTH
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._stage import StruckRank
 from simdist.faults._words import milliseconds
@@ -13,12 +14,19 @@ from simdist.values import Maybe, Whole
 
 __all__ = ["HostCrash"]
 
+Disks = Literal["own", "empty", "swapped"]
+
 
 class HostCrash(RankFault):
     """The host of the rank goes down, and all its processes die at once. It is back after `down_ns`, or never (None).
 
     With `all_hosts` every host does. A simulated disk then holds one of the outcomes that its file system allows: the
     seed draws one, or `outcome` says which, counted from 0, the most suspicious first.
+
+    `disks` says what becomes of the disks that hosts have of their own. They are "own" still; or the machine is
+    replaced and comes back with an "empty" one; or, of all hosts, each comes back with that of another ("swapped": the
+    first has that of the last, and so on). Hosts whose disks are swapped are shut down in good order: all that was
+    written is on them.
 
     No packet tells the ranks of other hosts: they hear nothing, and find their connections closed when the host is up
     again. A restart waits until then. The launcher's store lives on the first host.
@@ -29,10 +37,21 @@ class HostCrash(RankFault):
     down_ns: Annotated[int | None, MOMENT] = None
     all_hosts: Annotated[bool, TRUTH] = False
     outcome: Annotated[int | None, Maybe(Whole(least=0))] = None
+    disks: Annotated[Disks, DISKS] = "own"
+
+    def problems(self, world: Surroundings) -> Iterator[Problem]:
+        """Those of every rank fault, and disks that are not there."""
+        yield from super().problems(world)
+        if not world.fine("disks", "all_hosts") or self.disks == "own":
+            return
+        if world.has_local_disks is False:
+            yield "disks", f"no host has a disk of its own that could be {self.disks}; give the mount local ones"
+        if self.disks == "swapped" and not self.all_hosts:
+            yield "disks", "a host that stays up keeps its disk; with all_hosts they can be swapped"
 
     def strike(self, rank: StruckRank) -> None:
         """The host goes down."""
-        rank.crash_host(self.down_ns, every=self.all_hosts, outcome=self.outcome)
+        rank.crash_host(self.down_ns, every=self.all_hosts, outcome=self.outcome, disks=self.disks)
 
     def real_obstacle(self, machine: Machine) -> str:
         """The ranks of a real run share machines with the run itself."""
@@ -41,7 +60,8 @@ class HostCrash(RankFault):
     def begins(self) -> str:
         """For how long."""
         until = "for good" if self.down_ns is None else f"for {milliseconds(self.down_ns)}"
-        return f"{self._who} {until}"
+        disks = {"own": "", "empty": ", for others with empty disks", "swapped": ", and their disks are swapped"}
+        return f"{self._who} {until}{disks[self.disks]}"
 
     @property
     def _who(self) -> str:

@@ -290,17 +290,19 @@ class Injector:
             else:
                 self.simulation.call_at(now_ns + duration_ns, again)
 
-    def crash_hosts(self, entry: Entry, hosts: Sequence[Host], down_ns: int | None, outcome: int | None) -> None:
+    def crash_hosts(
+        self, entry: Entry, hosts: Sequence[Host], down_ns: int | None, outcome: int | None, disks: str
+    ) -> None:
         """Bring hosts down for a while, or until the fault is lifted. Called by a rank of one: does not return.
 
-        `outcome` is which of the outcomes their disks take.
+        `outcome` is which of the outcomes their disks take, `disks` with which they come back.
         """
         now_ns = self.simulation.now_ns
         entry.hosts += hosts
         if down_ns is not None:
             self.simulation.call_at(now_ns + down_ns, functools.partial(self._boot_all, entry, hosts))
         for host in hosts:
-            host.failing = True
+            host.failing, host.disks = True, disks
         # All of them before any rank ends: the one that calls may be on the first.
         for host in hosts:
             host.lose_power(now_ns, outcome=outcome)

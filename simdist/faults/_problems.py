@@ -29,12 +29,14 @@ def problems_of(
     *,
     max_restarts: int | None = None,
     has_disk: bool | None = None,
+    has_local_disks: bool | None = None,
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
 ) -> list[str]:
     """One line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all of it does.
 
-    With `max_restarts`, a fault of a life that never comes does not fit either; with `has_disk` False, one of a disk.
+    With `max_restarts`, a fault of a life that never comes does not fit either; with `has_disk` or
+    `has_local_disks` False, one of such a disk.
     `others` are in the world already, and `names` are of faults that may still come.
     """
     given = list(faults)
@@ -43,7 +45,8 @@ def problems_of(
     lines = [[] if isinstance(each, Fault) else [f": {_no_fault(each)}"] for each in given]
     places = [index for index, each in enumerate(given) if isinstance(each, Fault)]
     good = [each for each in given if isinstance(each, Fault)]
-    for problem in problems_among(good, world_size, max_restarts, has_disk=has_disk, others=others, names=names):
+    about = {"has_disk": has_disk, "has_local_disks": has_local_disks}
+    for problem in problems_among(good, world_size, max_restarts, others=others, names=names, **about):
         inside = f".{place(problem.path)}" if problem.path else ""
         lines[places[problem.index]].append(f"{inside}: {problem.text}")
     return [f"faults[{index}]{line}" for index, told in enumerate(lines) for line in told]
@@ -55,6 +58,7 @@ def problems_among(
     max_restarts: int | None,
     *,
     has_disk: bool | None = None,
+    has_local_disks: bool | None = None,
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
 ) -> Iterator[FaultProblem]:
@@ -72,7 +76,9 @@ def problems_among(
         for name, findings in misfits.items():
             for finding in findings:
                 yield FaultProblem(index, (name, *finding.path), finding.text)
-        surroundings = Surroundings(world_size, max_restarts, has_disk, waits, taken, frozenset(misfits))
+        surroundings = Surroundings(
+            world_size, max_restarts, has_disk, waits, taken, frozenset(misfits), has_local_disks
+        )
         for field, text in _asked(fault, surroundings, misfits):
             yield FaultProblem(index, (field,) if field else (), text)
 

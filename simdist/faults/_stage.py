@@ -46,11 +46,14 @@ class StruckRank(Protocol):
         """The process stops, as under SIGSTOP, for a while or (None) until the fault is lifted."""
         ...
 
-    def crash_host(self, down_ns: int | None, *, every: bool = False, outcome: int | None = None) -> None:
+    def crash_host(
+        self, down_ns: int | None, *, every: bool = False, outcome: int | None = None, disks: str = "own"
+    ) -> None:
         """The machine of the process goes down, for a while or (None) until the fault is lifted; simulated only.
 
         With `every` all machines do. `outcome` says which of the admissible outcomes their disks take, counted from 0,
-        the most suspicious first; None draws one.
+        the most suspicious first; None draws one. `disks` is what becomes of those that hosts have of their own: "own",
+        "empty" or "swapped" (see `HostCrash`).
         """
         ...
 

@@ -1,34 +1,64 @@
-"""The disks of a world."""
+"""The disks of a world: the one that all ranks see, and those that hosts have of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from simdist.cluster import Host
 from simdist.files._mounted import MountedDisk
+from simdist.kernel import Simulation
 from simdist.process import SimProcess
+from simdist.storage import Mount
 
 __all__ = ["Disks"]
 
 
 class Disks:
-    """The disk that all ranks see."""
+    """All disks of a mount. `leave` is called by a process that ends by itself."""
 
-    def __init__(self, shared: MountedDisk, leave: Callable[[SimProcess], None]) -> None:
-        self._shared = shared
-        self.leave = leave  # called by a process that ends by itself
+    def __init__(
+        self,
+        mount: Mount,
+        simulation: Simulation,
+        hosts: Iterable[Host],
+        *,
+        seed: int,
+        leave: Callable[[SimProcess], None],
+    ) -> None:
+        self.leave = leave
+        self._hosts = tuple(hosts)
+        self._shared = MountedDisk(mount, simulation, self._hosts, seed=seed)
+        self._moving = False  # disks are replaced
+        self._local: dict[str, MountedDisk] = {}
+        for host in self._hosts:
+            if mount.local is not None:
+                folder = os.path.join(os.path.realpath(mount.local), host.name)
+                Path(folder).mkdir(exist_ok=True)
+                own = replace(mount, folder=folder, profile=mount.local_profile)
+                self._local[host.name] = MountedDisk(own, simulation, [host], seed=seed, owner=host.name)
+            host.listeners.append(self._on_host)
 
     def __iter__(self) -> Iterator[MountedDisk]:
         yield self._shared
+        yield from self._local.values()
 
     def of(self, host: Host) -> Iterator[MountedDisk]:
         """Those that the ranks of a host see."""
         yield self._shared
+        if self._local:
+            yield self._local[host.name]
+
+    def environ_of(self, host: str) -> Mapping[str, str]:
+        """What a rank finds in its environment: where the disk of its host is."""
+        return {"SIMDIST_LOCAL_DISK": self._local[host].folder} if self._local else {}
 
     @property
     def busy(self) -> bool:
         """True if what is done now is no rank's doing."""
-        return any(disk.busy for disk in self)
+        return self._moving or any(disk.busy for disk in self)
 
     @property
     def changes(self) -> int:
@@ -38,3 +68,29 @@ class Disks:
     def hosts_of_ranks(self) -> tuple[str, ...]:
         """The host of each rank that is alive, by rank."""
         return self._shared.hosts_of_ranks()
+
+    def _on_host(self, host: Host) -> None:
+        if host.up:
+            return
+        for disk in self.of(host):
+            disk.lose(host)
+        self._moving = True
+        if self._local and host.disks == "empty":
+            self._local[host.name].wipe()
+            host.disks = "own"
+        if self._local and host.disks == "swapped" and not any(each.up for each in self._hosts):
+            self._swap()
+        self._moving = False
+
+    def _swap(self) -> None:
+        """Each host gets the disk of the one before it."""
+        disks = [(disk, disk.folder) for disk in self._local.values()]
+        for _, folder in disks:
+            Path(folder).rename(f"{folder}.away")
+        for number, host in enumerate(self._hosts):
+            disk, before = disks[number - 1]
+            folder = disks[number][1]
+            Path(f"{before}.away").rename(folder)
+            disk.go_to(host, folder)
+            self._local[host.name] = disk
+            host.disks = "own"

@@ -11,7 +11,6 @@ from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME
 from simdist.files._by_path import BY_PATH
 from simdist.files._disks import Disks
 from simdist.files._listings import LISTINGS
-from simdist.files._mounted import MountedDisk
 from simdist.process import Replacement, Runtime
 from simdist.storage import Mount
 
@@ -23,8 +22,8 @@ _REPLACEMENTS = tuple(
 
 
 def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) -> Disks:
-    """Put a disk at its folder, for all ranks, until the runtime's patches are undone."""
-    disks = Disks(MountedDisk(what, runtime.simulation, hosts, seed=seed), _opening.flush_all)
+    """Put a disk at its folder, for all ranks, and those of hosts, until the runtime's patches are undone."""
+    disks = Disks(what, runtime.simulation, hosts, seed=seed, leave=_opening.flush_all)
     _present.put(disks)
     runtime.patches.on_undo(_present.forget)
     runtime.patches.redirect(_REPLACEMENTS)

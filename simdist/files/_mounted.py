@@ -7,6 +7,7 @@ effect, done to the real file, then told to the model and recorded.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -46,17 +47,18 @@ class MountedDisk(WatchedFolder):
     seed draws one.
     """
 
-    def __init__(self, mount: Mount, simulation: Simulation, hosts: Iterable[Host], *, seed: int) -> None:
-        super().__init__(os.fspath(mount.folder), mount.profile, simulation)
+    def __init__(
+        self, mount: Mount, simulation: Simulation, hosts: Iterable[Host], *, seed: int, owner: str = ""
+    ) -> None:
+        super().__init__(os.fspath(mount.folder), mount.profile, simulation, owner)
         self._given = os.path.abspath(mount.folder)
         self._mount = mount
         self._hosts = tuple(hosts)
         self._seed = seed
+        self._serial = f" of {owner}" if owner else ""
         self._crashes = 0
         self.open: dict[int, OpenFile] = {}  # by descriptor
         self.busy = False  # what is done now is no rank's doing
-        for host in self._hosts:
-            host.listeners.append(self._on_host)
 
     # -- paths -------------------------------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class MountedDisk(WatchedFolder):
         simulation = self._simulation
         simulation.check()
         bus = simulation.bus
-        event = StorageCalled(process, effect, path, offset, size, to)
+        event = StorageCalled(process, effect, self.shown(path), offset, size, to)
         verdict = bus.announce(event) if bus.wants(StorageCalled) else PASS
         left = carry_out(process, verdict, effect, yields=True)
         duration_ns = self._mount.latency_ns
@@ -127,7 +129,9 @@ class MountedDisk(WatchedFolder):
         return result
 
     def _tell(self, process: SimProcess, effect: str, path: str, offset: int, size: int, to: str = "") -> None:
-        self._simulation.bus.record(stored(self._simulation.now_ns, process.rank, effect, path, offset, size, to))
+        self._simulation.bus.record(
+            stored(self._simulation.now_ns, process.rank, effect, self.shown(path), offset, size, to)
+        )
 
     def _strike(self, strike: Callable[[], None]) -> None:
         strike()
@@ -206,9 +210,8 @@ class MountedDisk(WatchedFolder):
 
     # -- crashes -----------------------------------------------------------------------------------------------------
 
-    def _on_host(self, host: Host) -> None:
-        if host.up:
-            return
+    def lose(self, host: Host) -> None:
+        """A host has gone down."""
         self.busy = True
         try:
             self.scan()
@@ -220,12 +223,16 @@ class MountedDisk(WatchedFolder):
             self.busy = False
 
     def _lose_power(self, host: Host) -> None:
+        if host.disks == "swapped":
+            self.disk.sync()
+            self.open.clear()
+            return
         if not self.disk.pending:
             return
         image = self._chosen(host)
         now = self.disk.now()
         for path, text in words_of(self.disk, now, image):
-            self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, path, text))
+            self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, self.shown(path), text))
         put_back(self.disk, now, image, self.folder)
         self.disk.settle(image)
         self.open.clear()
@@ -255,7 +262,7 @@ class MountedDisk(WatchedFolder):
             if data == file.content(file.newest()):
                 continue
             text = f"has {len(data)} of {inode.size} bytes, those that the server had"
-            self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, opened.path, text))
+            self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, self.shown(opened.path), text))
             self.disk.resize(inode, 0)
             self.disk.write(inode, 0, data)
             for place in self.disk.paths_of(inode)[:1]:
@@ -266,9 +273,26 @@ class MountedDisk(WatchedFolder):
         for number in [number for number, each in self.open.items() if each.process.host is host]:
             del self.open[number]
 
+    def wipe(self) -> None:
+        """It is gone with its machine, and there is an empty one in its place."""
+        for path, _ in reversed(self.disk.now().nodes):
+            self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, self.shown(path), "is gone"))
+            self.disk.remove(path)
+        self.disk.sync()
+        self.changes += 1
+        self.open.clear()
+        for entry in os.scandir(self.folder):
+            shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
+    def go_to(self, host: Host, folder: str) -> None:
+        """It is in another machine now."""
+        self.folder = self._given = folder
+        self._hosts, self.owner = (host,), host.name
+        self.changes += 1
+
     def _draws(self) -> Draw:
         self._crashes += 1
-        numbers = stream(self._seed, f"disk, crash {self._crashes}")
+        numbers = stream(self._seed, f"disk{self._serial}, crash {self._crashes}")
         return lambda below: int(numbers.integers(below))
 
     def hosts_of_ranks(self) -> tuple[str, ...]:

@@ -21,9 +21,10 @@ __all__ = ["WatchedFolder"]
 class WatchedFolder:
     """A folder, and the disk that it stands for. What is in it at the beginning is durable."""
 
-    def __init__(self, folder: str, profile: str, simulation: Simulation) -> None:
+    def __init__(self, folder: str, profile: str, simulation: Simulation, owner: str = "") -> None:
         self.folder = os.path.realpath(folder)
         self.disk = Disk(PROFILES[profile], read=self._read)
+        self.owner = owner  # the host that it belongs to; "" if all see it
         self.changes = 0  # how often it has changed
         self.unseen: list[str] = []  # paths that changed in ways that can't be seen
         self._simulation = simulation
@@ -33,6 +34,10 @@ class WatchedFolder:
             content = Content(size=os.lstat(real).st_size, load=lambda real=real: _bytes_of(real))  # type: ignore[misc]
             inode = self.disk.adopt(path, kind, content if kind == "file" else Content(), target)
             self.remember(inode, real)
+
+    def shown(self, place: str) -> str:
+        """A place as records tell of it."""
+        return f"{self.owner}:{place}" if self.owner else place
 
     def real(self, place: str) -> str:
         """The real path."""
@@ -119,9 +124,9 @@ class WatchedFolder:
             size = os.lstat(self.real(place)).st_size
         except OSError:
             size = 0
-        self._simulation.bus.record(stored(self._simulation.now_ns, rank, "unseen", place, 0, size, ""))
-        if place not in self.unseen:
-            self.unseen.append(place)
+        self._simulation.bus.record(stored(self._simulation.now_ns, rank, "unseen", self.shown(place), 0, size, ""))
+        if self.shown(place) not in self.unseen:
+            self.unseen.append(self.shown(place))
 
     def remember(self, inode: Inode, real: str = "") -> None:
         """This is what the file is, after something that was seen."""

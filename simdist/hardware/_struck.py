@@ -59,7 +59,9 @@ class RealRank:
         os.write(self._orders, f"{seconds}\n".encode())
         os.kill(os.getpid(), _signal.SIGSTOP)
 
-    def crash_host(self, down_ns: int | None, *, every: bool = False, outcome: int | None = None) -> None:
+    def crash_host(
+        self, down_ns: int | None, *, every: bool = False, outcome: int | None = None, disks: str = "own"
+    ) -> None:
         """Refused: it is the machine of the whole run."""
         raise UnsupportedError("no machine is switched off for a run")
 

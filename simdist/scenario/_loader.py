@@ -193,6 +193,10 @@ class _Loader:
             self._problem((key,), "the world has no devices; say devices_per_host in [cluster]")
         return {} if model is None else {setting: model}
 
+    def _has_local_disks(self) -> bool:
+        disk = self.table.get("disk")
+        return isinstance(disk, dict) and disk.get("local") is True
+
     def _disk(self) -> Mapping[str, Any] | None:
         if "disk" not in self.table:
             return None
@@ -200,7 +204,8 @@ class _Loader:
         if section is None:
             return None
         said = dict(section)
-        return {"profile": said["profile"], "latency_ns": said["latency"], "bandwidth": said["bandwidth"]}
+        names = {"latency": "latency_ns"}
+        return {names.get(key, key): value for key, value in said.items()}
 
     def _make_cluster(self, world_size: int, topology: str, arguments: Mapping[str, Any]) -> None:
         from simdist import cluster
@@ -230,7 +235,12 @@ class _Loader:
         places = list(good)
         size = self.world_size or 2**63  # as long as it isn't known, every rank is inside
         for problem in faults.problems_among(
-            good.values(), size, self.last_life, has_disk="disk" in self.table, names=names
+            good.values(),
+            size,
+            self.last_life,
+            has_disk="disk" in self.table,
+            has_local_disks=self._has_local_disks(),
+            names=names,
         ):
             keys = (*(faults.file_key(str(part)) for part in problem.path[:1]), *problem.path[1:])
             self._problem(("faults", places[problem.index], *keys), problem.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,25 +105,34 @@ def simulate(
         function = import_workload(plan.workload)
     except WorkloadError as error:
         raise ScenarioError(plan.source, [f"workload.{error.key}: {error}"]) from error
-    return simdist.run(
-        function,
-        world_size=plan.world_size,
-        args=fill(plan.workload.args, tmp),
-        kwargs=fill(plan.workload.kwargs, tmp),
-        backend=plan.backend,
-        seed=plan.seed,
-        disk=None if plan.disk is None else simdist.storage.Mount(folder=tmp, **plan.disk),
-        cluster=simdist.cluster.make(plan.world_size, **plan.cluster) if plan.cluster else None,
-        faults=filled_faults(plan.faults, tmp),
-        max_restarts=plan.max_restarts,
-        env=dict(plan.env),
-        policy=plan.policy,
-        start_time=plan.start_time,
-        isolate=plan.isolate,
-        share=plan.share,
-        strict=plan.strict,
-        record_results=record_results,
-        echo=echo,
-        progress=progress,
-        replay=plan.replay,
-    )
+    with ExitStack() as stack:
+        disk = None
+        if plan.disk is not None:
+            local = stack.enter_context(_folder()) if plan.disk["local"] else None
+            disk = simdist.storage.Mount(folder=tmp, **{**plan.disk, "local": local})
+        return simdist.run(
+            function,
+            world_size=plan.world_size,
+            args=fill(plan.workload.args, tmp),
+            kwargs=fill(plan.workload.kwargs, tmp),
+            backend=plan.backend,
+            seed=plan.seed,
+            disk=disk,
+            cluster=simdist.cluster.make(plan.world_size, **plan.cluster) if plan.cluster else None,
+            faults=filled_faults(plan.faults, tmp),
+            max_restarts=plan.max_restarts,
+            env=dict(plan.env),
+            policy=plan.policy,
+            start_time=plan.start_time,
+            isolate=plan.isolate,
+            share=plan.share,
+            strict=plan.strict,
+            record_results=record_results,
+            echo=echo,
+            progress=progress,
+            replay=plan.replay,
+        )
+
+
+def _folder() -> AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True)

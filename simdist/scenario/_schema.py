@@ -170,7 +170,13 @@ def cluster_section(topology: str) -> type[_Section]:
     return section("Cluster", own | keys | {"calibration": (Maybe(Text()), None)})
 
 
-DISK_SECTION = section("Disk", {key: (spec, {"profile": "ext4", "latency": 0}.get(key)) for key, spec in DISK.items()})
+DISK_SECTION = section(
+    "Disk",
+    {
+        key: (spec, {"profile": "ext4", "latency": 0, "local": False, "local_profile": "ext4"}.get(key))
+        for key, spec in DISK.items()
+    },
+)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 from simdist.errors import ArgumentError
 from simdist.result import RunResult
 from simdist.storage import PROFILES
-from simdist.sweeps._points import STRIKES, Strike
+from simdist.sweeps._points import Strike
 from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._report import SweepReport
 from simdist.sweeps._sweep import Progress, swept
@@ -26,7 +26,8 @@ def sweep(
     args: Sequence[Any] = ("{tmp}",),
     kwargs: Mapping[str, Any] | None = None,
     profile: str = "ext4",
-    strikes: Sequence[Strike] = STRIKES,
+    local_disks: bool = False,
+    strikes: Sequence[Strike] | None = None,
     outcomes: int = 4,
     limit: int | None = None,
     second_crash: bool = False,
@@ -48,7 +49,10 @@ def sweep(
         args: positional arguments of `fn`; "{tmp}" in a text stands for the folder of the disk.
         kwargs: keyword arguments of `fn`, likewise.
         profile: whose rules the disk keeps, one of `simdist.storage.PROFILES`.
-        strikes: who is struck: "rank" dies, its "host" loses power, or "all" hosts do.
+        local_disks: each host has a disk of its own beside it; a rank finds its path in the environment, as
+            SIMDIST_LOCAL_DISK.
+        strikes: who is struck: "rank" dies, its "host" loses power, "all" hosts do, or all are shut down and come back
+            with each other's local disks ("swap"). None: whoever can be.
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
         limit: at most so many crashes, spread evenly over the run; and so many second ones.
         second_crash: crash it once more while it recovers, at each moment until it is as far as it was.
@@ -78,7 +82,13 @@ def sweep(
         >>> report.ok, len(report.points), len(report.cases)
         (True, 2, 3)
     """
-    tries = Tries(strikes=tuple(strikes), outcomes=outcomes, limit=limit, second_crash=second_crash, merge=merge)
+    tries = Tries(
+        strikes=None if strikes is None else tuple(strikes),
+        outcomes=outcomes,
+        limit=limit,
+        second_crash=second_crash,
+        merge=merge,
+    )
     problems = [f"{name}: a sweep has its own" for name in _TAKEN if name in settings]
     problems += tries.problems()
     if profile not in PROFILES:
@@ -91,6 +101,7 @@ def sweep(
         args=args,
         kwargs=kwargs,
         disk={"profile": profile},
+        local=local_disks,
         steps_lost=max_steps_lost,
         check=check,
         merge=merge,

@@ -23,8 +23,8 @@ from simdist.sweeps._images import digests_of_outcomes
 
 __all__ = ["STRIKES", "Case", "Point", "Strike", "Watcher", "cases_of"]
 
-Strike = Literal["rank", "host", "all"]
-STRIKES: tuple[Strike, ...] = ("rank", "host", "all")
+Strike = Literal["rank", "host", "all", "swap"]
+STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap")
 DOWN_NS = 1_000_000_000
 _KEY = 60  # characters of a store's key that are shown
 
@@ -46,6 +46,7 @@ class Point:
     last_where: str = ""  # and where
     left: tuple[str, ...] = ()  # what the disk may hold if all hosts lose power, as digests, the most suspicious first
     life: int = 0
+    changes: int = 0  # how often any disk has changed before
     new: bool = True  # something has happened anywhere since this rank came to its last point
 
     @property
@@ -94,6 +95,8 @@ class Case:
             fields["life"] = point.life
         if self.strike == "rank":
             return Crash(**fields)
+        if self.strike == "swap":
+            return HostCrash(**fields, all_hosts=True, down_ns=DOWN_NS, disks="swapped")
         every = self.strike == "all"
         return HostCrash(**fields, all_hosts=every, down_ns=DOWN_NS, outcome=self.outcome or 0)
 
@@ -115,7 +118,11 @@ class Case:
     def words(self) -> str:
         """Who dies when."""
         point = self.point
-        who = {"rank": f"rank {point.rank} died", "host": f"the host of rank {point.rank} lost power"}
+        who = {
+            "rank": f"rank {point.rank} died",
+            "host": f"the host of rank {point.rank} lost power",
+            "swap": "all hosts were shut down and came back with each other's disks,",
+        }
         said = who.get(self.strike, "all hosts lost power")
         if self.strike != "rank" and self.when != "after" and point.last:
             said += f" after {point.last}{_in(point.last_where)} and"
@@ -176,8 +183,10 @@ class Watcher:
         where = "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         step = self._steps.get(rank)
         number, new = len(self.points), self._has_happened(process, kind)
-        last, left = self._last, self._look()
-        point = Point(number, rank, kind, name, nth, path, where, step, reached, *last, left, self._life, new)
+        (text, at), left, changes = self._last, self._look(), max(self._left[0], 0)
+        point = Point(
+            number, rank, kind, name, nth, path, where, step, reached, text, at, left, self._life, changes, new
+        )
         self.points.append(point)
         if kind == "storage":
             self._last = point.call, where
@@ -229,6 +238,13 @@ def cases_of(
             merged += len(ones)
         if "rank" in strikes and point.kind == "storage" and point.name == "write":
             cases.append(Case(point, "rank", "during", first=first))
+        if "swap" in strikes and hosts > 1:
+            here = (point.reached, f"swapped {point.changes}")
+            if here in seen:
+                merged += 1
+            else:
+                seen.add(here)
+                cases.append(Case(point, "swap", first=first))
         if "all" in strikes or ("host" in strikes and hosts == 1):
             for outcome, left in enumerate(point.left or ("",)):
                 if point.left and (point.reached, left) in seen:

@@ -84,6 +84,11 @@ class Program(Protocol):
         """Run it undisturbed, watched. What comes out is what later runs are held against."""
         ...
 
+    @property
+    def has_local_disks(self) -> bool:
+        """True if each host has one of its own."""
+        ...
+
     def ready(self) -> AbstractContextManager[None]:
         """Inside, it can be run."""
         ...
@@ -122,6 +127,10 @@ class PlanProgram:
     @property
     def has_disk(self) -> bool:
         return self._plan.disk is not None
+
+    @property
+    def has_local_disks(self) -> bool:
+        return self._plan.disk is not None and bool(self._plan.disk["local"])
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -176,6 +185,7 @@ class FunctionProgram:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] | None = None
     disk: Mapping[str, Any] | None = None
+    local: bool = False  # each host has a disk of its own
     steps_lost: int | None = None
     check: Callable[[RunResult, str], str | None] | None = None
     merge: bool = True  # end a run whose second life is known
@@ -196,6 +206,10 @@ class FunctionProgram:
     def has_disk(self) -> bool:
         return True
 
+    @property
+    def has_local_disks(self) -> bool:
+        return self.local
+
     def watch(self, watcher: Watcher) -> Ran:
         ran = self._run((), watcher)
         self.baseline = ran.result
@@ -214,6 +228,7 @@ class FunctionProgram:
 
         with (
             tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
+            tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as local,
             nullcontext() if watcher is None else observed_by(watcher),
         ):
             restarts = max(int(self.settings.get("max_restarts", 0)), len(faults))
@@ -221,7 +236,7 @@ class FunctionProgram:
                 self.function,
                 args=fill(tuple(self.args), tmp),
                 kwargs=fill(dict(self.kwargs or {}), tmp),
-                disk=Mount(folder=tmp, **(self.disk or {})),
+                disk=Mount(folder=tmp, local=local if self.local else None, **(self.disk or {})),
                 faults=(*self.settings.get("faults", ()), *faults),
                 **{**{k: v for k, v in self.settings.items() if k != "faults"}, "max_restarts": restarts},
             )

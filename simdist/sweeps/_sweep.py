@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from simdist.errors import ArgumentError
+from simdist.process import current_process
 from simdist.scenario import Plan
 from simdist.sweeps._kept import Kept
-from simdist.sweeps._points import Case, Point, Watcher, cases_of
+from simdist.sweeps._points import STRIKES, Case, Point, Watcher, cases_of
 from simdist.sweeps._programs import PlanProgram, Program
 from simdist.sweeps._report import Failure, SweepReport, Tried, unseen_in
 from simdist.sweeps._tries import Tries
@@ -45,9 +48,15 @@ def swept(
     Raises:
         ArgumentError: power is to be lost, and there is no disk to lose anything from; or the file is of another sweep.
     """
-    if "rank" not in tries.strikes and not program.has_disk:
+    if tries.strikes is None:
+        tries = replace(tries, strikes=[each for each in STRIKES if each != "swap" or program.has_local_disks])
+    strikes = tries.strikes or ()
+    if "rank" not in strikes and not program.has_disk:
         raise ArgumentError("a sweep", ["a host that loses power loses nothing without a disk; mount one"])
+    if "swap" in strikes and not program.has_local_disks:
+        raise ArgumentError("a sweep", ["no host has a disk of its own that could be swapped; mount local ones"])
     with ExitStack() as stack:
+        stack.enter_context(_no_logs_of_ranks())
         stack.enter_context(program.ready())
         watcher = Watcher(tries.outcomes)
         first = program.watch(watcher)
@@ -109,7 +118,7 @@ class _Sweep:
 
     def _cases(self, points: Sequence[Point], first: Case | None = None) -> tuple[list[Case], int]:
         tries = self._tries
-        return cases_of(points, tries.strikes, self._program.hosts, tries.outcomes, first)
+        return cases_of(points, tries.strikes or (), self._program.hosts, tries.outcomes, first)
 
     def _tried(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Tried]]:
         chosen = _spread(cases, self._tries.limit)
@@ -171,6 +180,23 @@ def _workers(plan: Plan, count: int, *, merge: bool) -> Iterator[ProcessPoolExec
         yield pool
     finally:  # at once, if somebody has interrupted it
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _no_logs_of_ranks() -> Iterator[None]:
+    """Let nothing that ranks log reach the host's handlers: torch alone logs each collective, in hundreds of runs."""
+
+    def is_of_host(_: logging.LogRecord) -> bool:
+        return current_process() is None
+
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(is_of_host)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_of_host)
 
 
 def _cores() -> int:

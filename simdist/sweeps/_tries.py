@@ -14,13 +14,13 @@ __all__ = ["Tries"]
 class Tries:
     """Which crashes, and how far each is followed.
 
-    `strikes` says who is struck, `outcomes` how many states of the disk are tried for each loss of power of all hosts.
-    At most `limit` crashes are tried, spread evenly over the run. With `second_crash` everybody is struck once more
-    while it recovers, at each moment until it is as far as it was. Without `merge` each run goes to its end, also if
-    its second life begins as another one did.
+    `strikes` says who is struck (None: whoever can be), `outcomes` how many states of the disk are tried for each loss
+    of power of all hosts. At most `limit` crashes are tried, spread evenly over the run. With `second_crash` everybody
+    is struck once more while it recovers, at each moment until it is as far as it was. Without `merge` each run goes to
+    its end, also if its second life begins as another one did.
     """
 
-    strikes: Sequence[Strike] = STRIKES
+    strikes: Sequence[Strike] | None = None
     outcomes: int = 4
     limit: int | None = None
     second_crash: bool = False
@@ -29,7 +29,7 @@ class Tries:
     def problems(self) -> Iterator[str]:
         """What is wrong with them."""
         yield from (
-            f"strikes: {each!r} is none of {', '.join(STRIKES)}" for each in self.strikes if each not in STRIKES
+            f"strikes: {each!r} is none of {', '.join(STRIKES)}" for each in self.strikes or () if each not in STRIKES
         )
         if not isinstance(self.outcomes, int) or self.outcomes < 1:
             yield f"outcomes: {self.outcomes!r} is no count; 1 tries the most suspicious one"

@@ -78,9 +78,15 @@ def test_an_outcome_that_loses_the_last_rename_loses_more(tmp_path: Path) -> Non
 
 
 def test_a_disk_has_the_settings_of_the_file(tmp_path: Path) -> None:
-    plan = load(_write(tmp_path, disk='profile = "xfs"\nlatency = "2ms"\nbandwidth = "1GB/s"'))
+    plan = load(_write(tmp_path, disk='profile = "xfs"\nlatency = "2ms"\nbandwidth = "1GB/s"\nlocal = true'))
 
-    assert plan.disk == {"profile": "xfs", "latency_ns": 2_000_000, "bandwidth": 1_000_000_000}
+    assert plan.disk == {
+        "profile": "xfs",
+        "latency_ns": 2_000_000,
+        "bandwidth": 1_000_000_000,
+        "local": True,
+        "local_profile": "ext4",
+    }
 
 
 def test_what_is_wrong_with_a_disk_is_told(tmp_path: Path) -> None:

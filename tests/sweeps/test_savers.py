@@ -34,6 +34,7 @@ FOUND: dict[str, tuple[Fault, str, str]] = {
     "removed_first": (Crash(rank=0, at_step=1, op="create", nth=1), "max_steps_lost", "1 step was lost"),
     "latest_first": (Crash(rank=1, op="create", nth=1), "outcomes", "rank 1 raised FileNotFoundError"),
     "live_tensors": (Crash(rank=0, op="fsync_dir", nth=2), "same_as_without_faults", "['weights']"),
+    "trusts_local": (HostCrash(at_step=1, disks="swapped", **_NO_POWER), "same_as_without_faults", "['seen']"),
 }
 
 

@@ -185,7 +185,7 @@ def test_hosts_lose_power_one_by_one_and_all_together() -> None:
 
     report = simdist.sweep(save, world_size=2, cluster=make(2, hosts=2))
 
-    assert {case.strike for case in report.cases} == set(STRIKES)
+    assert {case.strike for case in report.cases} == set(STRIKES) - {"swap"}
     # A server keeps what was closed; the server itself, what was synced.
     assert {failure.case.strike for failure in report.failures} == {"all"}
     assert any("value.pt is empty, of" in failure.account for failure in report.failures)

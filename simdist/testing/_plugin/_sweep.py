@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,24 +11,6 @@ import pytest
 from simdist.errors import SimdistError
 
 __all__ = ["sweeping_call"]
-
-
-@contextmanager
-def _no_logs_of_ranks() -> Iterator[None]:
-    """Keep what ranks log out of pytest's report: torch alone logs each collective, and there are hundreds of runs."""
-    from simdist.process import current_process
-
-    def is_of_host(_: logging.LogRecord) -> bool:
-        return current_process() is None
-
-    handlers = list(logging.getLogger().handlers)
-    for handler in handlers:
-        handler.addFilter(is_of_host)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(is_of_host)
 
 
 @contextmanager
@@ -48,8 +29,7 @@ def sweeping_call(item: pytest.Function) -> Iterator[None]:
         from simdist.sweeps import sweep
 
         try:
-            with _no_logs_of_ranks():
-                report = sweep(body, **{"world_size": 2, **given}, args=(), kwargs=fixtures)
+            report = sweep(body, **{"world_size": 2, **given}, args=(), kwargs=fixtures)
         except SimdistError as error:
             pytest.fail(str(error), pytrace=False)
         if not report.ok:
