@@ -1,8 +1,8 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
-`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, or one of the user's, from the bases
-`RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
+`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, or one of the user's, from the
+bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
 All that there is to know about a kind stands in its class: fields, problems in a world, the simulated and the real arm,
 words. Nothing else in simdist knows a kind; where a fault can strike is told by its base.
 
@@ -14,6 +14,7 @@ faults.
 
 from typing import TYPE_CHECKING
 
+from simdist.faults._bit_rot import BitRot
 from simdist.faults._crash import Crash
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._disk_full import DiskFull
@@ -53,6 +54,7 @@ __all__ = [
     "RANK",
     "STORAGE",
     "STORE",
+    "BitRot",
     "Crash",
     "DiskFault",
     "DiskFull",

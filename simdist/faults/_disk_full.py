@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._stage import Stage
-from simdist.values import Whole
+from simdist.values import OneOf, Whole
 
 if TYPE_CHECKING:
     from simdist.files import StorageCalled
@@ -22,14 +22,16 @@ _NEED_SPACE = ("create", "mkdir", "symlink")
 class DiskFull(DiskFault):
     """Only `free_bytes` more can be written while it lasts; then writes and new files fail with ENOSPC.
 
-    The write that does not fit as a whole fails as a whole. What is removed meanwhile makes no room.
+    A write that fits in part is a short one, as on Linux, and the next one fails. What is removed meanwhile makes no
+    room. With `error="EDQUOT"` it is a quota that is used up; give the `rank` whose it is.
     """
 
     free_bytes: Annotated[int, Whole(least=0)] = 0
+    error: Annotated[str, OneOf(("ENOSPC", "EDQUOT"))] = "ENOSPC"
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Count what is written."""
-        from simdist.files import StorageCalled  # torch comes with it
+        from simdist.files import StorageCalled, WrittenInPartError  # torch comes with it
         from simdist.kernel import PASS, Verdict
 
         written = 0
@@ -38,19 +40,21 @@ class DiskFull(DiskFault):
             nonlocal written
             if not self.strikes(called.process.rank, stage.now_ns, start_ns, until_ns):
                 return PASS
-            if called.effect == "write" and written + called.size <= self.free_bytes:
-                written += called.size
-                return PASS
+            room = self.free_bytes - written
+            if called.effect == "write" and room > 0:
+                written += min(called.size, room)
+                return PASS if called.size <= room else Verdict(error=WrittenInPartError(room))
             if called.effect == "write" or (called.effect in _NEED_SPACE and written >= self.free_bytes):
-                return Verdict(error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+                number = int(getattr(errno, self.error))
+                return Verdict(error=OSError(number, os.strerror(number)))
             return PASS
 
         stage.judge(StorageCalled, judge)
 
     def begins(self) -> str:
         """How much is left."""
-        return f"the disk has room for {self.free_bytes} more bytes"
+        return f"the {'disk' if self.error == 'ENOSPC' else 'quota'} has room for {self.free_bytes} more bytes"
 
     def ends(self) -> str:
         """There is room."""
-        return "the disk has room again"
+        return f"the {'disk' if self.error == 'ENOSPC' else 'quota'} has room again"

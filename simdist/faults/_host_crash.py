@@ -28,6 +28,9 @@ class HostCrash(RankFault):
     first has that of the last, and so on). Hosts whose disks are swapped are shut down in good order: all that was
     written is on them.
 
+    In the middle of a write (`op="write", when="during"`) `bytes_written` says how many of its bytes the host has seen;
+    None: half of them. Which of them are on the disk is for the outcome to say.
+
     No packet tells the ranks of other hosts: they hear nothing, and find their connections closed when the host is up
     again. A restart waits until then. The launcher's store lives on the first host.
     """
@@ -38,10 +41,19 @@ class HostCrash(RankFault):
     all_hosts: Annotated[bool, TRUTH] = False
     outcome: Annotated[int | None, Maybe(Whole(least=0))] = None
     disks: Annotated[Disks, DISKS] = "own"
+    bytes_written: Annotated[int | None, Maybe(Whole(least=0))] = None
+
+    @property
+    def part_bytes(self) -> int | None:
+        """What it says."""
+        return self.bytes_written
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """Those of every rank fault, and disks that are not there."""
         yield from super().problems(world)
+        in_write = self.op == "write" and self.when == "during"
+        if world.fine("bytes_written", "op", "when") and self.bytes_written is not None and not in_write:
+            yield "bytes_written", 'only a write has bytes, and only when = "during" is in the middle of them'
         if not world.fine("disks", "all_hosts") or self.disks == "own":
             return
         if world.has_local_disks is False:

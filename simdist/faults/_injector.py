@@ -264,7 +264,9 @@ class Injector:
             for entry in entries:
                 self._strike(entry, process)
 
-        return Verdict(delay_ns=late_ns, strike=strike, when=last.when, error=last.exception())
+        return Verdict(
+            delay_ns=late_ns, strike=strike, when=last.when, error=last.exception(), part_bytes=last.part_bytes
+        )
 
     # -- strikes -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from simdist.faults._bit_rot import BitRot
 from simdist.faults._crash import Crash
 from simdist.faults._disk_full import DiskFull
 from simdist.faults._fault import Fault
@@ -26,6 +27,6 @@ __all__ = ["KINDS"]
 
 _CLASSES = (
     *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost),
-    *(IoError, ShortWrite, SlowDisk, DiskFull),
+    *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot),
 )
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

@@ -76,6 +76,11 @@ class RankFault(Fault):
         return None
 
     @property
+    def part_bytes(self) -> int | None:
+        """How many bytes of a write are done when it strikes "during"; None: half of them."""
+        return None
+
+    @property
     def on_operation(self) -> bool:
         """True if an operation triggers it."""
         return self.op is not None or (self.nth is not None and self.at_point is None)

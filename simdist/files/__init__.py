@@ -18,5 +18,6 @@ from simdist.files._events import StorageCalled, WrittenInPartError
 from simdist.files._mount import mount
 from simdist.files._mounted import MountedDisk
 from simdist.files._present import present_disks
+from simdist.files._rot import flip_bit
 
-__all__ = ["Disks", "MountedDisk", "StorageCalled", "WrittenInPartError", "mount", "present_disks"]
+__all__ = ["Disks", "MountedDisk", "StorageCalled", "WrittenInPartError", "flip_bit", "mount", "present_disks"]

@@ -23,6 +23,8 @@ from simdist.storage import PROFILES, Draw, Inode, Mount, Range
 
 __all__ = ["MountedDisk", "OpenFile"]
 
+_AGAIN = ("create", "fdatasync", "fsync", "fsync_dir", "truncate", "write")
+
 
 @dataclass(slots=True, eq=False)
 class OpenFile:
@@ -110,8 +112,14 @@ class MountedDisk(WatchedFolder):
         simulation.check()
         bus = simulation.bus
         event = StorageCalled(process, effect, self.shown(path), offset, size, to)
-        verdict = bus.announce(event) if bus.wants(StorageCalled) else PASS
-        left = carry_out(process, verdict, effect, yields=True)
+        while True:
+            verdict = bus.announce(event) if bus.wants(StorageCalled) else PASS
+            try:
+                left = carry_out(process, verdict, effect, yields=True)
+                break
+            except InterruptedError:  # Python calls again (PEP 475), but for what Linux never interrupts
+                if effect not in _AGAIN:
+                    raise
         duration_ns = self._mount.latency_ns
         if waits_for and self._mount.bandwidth:
             duration_ns += int(waits_for / self._mount.bandwidth * 1e9)
@@ -119,7 +127,8 @@ class MountedDisk(WatchedFolder):
             simulation.sleep(duration_ns)
         self.changes += 1
         if left is not None and left[0] == "during":
-            result = act(0.5)
+            part = verdict.part_bytes
+            result = act(0.5 if part is None else min(part / size, 1) if size else 1)
             self._strike(left[1])
             return result
         result = act(1.0)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from simdist.kernel import Simulation
+from simdist.process import original
 from simdist.records import stored
 from simdist.storage import PROFILES, Content, Disk, Inode
 
@@ -87,6 +88,29 @@ class WatchedFolder:
             data = _bytes_of(real)
             self.disk.resize(inode, len(data))
             self.disk.write(inode, 0, data)
+        self.remember(inode, real)
+
+    def flip(self, place: str, byte: int | None, bit: int) -> None:
+        """A bit of a file is another one, on the disk and for all who read it.
+
+        Raises:
+            ValueError: it has no such byte.
+        """
+        inode, real = self.find(place), self.real(place)
+        assert inode is not None
+        data = bytearray(_bytes_of(real))
+        at = len(data) // 2 if byte is None else byte
+        if at >= len(data):
+            raise ValueError(f"{place} has {len(data)} bytes, and no byte {at}")
+        data[at] ^= 1 << bit
+        self.disk.rot(inode, at, bit)
+        descriptor = original(os.open)(real, os.O_RDWR)
+        try:
+            os.lseek(descriptor, at, os.SEEK_SET)
+            original(os.write)(descriptor, bytes(data[at : at + 1]))
+        finally:
+            original(os.close)(descriptor)
+        self.changes += 1
         self.remember(inode, real)
 
     def scan(self) -> None:

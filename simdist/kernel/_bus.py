@@ -29,13 +29,15 @@ class Verdict:
     """What becomes of an announced effect.
 
     `delay_ns` holds it back; `strike` is called before, during or after it (`when`), and may kill or stop the very task
-    that causes it; `error` is raised in its place, after a delay and a strike before it.
+    that causes it; `error` is raised in its place, after a delay and a strike before it. `part_bytes` is how much of a
+    write is done when it is struck "during" (None: half of it).
     """
 
     delay_ns: int = 0
     error: BaseException | None = None
     strike: Callable[[], None] | None = None
     when: Literal["before", "during", "after"] = "before"
+    part_bytes: int | None = None
 
     def and_then(self, later: Verdict) -> Verdict:
         """Both: the delays added up, one strike after the other where the later is due, and the later error."""

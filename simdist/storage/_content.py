@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["NOTHING", "Change", "Content", "after"]
 
@@ -27,6 +27,12 @@ class Change:
         if self.data is not None:
             return self.offset < end and start < self.offset + len(self.data)
         return self.size < min(end, self.before) and start < self.before
+
+    def flipped(self, offset: int, bit: int) -> Change:
+        """The same with another bit at that byte of the file, if it writes there."""
+        if self.data is None or not self.offset <= offset < self.offset + len(self.data):
+            return self
+        return replace(self, data=_flipped(self.data, offset - self.offset, bit))
 
     def frees(self, start: int) -> bool:
         """True if a change of size leaves nothing of what begins at `start`."""
@@ -60,6 +66,10 @@ class Content:
         found = self.data[start:end]
         return found + bytes(end - start - len(found))
 
+    def flipped(self, offset: int, bit: int) -> Content:
+        """The same with another bit at that byte, if it has that."""
+        return Content(_flipped(self.data, offset, bit)) if offset < self.size else self
+
     def with_changes(self, changes: Sequence[Change]) -> Content:
         """What all these make of it."""
         if not changes:
@@ -76,6 +86,10 @@ class Content:
                 made.extend(bytes(max(change.offset - len(made), 0)))
                 made[change.offset : change.offset + len(change.data)] = change.data
         return Content(bytes(made))
+
+
+def _flipped(data: bytes, offset: int, bit: int) -> bytes:
+    return data[:offset] + bytes([data[offset] ^ 1 << bit]) + data[offset + 1 :]
 
 
 def _forgets(changes: Sequence[Change]) -> bool:

@@ -174,6 +174,12 @@ class Disk:
         """
         inode.failed = len(inode.changes)
 
+    def rot(self, inode: Inode, offset: int, bit: int) -> None:
+        """A bit of what is durable of a file has flipped, and of all that was written to that byte since."""
+        self.pin(inode)
+        inode.base = inode.base.flipped(offset, bit)
+        inode.changes = [change.flipped(offset, bit) for change in inode.changes]
+
     def sync_folder(self, inode: Inode) -> None:
         """fsync of a folder has returned."""
         self._log.keep_about(inode.number)

@@ -13,7 +13,7 @@ import torch
 
 import simdist
 from simdist.errors import FaultError
-from simdist.faults import Crash, DiskFull, Fault, HostCrash, IoError, ShortWrite, SlowDisk
+from simdist.faults import BitRot, Crash, DiskFull, Fault, HostCrash, IoError, ShortWrite, SlowDisk
 from simdist.result import RunResult
 
 MS = 1_000_000
@@ -111,7 +111,6 @@ def test_a_full_disk_takes_what_fits(tmp_path: Path) -> None:
         (folder / "a").write_bytes(bytes(60))
         with pytest.raises(OSError, match="No space left on device"):
             (folder / "b").write_bytes(bytes(60))
-        (folder / "c").write_bytes(bytes(40))
         with pytest.raises(OSError, match="No space left on device"):
             (folder / "d").touch()
         return 1
@@ -119,7 +118,10 @@ def test_a_full_disk_takes_what_fits(tmp_path: Path) -> None:
     result = _run(program, tmp_path, [DiskFull(free_bytes=100)])
 
     result.raise_for_failure()
-    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == {"a": 60, "b": 0, "c": 40}
+    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == {
+        "a": 60,
+        "b": 40,
+    }  # a short write, and then none
 
 
 def test_torch_on_a_full_disk_leaves_part_of_a_file(tmp_path: Path) -> None:
@@ -147,4 +149,110 @@ def test_what_is_wrong_with_them_is_told(tmp_path: Path) -> None:
 
     text = str(caught.value)
     for place in ("faults[0].op", "faults[0].error", "faults[1].op", "faults[2].free_bytes"):
+        assert f"{place}: " in text
+
+
+def test_a_quota_is_used_up(tmp_path: Path) -> None:
+    def program(folder: Path) -> int | None:
+        with pytest.raises(OSError, match="Disk quota exceeded") as caught:
+            (folder / "a").write_bytes(bytes(11))
+        return caught.value.errno
+
+    result = _run(program, tmp_path, [DiskFull(free_bytes=10, error="EDQUOT")])
+
+    assert result.values == [errno.EDQUOT]
+    assert [event.data["text"] for event in result.events if event.kind == "fault"] == [
+        "the quota has room for 10 more bytes"
+    ]
+
+
+@pytest.mark.parametrize("op", ["create", "write", "fsync"])
+def test_python_calls_again_if_it_was_interrupted(tmp_path: Path, op: str) -> None:
+    result = _run(_save, tmp_path, [IoError(rank=0, op=op, nth=1, error="EINTR")])
+
+    result.raise_for_failure()
+    assert (tmp_path / "a").read_bytes() == b"abcdef"
+
+
+def test_a_handle_is_stale(tmp_path: Path) -> None:
+    result = _run(_save, tmp_path, [IoError(rank=0, op="write", nth=1, error="ESTALE")])
+
+    assert str(result.ranks[0].exception) == "[Errno 116] Stale file handle"
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 70])
+def test_a_process_dies_in_the_middle_of_a_write(tmp_path: Path, count: int) -> None:
+    crash = Crash(rank=0, op="write", nth=1, when="during", bytes_written=count)
+
+    assert _run(_save, tmp_path, [crash]).ranks[0].status == "killed"
+    assert (tmp_path / "a").read_bytes() == b"abcdef"[:count]
+
+
+def test_a_host_loses_power_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    def program(folder: Path) -> bytes:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+            return (folder / "a").read_bytes()
+        descriptor = os.open(folder / "a", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, b"x" * 8192)
+        os.fsync(descriptor)
+        os.pwrite(descriptor, b"y" * 8192, 0)
+        return b""
+
+    found = set()
+    for outcome in range(4):
+        crash = HostCrash(
+            rank=0, op="write", nth=2, when="during", bytes_written=5000, down_ns=MS, outcome=outcome, all_hosts=True
+        )
+        for path in tmp_path.iterdir():
+            path.unlink()
+        found.add(_run(program, tmp_path, [crash], max_restarts=1).values[0])
+
+    torn = b"y" * 4096 + b"x" * 4096  # the first block is there, of the second nothing
+    whole = b"y" * 5000 + b"x" * 3192
+    assert {b"x" * 8192, torn, whole} <= found
+
+
+def test_a_bit_rots_and_nobody_is_told(tmp_path: Path) -> None:
+    def program(folder: Path) -> bytes:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            (folder / "a.pt").write_bytes(b"abc")
+            (folder / "b.pt").write_bytes(b"abc")
+            os.sync()
+            simdist.point("saved")
+        return (folder / "a.pt").read_bytes() + (folder / "b.pt").read_bytes()
+
+    rot = BitRot(rank=0, at_point="saved", path="*.pt", bit=5)
+    crash = HostCrash(rank=0, at_point="saved", down_ns=MS, all_hosts=True)
+
+    assert _run(program, tmp_path, [rot]).values == [b"abcaBc"]
+    assert _run(program, tmp_path, [rot, crash], max_restarts=1).values == [b"abcaBc"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (BitRot(rank=0, at_step=0, path="*.pt"), FileNotFoundError),
+        (BitRot(rank=0, at_step=0, path="a", byte=3), ValueError),
+    ],
+)
+def test_what_is_not_there_cannot_rot(tmp_path: Path, fault: Fault, error: type[Exception]) -> None:
+    def program(folder: Path) -> None:
+        (folder / "a").write_bytes(b"abc")
+        simdist.step(0)
+
+    assert isinstance(_run(program, tmp_path, [fault]).ranks[0].exception, error)
+
+
+def test_more_that_is_wrong_with_them_is_told(tmp_path: Path) -> None:
+    faults = [
+        Crash(rank=0, op="fsync", bytes_written=3),
+        HostCrash(rank=0, op="write", bytes_written=3),
+        BitRot(rank=0, at_ns=3, path="a"),
+        DiskFull(error="EIO"),
+    ]
+    with pytest.raises(FaultError) as caught:
+        _run(print, tmp_path, faults)
+
+    text = str(caught.value)
+    for place in ("faults[0].bytes_written", "faults[1].bytes_written", "faults[2].at_ns", "faults[3].error"):
         assert f"{place}: " in text
