@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simdist import cluster, faults, storage
     from simdist._shared_writes import shared_writes
+    from simdist._tell import samples, state
     from simdist.api import point, run, spawn, step
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
@@ -40,8 +41,10 @@ __all__ = [
     "faults",
     "point",
     "run",
+    "samples",
     "shared_writes",
     "spawn",
+    "state",
     "step",
     "storage",
     "sweep",
@@ -60,8 +63,10 @@ _HOMES = {
     "check_determinism": "simdist.determinism",
     "point": "simdist.api",
     "run": "simdist.api",
+    "samples": "simdist._tell",
     "shared_writes": "simdist._shared_writes",
     "spawn": "simdist.api",
+    "state": "simdist._tell",
     "step": "simdist.api",
     "sweep": "simdist.sweeps",
 }

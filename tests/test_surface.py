@@ -37,6 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "_replay": {"values", "cluster", "faults"},
     "_observer": {"result", "kernel"},
     "_shared_writes": {"kernel", "_observer", "torch"},
+    "_tell": {"records", "process", "torch"},
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
         "errors",
@@ -180,7 +181,20 @@ LAYERS: dict[str, set[str]] = {
         "click",
         "rich",
     },
-    "__init__": {"errors", "result", "cluster", "storage", "faults", "api", "determinism", "sweeps", "_shared_writes"},
+    "__init__": {
+        *(
+            "errors",
+            "result",
+            "cluster",
+            "storage",
+            "faults",
+            "api",
+            "determinism",
+            "sweeps",
+            "_shared_writes",
+            "_tell",
+        ),
+    },
     "__main__": {"cli"},
 }
 LIBRARIES = {"click", "matplotlib", "networkx", "numpy", "pydantic", "pytest", "rich", "simpy", "sklearn", "torch"}

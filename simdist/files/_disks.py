@@ -69,6 +69,11 @@ class Disks:
         """The host of each rank that is alive, by rank."""
         return self._shared.hosts_of_ranks()
 
+    def has_older(self, life: int) -> bool:
+        """True if a process of an earlier life still runs."""
+        residents = [each for host in self._hosts for each in host.residents if isinstance(each, SimProcess)]
+        return any(each.running and each.life < life for each in residents)
+
     def _on_host(self, host: Host) -> None:
         if host.up:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from simdist.files._left import put_back, words_of
 from simdist.files._watched import WatchedFolder
 from simdist.kernel import PASS, Simulation, stream
 from simdist.process import SimProcess, carry_out
-from simdist.records import disk_left, stored
+from simdist.records import disk_left, stored, written_late
 from simdist.storage import PROFILES, Draw, Inode, Mount, Range
 
 __all__ = ["MountedDisk", "OpenFile"]
@@ -126,6 +126,8 @@ class MountedDisk(WatchedFolder):
         if duration_ns:
             simulation.sleep(duration_ns)
         self.changes += 1
+        if any(each.life > process.life for each, _ in self._processes()):
+            bus.record(written_late(simulation.now_ns, process.rank, self.shown(path), process.life))
         if left is not None and left[0] == "during":
             part = verdict.part_bytes
             result = act(0.5 if part is None else min(part / size, 1) if size else 1)
@@ -306,5 +308,11 @@ class MountedDisk(WatchedFolder):
 
     def hosts_of_ranks(self) -> tuple[str, ...]:
         """The host of each rank that is alive, by rank."""
-        found = [(each, host.name) for host in self._hosts for each in host.residents if isinstance(each, SimProcess)]
-        return tuple(name for _, name in sorted((each.rank, name) for each, name in found if each.running))
+        return tuple(name for _, name in sorted((each.rank, name) for each, name in self._processes()))
+
+    def _processes(self) -> Iterator[tuple[SimProcess, str]]:
+        """The processes that are alive, each with the name of its host."""
+        for host in self._hosts:
+            for each in host.residents:
+                if isinstance(each, SimProcess) and each.running:
+                    yield each, host.name

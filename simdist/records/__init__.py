@@ -43,20 +43,24 @@ from simdist.records._process import (
     ChildStarted,
     Ended,
     Printed,
+    SamplesTold,
     Slept,
     Started,
+    StateTold,
     StepBegun,
     child_ended,
     child_started,
     ended,
     printed,
+    samples_told,
     slept,
     started,
+    state_told,
     step_begun,
 )
 from simdist.records._record import Packed, Record, fields_of, kinds, specs, unpacked
 from simdist.records._run import Deadlocked, FaultTold, Restarted, deadlocked, fault_told, restarted
-from simdist.records._storage import DiskLeft, Stored, disk_left, stored
+from simdist.records._storage import DiskLeft, Stored, WrittenLate, disk_left, stored, written_late
 
 __all__ = [
     "ELEMENT_BYTES",
@@ -79,11 +83,14 @@ __all__ = [
     "Record",
     "Restarted",
     "ResultNoted",
+    "SamplesTold",
     "Slept",
     "Started",
+    "StateTold",
     "StepBegun",
     "StoreAsked",
     "Stored",
+    "WrittenLate",
     "child_ended",
     "child_started",
     "completed",
@@ -106,11 +113,14 @@ __all__ = [
     "printed",
     "restarted",
     "result_noted",
+    "samples_told",
     "slept",
     "specs",
     "started",
+    "state_told",
     "step_begun",
     "store_asked",
     "stored",
     "unpacked",
+    "written_late",
 ]

@@ -5,22 +5,26 @@ from __future__ import annotations
 from typing import Annotated
 
 from simdist.records._record import Record, packer, record
-from simdist.values import Duration, Maybe, Text, Whole
+from simdist.values import Duration, ListOf, Maybe, Text, Whole
 
 __all__ = [
     "ChildEnded",
     "ChildStarted",
     "Ended",
     "Printed",
+    "SamplesTold",
     "Slept",
     "Started",
+    "StateTold",
     "StepBegun",
     "child_ended",
     "child_started",
     "ended",
     "printed",
+    "samples_told",
     "slept",
     "started",
+    "state_told",
     "step_begun",
 ]
 
@@ -76,6 +80,21 @@ class StepBegun(Record):
     step: Annotated[int, _NUMBER]
 
 
+@record("state")
+class StateTold(Record):
+    """The program tells of its state (`simdist.state`): for each tensor its name and a hash, apart by a space."""
+
+    parts: Annotated[tuple[str, ...], ListOf(Text())]
+
+
+@record("samples")
+class SamplesTold(Record):
+    """The program tells which samples it uses in the present step (`simdist.samples`)."""
+
+    epoch: Annotated[int, _NUMBER]
+    samples: Annotated[tuple[int, ...], ListOf(Whole())]
+
+
 @record("output")
 class Printed(Record):
     """The program wrote `size` bytes to "stdout" or "stderr"; `crc` is their checksum."""
@@ -91,4 +110,6 @@ child_started = packer(ChildStarted)
 child_ended = packer(ChildEnded)
 slept = packer(Slept)
 step_begun = packer(StepBegun)
+state_told = packer(StateTold)
+samples_told = packer(SamplesTold)
 printed = packer(Printed)

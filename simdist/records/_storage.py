@@ -7,7 +7,7 @@ from typing import Annotated
 from simdist.records._record import Record, packer, record
 from simdist.values import Maybe, Text, Whole
 
-__all__ = ["DiskLeft", "Stored", "disk_left", "stored"]
+__all__ = ["DiskLeft", "Stored", "WrittenLate", "disk_left", "stored", "written_late"]
 
 _NUMBER, _TEXT = Maybe(Whole()), Maybe(Text())
 
@@ -35,5 +35,14 @@ class DiskLeft(Record):
     text: Annotated[str, _TEXT]
 
 
+@record("late-write")
+class WrittenLate(Record):
+    """A process of an earlier `life` has changed `path`, after the launcher had started all ranks again."""
+
+    path: Annotated[str, _TEXT]
+    life: Annotated[int, _NUMBER]
+
+
 stored = packer(Stored)
+written_late = packer(WrittenLate)
 disk_left = packer(DiskLeft)

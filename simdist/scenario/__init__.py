@@ -13,10 +13,11 @@ from simdist.scenario._equality import difference
 from simdist.scenario._loader import load, load_faults
 from simdist.scenario._oracles import judge_real
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Verdict, Workload
-from simdist.scenario._runner import ScenarioReport, run_scenario
+from simdist.scenario._runner import ScenarioReport, alone, run_scenario
 from simdist.scenario._state import state_of
 from simdist.scenario._steps import lost_steps, lost_words
 from simdist.scenario._struck import fault_text, simulated, undisturbed
+from simdist.scenario._training import judge_training
 from simdist.scenario._workload import fill, filled_faults, importable
 from simdist.scenario._written import scenario_text
 from simdist.values import format_duration, parse_bandwidth, parse_duration, rank_text, without_source
@@ -28,6 +29,7 @@ __all__ = [
     "ScenarioReport",
     "Verdict",
     "Workload",
+    "alone",
     "check_plan",
     "difference",
     "fault_text",
@@ -36,6 +38,7 @@ __all__ = [
     "format_duration",
     "importable",
     "judge_real",
+    "judge_training",
     "load",
     "load_faults",
     "lost_steps",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simdist.values import repr_of, shortened, text_of
 
-__all__ = ["difference"]
+__all__ = ["difference", "near"]
+
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-6  # what the order of sums may change over a training
 
 
 def difference(left: Any, right: Any) -> str | None:
@@ -18,12 +21,20 @@ def difference(left: Any, right: Any) -> str | None:
     A NaN equals itself, 0.0 and -0.0 differ, and so do values of different types.
     """
     try:
-        return _difference(left, right, "")
+        return _difference(left, right, "", _same)
     except RecursionError:
         return "value: nested too deep to be compared"
 
 
-def _difference(left: Any, right: Any, where: str) -> str | None:
+def near(left: Any, right: Any) -> str | None:
+    """Likewise, but floats may differ by 1 in 10 000, as sums in another order do."""
+    try:
+        return _difference(left, right, "", _near)
+    except RecursionError:
+        return "value: nested too deep to be compared"
+
+
+def _difference(left: Any, right: Any, where: str, equal: Callable[[Any, Any], bool]) -> str | None:
     if type(left) is not type(right):
         return f"{where or 'value'}: {_shown(left)} and {_shown(right)} are of different types"
     if isinstance(left, Mapping):
@@ -36,11 +47,13 @@ def _difference(left: Any, right: Any, where: str) -> str | None:
         pairs = ((f"{where}[{index}]", one, other) for index, (one, other) in enumerate(zip(left, right, strict=True)))
     else:
         try:
-            same = _same(left, right)
+            same = equal(left, right)
         except Exception as error:  # somebody's own `==`
             return f"{where or 'value'}: {_shown(left)} can't be compared: {type(error).__name__}: {text_of(error)}"
         return None if same else _difference_of_values(left, right, where)
-    return next((text for place, one, other in pairs if (text := _difference(one, other, place)) is not None), None)
+    return next(
+        (text for place, one, other in pairs if (text := _difference(one, other, place, equal)) is not None), None
+    )
 
 
 def _difference_of_values(left: Any, right: Any, where: str) -> str:
@@ -78,6 +91,19 @@ def _same(left: Any, right: Any) -> bool:
             return False
         return bool((left == right).all() if left.dtype.hasobject else left.tobytes() == right.tobytes())
     return bool(left == right)
+
+
+def _near(left: Any, right: Any) -> bool:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if isinstance(left, float):
+        return math.isclose(left, right, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE) or _same(left, right)
+    if torch is not None and isinstance(left, torch.Tensor) and left.is_floating_point():
+        alike = left.dtype == right.dtype and left.shape == right.shape
+        return bool(alike and torch.allclose(left, right, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True))
+    if numpy is not None and isinstance(left, numpy.ndarray) and left.dtype.kind == "f":
+        alike = left.dtype == right.dtype and left.shape == right.shape
+        return bool(alike and numpy.allclose(left, right, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True))
+    return _same(left, right)
 
 
 def _shown(value: Any) -> str:

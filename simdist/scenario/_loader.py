@@ -315,6 +315,12 @@ class _Loader:
             max_virtual_time_ns=section.max_virtual_time,
             max_events=section.max_events,
             max_steps_lost=section.max_steps_lost,
+            equal_states=section.equal_states,
+            same_states_as_without_faults=section.same_states_as_without_faults,
+            same_as_one_rank=_optional_tuple(section.same_as_one_rank),
+            samples_once=section.samples_once,
+            max_files=section.max_files,
+            no_late_writes=section.no_late_writes,
         )
 
     def _exception(self, name: str, pattern: str | None, wanted: Any) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdist.result import RankResult, RunResult
-from simdist.scenario._equality import difference
+from simdist.scenario._equality import difference, near
 from simdist.scenario._plan import ExpectedException, Plan, Verdict
 from simdist.scenario._steps import lost_steps, lost_words
+from simdist.scenario._training import judge_training
 from simdist.scenario._workload import fill
 from simdist.values import format_duration, rank_text, repr_of, shortened, text_of, without_source
 
@@ -29,6 +30,7 @@ class Seen:
     baseline: RunResult | None
     tmp: str
     reword: Callable[[str], str] = str  # what an exception says, in the words of a simulation
+    single: RunResult | None = None  # the run of one rank, likewise
 
 
 def judge(seen: Seen) -> tuple[Verdict, ...]:
@@ -214,6 +216,28 @@ def _steps_lost(seen: Seen) -> Iterator[Verdict]:
         yield Verdict("max_steps_lost", lost <= bound, lost_words(lost, bound))
 
 
+def _training(seen: Seen) -> Iterator[Verdict]:
+    undisturbed = None if seen.baseline is None else seen.baseline.events
+    yield from judge_training(seen.plan.expect, seen.result.events, undisturbed, seen.tmp)
+
+
+def _one_rank(seen: Seen) -> Iterator[Verdict]:
+    keys = seen.plan.expect.same_as_one_rank
+    if keys is None or seen.single is None:
+        return
+    try:
+        wanted = _under(seen.single.ranks[0], keys, "of the run of one rank ")
+        for rank in seen.result.ranks:
+            text = near(_under(rank, keys), wanted)
+            if text is not None:
+                yield Verdict("same_as_one_rank", False, f"{_called(keys)}: rank {rank.rank} at {text} with one rank")
+                return
+    except _NoValueError as error:
+        yield Verdict("same_as_one_rank", False, str(error))
+        return
+    yield Verdict("same_as_one_rank", True, f"{_called(keys)} as of one rank")
+
+
 class _NoValueError(Exception):
     """A rank has no value to compare."""
 
@@ -260,5 +284,7 @@ _ORACLES: tuple[Callable[[Seen], Iterator[Verdict]], ...] = (
     _virtual_time,
     _events,
     _steps_lost,
+    _training,
+    _one_rank,
 )
-_SIMULATED_ONLY = (_deadlock, _virtual_time, _events, _steps_lost)
+_SIMULATED_ONLY = (*(_deadlock, _virtual_time, _events, _steps_lost, _training, _one_rank),)

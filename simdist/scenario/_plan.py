@@ -60,6 +60,17 @@ class Expectations:
     max_virtual_time_ns: int | None = None
     max_events: int | None = None
     max_steps_lost: int | None = None  # by one restart
+    equal_states: bool = False  # of all ranks, whenever they tell of them
+    same_states_as_without_faults: bool = False  # in the same step
+    same_as_one_rank: tuple[str, ...] | None = None  # as far as sums of floats go
+    samples_once: int | None = None  # so many samples an epoch has
+    max_files: int | None = None  # in the end
+    no_late_writes: bool = False
+
+    @property
+    def needs_undisturbed(self) -> bool:
+        """True if something is held against a run without faults."""
+        return self.same_as_without_faults is not None or self.same_states_as_without_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

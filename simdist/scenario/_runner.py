@@ -15,7 +15,7 @@ from simdist.scenario._plan import Plan, Verdict
 from simdist.scenario._state import state_of
 from simdist.scenario._workload import WorkloadError, fill, filled_faults, import_workload, importable
 
-__all__ = ["Echo", "Progress", "ScenarioReport", "run_scenario", "simulate"]
+__all__ = ["Echo", "Progress", "ScenarioReport", "alone", "run_scenario", "simulate"]
 
 Echo = Callable[[int, int, str, str], None]
 Progress = Callable[[int, int], None]
@@ -79,12 +79,20 @@ def run_scenario(
     ):
         result = simulate(plan, tmp, echo, progress, record_results)
         baseline = None
-        if plan.expect.same_as_without_faults is not None:
+        if plan.expect.needs_undisturbed:
             with tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as other:
                 baseline = simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
-        verdicts = judge(Seen(plan, result, baseline, tmp))
+        verdicts = judge(Seen(plan, result, baseline, tmp, single=alone(plan)))
         state = state_of(plan, tmp)
     return ScenarioReport(plan, result, verdicts, baseline, state)
+
+
+def alone(plan: Plan) -> RunResult | None:
+    """The run of one rank without faults, if an expectation asks for it; call it inside `importable`."""
+    if plan.expect.same_as_one_rank is None:
+        return None
+    with _folder() as tmp:
+        return simulate(replace(plan, world_size=1, cluster={}, faults=(), max_restarts=0), tmp)
 
 
 def simulate(

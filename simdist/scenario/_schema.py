@@ -214,6 +214,12 @@ class Expect(_Section):
     max_virtual_time: Duration | None = None
     max_events: Positive | None = None
     max_steps_lost: Count | None = None
+    equal_states: bool = False
+    same_states_as_without_faults: bool = False
+    same_as_one_rank: Keys = None
+    samples_once: Count | None = None
+    max_files: Count | None = None
+    no_late_writes: bool = False
 
 
 _M = TypeVar("_M", bound=BaseModel)

@@ -21,8 +21,12 @@ def undisturbed(plan: Plan) -> Plan:
     return replace(plan, faults=(), expect=expect)
 
 
-def simulated(plan: Plan, baseline: RunResult | None) -> tuple[RunResult, tuple[Verdict, ...]]:
+def simulated(
+    plan: Plan, baseline: RunResult | None, single: RunResult | None = None
+) -> tuple[RunResult, tuple[Verdict, ...]]:
     """Run the plan once, and judge it, held against `baseline` where an expectation asks for a fault-free run.
+
+    `single` is that of one rank.
 
     Call it inside `importable`.
 
@@ -31,7 +35,7 @@ def simulated(plan: Plan, baseline: RunResult | None) -> tuple[RunResult, tuple[
     """
     with tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp:
         result = simulate(plan, tmp)
-        return result, judge(Seen(plan, result, baseline, tmp))
+        return result, judge(Seen(plan, result, baseline, tmp, single=single))
 
 
 def fault_text(fault: Fault) -> str:

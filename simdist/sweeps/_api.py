@@ -7,6 +7,7 @@ from typing import Any
 
 from simdist.errors import ArgumentError
 from simdist.result import RunResult
+from simdist.scenario import Expectations
 from simdist.storage import PROFILES
 from simdist.sweeps._points import Strike
 from simdist.sweeps._programs import FunctionProgram
@@ -16,6 +17,13 @@ from simdist.sweeps._tries import Tries
 
 __all__ = ["sweep"]
 
+_EXPECTED: Mapping[str, type] = {
+    "equal_states": bool,
+    "same_states_as_without_faults": bool,
+    "samples_once": int,
+    "max_files": int,
+    "no_late_writes": bool,
+}
 _TAKEN = ("disk", "faults", "echo", "progress", "replay")
 
 
@@ -34,6 +42,7 @@ def sweep(
     merge: bool = True,
     keep: str | None = None,
     max_steps_lost: int | None = None,
+    expect: Mapping[str, Any] | None = None,
     check: Callable[[RunResult, str], str | None] | None = None,
     progress: Progress | None = None,
     **settings: Any,
@@ -60,6 +69,9 @@ def sweep(
             end: this one goes on alike. Not done with a `check`, which sees the whole run.
         keep: a file for what was found, from which a sweep that was interrupted goes on.
         max_steps_lost: how many steps (`simdist.step`) a restart may repeat.
+        expect: what else has to hold, as in the section [expect] of a scenario: "equal_states" and
+            "same_states_as_without_faults" (True) of what ranks tell with `simdist.state`, "samples_once" (the size of
+            the data set) of what they tell with `simdist.samples`, "max_files" (a count), "no_late_writes" (True).
         check: called with the result of a run and the folder of its disk; what is wrong with it, or None.
         progress: called with how many crashes were tried, how many there are, and how many of them failed.
         settings: of `simdist.run`, such as `cluster`, `seed`, `max_restarts`.
@@ -91,6 +103,13 @@ def sweep(
     )
     problems = [f"{name}: a sweep has its own" for name in _TAKEN if name in settings]
     problems += tries.problems()
+    wanted = dict(expect or {})
+    problems += [f"expect: {name!r} is none of {', '.join(_EXPECTED)}" for name in wanted if name not in _EXPECTED]
+    for name, value in wanted.items():
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if name in _EXPECTED and not (is_count if _EXPECTED[name] is int else isinstance(value, bool)):
+            said = "a count" if _EXPECTED[name] is int else "True or False"
+            problems.append(f"expect: {name} is {said}, not {value!r}")
     if profile not in PROFILES:
         problems.append(f"profile: {profile!r} is none of {', '.join(PROFILES)}")
     if problems:
@@ -103,6 +122,7 @@ def sweep(
         disk={"profile": profile},
         local=local_disks,
         steps_lost=max_steps_lost,
+        expect=Expectations(outcomes=(), **wanted) if wanted else None,
         check=check,
         merge=merge,
     )

@@ -12,7 +12,18 @@ from typing import Any, Protocol
 from simdist._observer import observed_by
 from simdist.faults import Fault
 from simdist.result import RankResult, RunResult
-from simdist.scenario import Plan, difference, fill, importable, lost_words, simulated, undisturbed
+from simdist.scenario import (
+    Expectations,
+    Plan,
+    alone,
+    difference,
+    fill,
+    importable,
+    judge_training,
+    lost_words,
+    simulated,
+    undisturbed,
+)
 from simdist.storage import Mount
 from simdist.sweeps._points import Case, Watcher
 from simdist.sweeps._second_lives import KnownEndError, Problems, SecondLife, SecondLives, left_in
@@ -113,6 +124,7 @@ class PlanProgram:
     def __init__(self, plan: Plan, *, merge: bool = True) -> None:
         self._plan = undisturbed(plan)
         self._baseline: RunResult | None = None
+        self._single: RunResult | None = None
         expect = plan.expect
         bounds = (expect.min_virtual_time_ns, expect.max_virtual_time_ns, expect.max_events)
         apart = plan.isolate is not False and not plan.share
@@ -142,6 +154,7 @@ class PlanProgram:
         return importable(self._plan.workload.folder, self._plan.workload.target)
 
     def watch(self, watcher: Watcher) -> Ran:
+        self._single = alone(self._plan)
         with observed_by(watcher):
             ran = self._run(self._plan)
         self._baseline = ran.result
@@ -157,7 +170,7 @@ class PlanProgram:
 
     def _run(self, plan: Plan) -> Ran:
         with self._importable() if plan.isolate is False else nullcontext():
-            result, verdicts = simulated(plan, self._baseline)
+            result, verdicts = simulated(plan, self._baseline, self._single)
         problems = tuple((each.name, each.evidence) for each in verdicts if not each.ok)
         return Ran(problems, left_in(result.events), result=result)
 
@@ -188,6 +201,7 @@ class FunctionProgram:
     local: bool = False  # each host has a disk of its own
     steps_lost: int | None = None
     check: Callable[[RunResult, str], str | None] | None = None
+    expect: Expectations | None = None  # of states, samples, files and late writes
     merge: bool = True  # end a run whose second life is known
     baseline: RunResult | None = None
     ends: Ends | None = field(default=None, init=False)
@@ -259,6 +273,10 @@ class FunctionProgram:
                             lost_words(lost, self.steps_lost),
                         )
                     )
+            if self.expect is not None:
+                undisturbed = result if self.baseline is None else self.baseline
+                verdicts = judge_training(self.expect, result.events, undisturbed.events, tmp)
+                problems += [(each.name, each.evidence) for each in verdicts if not each.ok]
             said = None if self.check is None else self.check(result, tmp)
             if said:
                 problems.append(("check", said))

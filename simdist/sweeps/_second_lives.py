@@ -95,7 +95,7 @@ class SecondLives:
         if not process.life:
             self._all = self._all or disks.hosts_of_ranks()
             return
-        if process.life != self._last or simulation.deadlock is not None:
+        if process.life != self._last or simulation.deadlock is not None or disks.has_older(process.life):
             return
         self._begun = _name(digest_of(disks), disks.hosts_of_ranks(), process.life)
         life = self._known.get(self._begun)

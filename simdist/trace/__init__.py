@@ -23,6 +23,7 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 | output | stream, size, crc |
 | storage | effect ("write", "rename", ...), path (on the disk), offset, size (bytes written, or the new size), to |
 | disk | path, text: after a loss of power it is not as its host saw it; rank -1 |
+| late-write | a process of an earlier `life` has changed `path` after a restart |
 | fault | fault (its kind), text, life |
 | deadlock | cycle, text |
 """
