@@ -275,6 +275,31 @@ def device_ddp(ranks: int, steps: int, repeat: int) -> Figures:
     return figures
 
 
+def disk_save(megabytes: int, count: int) -> Figures:
+    """`torch.save` to a simulated disk, and to the same folder without."""
+    from simdist import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        real = bodies.save_checkpoints(folder, count, megabytes)
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(bodies.save_checkpoints, world_size=1, args=(folder, count, megabytes), disk=folder, stall_s=600)
+    result.raise_for_failure()
+    return {"real_seconds": real, "seconds": result.values[0]}
+
+
+def disk_memory(megabytes: int, count: int) -> Figures:
+    """What a process needs at most beyond one checkpoint itself, while it saves many to a simulated disk."""
+    from simdist import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        bodies.save_checkpoints(folder, 1, megabytes)
+        bodies.reset_peak()
+        before = bodies.resident_bytes("VmRSS")
+        result = run(bodies.save_checkpoints, world_size=1, args=(folder, count, megabytes), disk=folder, stall_s=600)
+    result.raise_for_failure()
+    return {"bytes": bodies.resident_bytes("VmHWM") - before, "saved_bytes": count * megabytes * 2**20}
+
+
 PROBES: dict[str, Callable[..., Figures]] = {
     "start": start,
     "calls": calls,
@@ -290,6 +315,8 @@ PROBES: dict[str, Callable[..., Figures]] = {
     "suite": suite,
     "device-operation": device_operation,
     "device-ddp": device_ddp,
+    "disk-save": disk_save,
+    "disk-memory": disk_memory,
 }
 
 

@@ -47,6 +47,8 @@ def rows(*, quick: bool, spawn: bool) -> list[Row]:
         _operation("python", 15, quick=quick),
         _operation("compiled", 2, quick=quick),
         *(_ddp_on_devices(form, quick=quick) for form in ("python", "compiled")),
+        _disk_save(quick=quick),
+        _disk_memory(quick=quick),
     ]
 
 
@@ -274,6 +276,37 @@ def _ddp_on_devices(form: str, *, quick: bool) -> Row:
         lambda figures: f"{_rate(figures['per_second'])} ({_rate(figures['cpu_per_second'])})",
         "",
         lambda cells: None,
+        {},
+    )
+
+
+def _disk_save(*, quick: bool) -> Row:
+    def show(figures: Figures) -> str:
+        ratio = figures["seconds"] / figures["real_seconds"]
+        return f"{figures['seconds']:.2f} s ({ratio:.1f} x {figures['real_seconds']:.2f} s)"
+
+    return Row(
+        "k",
+        f"torch.save of {256 if quick else 1024} MiB to a simulated disk (to the same one without)",
+        {"simdist": {"probe": "disk-save", "megabytes": 256 if quick else 1024, "count": 3}},
+        show,
+        "2 x the disk itself",
+        lambda cells: cells["simdist"]["seconds"] <= 2 * cells["simdist"]["real_seconds"],
+        {},
+    )
+
+
+def _disk_memory(*, quick: bool) -> Row:
+    def show(figures: Figures) -> str:
+        return f"{figures['bytes'] / 2**20:.0f} MiB for {figures['saved_bytes'] / 2**30:.1f} GiB"
+
+    return Row(
+        "k",
+        "checkpoints of 256 MiB to a simulated disk, synced, the last two kept: memory",
+        {"simdist": {"probe": "disk-memory", "megabytes": 256, "count": 8 if quick else 40}},
+        show,
+        "2 GiB",
+        lambda cells: cells["simdist"]["bytes"] <= 2 * 2**30,
         {},
     )
 
