@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.fsdp import fully_shard
 
 import simdist
@@ -31,12 +32,18 @@ class Writer(FileSystemWriter):
 
 
 def train(
-    folder: str, steps: int = 2, same_folder: bool = False, in_background: bool = False, sync: bool = False
+    folder: str,
+    steps: int = 2,
+    same_folder: bool = False,
+    in_background: bool = False,
+    in_process: bool = False,
+    sync: bool = False,
 ) -> float:
     """Train for `steps`, or from the newest checkpoint to there; the sum of all weights.
 
-    `same_folder` saves each checkpoint over the last, `in_background` by `async_save`. With `sync` each checkpoint goes
-    to a folder under another name, and gets its own when all of it is on the disk.
+    `same_folder` saves each checkpoint over the last, `in_background` by `async_save` in a thread, `in_process` in a
+    process. With `sync` each checkpoint goes to a folder under another name, and gets its own when all of it is on the
+    disk.
     """
     warnings.simplefilter("ignore")  # DCP's, that it overwrites
     dist.init_process_group("gloo")
@@ -57,8 +64,11 @@ def train(
             pending.result()
         path = Path(folder) / ("checkpoint" if same_folder else f"checkpoint{step}")
         state = {"weight": net.weight, "step": step + 1}
-        if in_background:
-            pending = dcp.async_save(state, storage_writer=Writer(path), checkpoint_id=path)
+        if in_background or in_process:
+            kind = AsyncCheckpointerType.PROCESS if in_process else AsyncCheckpointerType.THREAD
+            pending = dcp.async_save(
+                state, storage_writer=Writer(path), checkpoint_id=path, async_checkpointer_type=kind
+            )
         elif sync:
             _save_synced(state, path)
         else:

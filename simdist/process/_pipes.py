@@ -13,6 +13,7 @@ No end blocks: a task that would have to wait parks, until somebody reads, write
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import weakref
@@ -66,9 +67,10 @@ class Pipes:
         self._inherited: dict[SimProcess, dict[int, int]] = {}  # a child's own ends, by its parent's numbers
         self._users: dict[SimProcess, None] = {}  # those that have, or had, an end
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._read: Callable[[int, int], bytes] = original(os.read)
-        self._write: Callable[[int, Any], int] = original(os.write)
-        self._close: Callable[[int], None] = original(os.close)
+        # Under what a disk has laid over them by name, which would come back here.
+        self._read: Callable[[int, int], bytes] = original(inspect.unwrap(os.read))
+        self._write: Callable[[int, Any], int] = original(inspect.unwrap(os.write))
+        self._close: Callable[[int], None] = original(inspect.unwrap(os.close))
 
     # -- ends ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -255,3 +256,25 @@ def test_a_file_is_moved_to_another_disk_by_copying_it(tmp_path: Path) -> None:
     assert _effects(result) == [("create", "here"), ("write", "here")]
     assert (tmp_path / "disk" / "here").read_text() == "bytes"
     assert not (tmp_path / "elsewhere").exists()
+
+
+def _echo(connection: Any, path: Path) -> None:
+    path.write_text(connection.recv())
+    connection.send("written")
+
+
+def test_processes_of_a_rank_talk_by_pipes_and_write_to_its_disk(tmp_path: Path) -> None:
+    def program(folder: Path) -> str:
+        context = multiprocessing.get_context("spawn")
+        mine, its = context.Pipe()
+        child = context.Process(target=_echo, args=(its, folder / "a"))
+        child.start()
+        mine.send("bytes")
+        said: str = mine.recv()
+        child.join()
+        return said
+
+    result = _run(program, tmp_path)
+
+    assert result.values == ["written"]
+    assert _effects(result) == [("create", "a"), ("write", "a")]

@@ -25,9 +25,9 @@ def _failed(report: ScenarioReport) -> dict[str, str]:
     return {verdict.name: verdict.evidence for verdict in report.verdicts if not verdict.ok}
 
 
-@pytest.mark.parametrize("in_background", ["false", "true"])
-def test_the_metadata_is_synced_before_its_bytes_are_written(in_background: str) -> None:
-    report = _run(_power_loss_after("rename", 1, outcome=0), "sync=false", f"in_background={in_background}")
+@pytest.mark.parametrize("way", ["in_background=false", "in_background=true", "in_process=true"])
+def test_the_metadata_is_synced_before_its_bytes_are_written(way: str) -> None:
+    report = _run(_power_loss_after("rename", 1, outcome=0), "sync=false", way)
 
     assert "raised CheckpointException" in _failed(report)["outcomes"]
     left = {str(event.data["path"]): str(event.data["text"]) for event in report.result.events if event.kind == "disk"}
