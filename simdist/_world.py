@@ -338,11 +338,13 @@ class World:
         simulation = self._simulation
         placement = self._cluster.placement
         processes = []
-        port = _AGENT_PORT + life
-        if self._spec.torchrun and (self._spec.env or {}).get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
+        told = self._spec.env or {}
+        port = int(told["MASTER_PORT"]) if told.get("MASTER_PORT", "").isdigit() else _AGENT_PORT + life
+        if self._spec.torchrun and told.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
             first = self._cluster.hosts[0]  # where the launcher's rendezvous is
+            address = told.get("MASTER_ADDR", _AGENT_HOST)
             self._store = host_server(
-                self._torch.servers, _AGENT_HOST, port, lambda host: self._cluster.path(first, host)[0]
+                self._torch.servers, address, port, lambda host: self._cluster.path(first, host)[0]
             )
         local: dict[str, int] = {}
         hosts = [name for name in self._cluster.hosts if self._hosts[name].up]

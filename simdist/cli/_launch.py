@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TextIO
 
 from simdist._shared_writes import shared_writes
 from simdist.cli._console import say
 from simdist.cli._outputs import output_problems
 from simdist.cli._run import Outputs, timeline_problems
-from simdist.launch import Launch, LaunchError, failure_summary, launch, parsed, repeat
+from simdist.launch import LaunchError, failure_summary, launch, parsed, repeat
 from simdist.launch import log_folder as folder_for
 from simdist.result import RunResult, report_of
 from simdist.values import format_duration
@@ -44,7 +43,7 @@ def launch_words(words: Sequence[str]) -> int:
         shared_writes() as written,
         recording() if options.check_determinism else nullcontext() as first,
     ):
-        result = launch(plan, folder, echo=_echo(plan, sys.stdout, sys.stderr))
+        result = launch(plan, folder, out=sys.stdout, err=sys.stderr)
         summary = failure_summary(plan, result, folder)
     outputs.write_events(result, plan.script)
     if not result.ok:
@@ -71,13 +70,3 @@ def _tell(result: RunResult, summary: str) -> None:
     if summary:
         say(f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: {summary}", err=True)
     say(str(report_of(result)), err=True)
-
-
-def _echo(plan: Launch, out: TextIO, err: TextIO) -> Callable[[int, int, str, str], None]:
-    def echo(rank: int, time_ns: int, stream: str, text: str) -> None:
-        if plan.shown is None or rank % plan.workers in plan.shown:
-            to = out if stream == "stdout" else err
-            to.write(text + "\n")
-            to.flush()
-
-    return echo

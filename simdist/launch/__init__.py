@@ -6,6 +6,9 @@ Every node and every worker is simulated in this process: what torchrun would be
 script runs as `__main__` on each rank, with modules of its own (`simdist.process.Isolation`), under the agent that
 restarts workers and forms a new group from the nodes that are left (`simdist._agent`).
 
+Workers find the variables of the launcher that `--launcher` names (`_launchers`), and their output goes where torchrun
+sends it (`_logs`).
+
 Open `_options.py` for what is taken and what is refused, `_run.py` for what a run does.
 """
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from simdist._settings import START_TIME
+from simdist.launch._logs import error_file
 from simdist.launch._plan import Launch
-from simdist.launch._run import error_file
 from simdist.result import Event, RankResult, RunResult
 
 __all__ = ["failure_summary"]

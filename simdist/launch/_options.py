@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch._utils import cpu_count
+from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
 from simdist.cluster import BUILD, DEVICE_MODELS
 from simdist.errors import ScenarioError, SimdistError
 from simdist.faults import Fault
+from simdist.launch._accelerate import NOT_INSTALLED, accelerate_options, is_installed
+from simdist.launch._launchers import ELASTIC, LAUNCHERS, TORCH
 from simdist.launch._plan import Launch
 from simdist.scenario import load_faults
 from simdist.values import brief, findings_of
@@ -25,13 +29,9 @@ _MOST_RANKS = 4096
 # Options of torchrun that mean nothing here when they are not as they are by default, and why.
 _REFUSED = {
     "no_python": "ranks are simulated in Python; run the script itself",
-    "redirects": "there are no files of workers' output; `simdist launch ... > FILE` has all of it",
-    "tee": "there are no files of workers' output; `simdist launch ... | tee FILE` has all of it",
-    "logs_specs": "there are no log files of workers",
-    "numa_binding": "a simulated node has no processors to bind to",
-    "virtual_local_rank": "workers are told apart by LOCAL_RANK",
-    "duplicate_stdout_filters": "there are no log files of workers",
-    "duplicate_stderr_filters": "there are no log files of workers",
+    "logs_specs": "log files stand where torchrun puts them by default; see --log-dir, --redirects and --tee",
+    "numa_binding": "a simulated node has no processors to bind to; leave it out",
+    "virtual_local_rank": "a worker's device is cuda:LOCAL_RANK; leave it out",
     "event_log_handler": "simdist keeps its own events; see --events",
 }
 
@@ -62,7 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     made.__class__ = _Parser
     made.prog = "simdist launch"
     made.description = "Run a script as torchrun does, on simulated ranks."
+    _add_ours(made)
+    return made
+
+
+def _add_ours(made: argparse.ArgumentParser) -> None:
     ours = made.add_argument_group("simdist")
+    ours.add_argument(
+        "--launcher",
+        choices=list(LAUNCHERS),
+        default="torchrun",
+        help="Whose variables the script finds; with `accelerate` as the first option its own options follow.",
+    )
     ours.add_argument("--seed", default="0", help="Drives the order of chance and all that is drawn; 0 by default.")
     ours.add_argument("--faults", metavar="FILE", help="A TOML file with [[faults]], as in a scenario.")
     ours.add_argument("--devices", default="0", metavar="N", help="Virtual CUDA devices on each node.")
@@ -76,7 +87,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="Repeat in a fresh process and compare event for event.",
     )
-    return made
 
 
 def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
@@ -87,8 +97,17 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         SystemExit: help was asked for, and printed.
     """
     made = _parser()
-    options = made.parse_args(list(words))
     problems: list[str] = []
+    env: dict[str, str] = {}
+    leaves_out: tuple[str, ...] = ()
+    if list(words[:2]) == ["--launcher", "accelerate"] or list(words[:1]) == ["--launcher=accelerate"]:
+        options, env, elastic = _accelerates(words, made)
+        leaves_out = () if elastic else (*TORCH, *ELASTIC)
+    else:
+        options = made.parse_args(list(words))
+        leaves_out = LAUNCHERS[options.launcher].leaves_out
+        if options.launcher == "accelerate":
+            problems.append("--launcher accelerate: has to stand first, for accelerate's own options follow it")
     for name, why in _REFUSED.items():
         if getattr(options, name) != made.get_default(name) and getattr(options, name) not in (None, "0", [], False):
             problems.append(f"--{name.replace('_', '-')}: not supported: {why}")
@@ -122,11 +141,18 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         except ScenarioError as error:
             problems += [f"--faults {error.source}: {problem}" for problem in error.problems]
     shown = _local_ranks(options.local_ranks_filter, problems)
+    redirects, tee = (_streams(name, getattr(options, name), problems) for name in ("redirects", "tee"))
+    if options.log_dir is not None and Path(options.log_dir).is_file():
+        problems.append(f"--log-dir: {brief(options.log_dir)} is a file; expected a folder, or a name for one")
+    if leaves_out and options.max_restarts:
+        problems.append(f"--max-restarts: {options.launcher} does not restart workers; leave it out")
     if problems:
         raise LaunchError(problems)
     assert nodes is not None
     assert workers is not None
     rendezvous = _rendezvous(options, nodes[1], seed or 0)
+    if leaves_out:
+        rendezvous |= {"agent_store": False, "fixed_master": True}
     launch = Launch(
         script=options.training_script,
         script_args=tuple(options.training_script_args),
@@ -141,6 +167,16 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         signals=options.signals_to_handle,
         log_dir=options.log_dir,
         shown=shown,
+        redirects=redirects,
+        tee=tee,
+        filters=(
+            ("stdout", tuple(options.duplicate_stdout_filters)),
+            ("stderr", tuple(options.duplicate_stderr_filters)),
+        ),
+        prefix=os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        launcher=options.launcher,
+        env=tuple(sorted(env.items())),
+        leaves_out=leaves_out,
         devices=devices or 0,
         device_model=model,
         seed=seed or 0,
@@ -166,11 +202,13 @@ def _nodes(text: str, problems: list[str]) -> tuple[int, int] | None:
 def _workers(text: str, devices: int, problems: list[str]) -> int | None:
     if text in ("gpu", "auto") and devices:
         return devices
-    if text in ("gpu", "auto", "cpu", "xpu"):
-        hint = "" if text in ("cpu", "xpu") else ", or say how many devices a node has with --devices"
-        problems.append(
-            f"--nproc-per-node: {text!r} would ask this machine, which is none of the nodes; give a number{hint}"
-        )
+    if text in ("cpu", "auto"):
+        return cpu_count() or 1  # a node has the processors of this machine
+    if text == "gpu":
+        problems.append("--nproc-per-node: the nodes have no GPUs; say how many each has with --devices")
+        return None
+    if text == "xpu":
+        problems.append("--nproc-per-node: 'xpu' is not simulated; give a number, or gpu with --devices")
         return None
     return _whole("--nproc-per-node", text, 1, problems)
 
@@ -200,6 +238,29 @@ def _local_ranks(text: str, problems: list[str]) -> frozenset[int] | None:
         return None
 
 
+def _streams(name: str, text: str, problems: list[str]) -> int | dict[int, int]:
+    try:
+        told = Std.from_str(text)
+    except ValueError:
+        problems.append(
+            f"--{name}: expected 0, 1 (stdout), 2 (stderr) or 3 (both), or these by local rank, such as 0:3,1:1, "
+            f"found {brief(text)}"
+        )
+        return 0
+    return {rank: int(each) for rank, each in told.items()} if isinstance(told, dict) else int(told)
+
+
+def _accelerates(
+    words: Sequence[str], made: argparse.ArgumentParser
+) -> tuple[argparse.Namespace, dict[str, str], bool]:
+    if not is_installed():
+        raise LaunchError([NOT_INSTALLED])
+    try:
+        return accelerate_options(words, _add_ours, made)
+    except (ValueError, AssertionError, ConnectionError, ImportError, OSError) as error:
+        raise LaunchError([str(error)]) from None
+
+
 def _check_script(options: argparse.Namespace, problems: list[str]) -> None:
     script = options.training_script
     if options.module:
@@ -226,11 +287,12 @@ def _rendezvous(options: argparse.Namespace, nodes: int, seed: int) -> dict[str,
     if not alone and options.rdzv_backend == "static" and not endpoint:
         endpoint = f"{options.master_addr}:{options.master_port or 29500}"
     host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+    dynamic = alone or options.rdzv_backend != "static"
     own_id = str(uuid.UUID(int=seed, version=4))  # torchrun draws one
     return {
         "run_id": own_id if alone else options.rdzv_id,
         "master_addr": "localhost" if alone or not host else host,
         "master_port": int(port) if port.isdigit() and int(port) else 29500,
-        "agent_store": (alone or options.rdzv_backend != "static")
-        and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
+        "agent_store": not dynamic or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
+        "fixed_master": not dynamic,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simdist.cluster import DeviceModel
@@ -27,11 +28,19 @@ class Launch:
     master_addr: str = "127.0.0.1"
     master_port: int = 29500
     agent_store: bool = True  # the agent serves the store that `env://` finds
+    fixed_master: bool = False  # at the address that was given; otherwise where the agent likes, anew in each round
     monitor_ns: int = 100_000_000
     grace_ns: int = 30_000_000_000
     signals: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     log_dir: str | None = None
     shown: frozenset[int] | None = None  # local ranks whose output is; None: all
+    redirects: int | Mapping[int, int] = 0  # 1: stdout, 2: stderr, 3: both go to files; for all, or by local rank
+    tee: int | Mapping[int, int] = 0  # likewise, and to the console too
+    filters: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by stream: words of which a line needs one to be kept twice
+    prefix: str | None = None  # of lines that are teed, if not torchrun's own
+    launcher: str = "torchrun"  # whose variables the script finds
+    env: tuple[tuple[str, str], ...] = ()  # what that launcher sets for all workers alike
+    leaves_out: tuple[str, ...] = ()  # variables of torchrun's that it does not set
     devices: int = 0  # virtual CUDA devices on each node
     device_model: DeviceModel | None = None  # how long they compute
     seed: int = 0

@@ -10,24 +10,29 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from simdist._world import World, WorldSpec
 from simdist.cluster import make
+from simdist.launch._launchers import LAUNCHERS, Worker
+from simdist.launch._logs import Logs
 from simdist.launch._plan import Launch
 from simdist.process import run_program
 from simdist.result import RunResult
 from simdist.scenario import importable
 
-__all__ = ["error_file", "launch", "log_folder", "repeat"]
-
-Echo = Callable[[int, int, str, str], None]
+__all__ = ["launch", "log_folder", "repeat"]
 
 
 def launch(
-    plan: Launch, folder: str, *, echo: Echo | None = None, progress: Callable[[int, int], None] | None = None
+    plan: Launch,
+    folder: str,
+    *,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
-    """Run it; `folder` takes the error files of `@record`.
+    """Run it; `folder` takes the workers' log files and error files, `out` and `err` what the console shows.
 
     Raises:
         SimdistError: another world is running.
@@ -36,6 +41,7 @@ def launch(
     here = Path.cwd() if plan.module else Path(plan.script).resolve().parent
     script = plan.script if plan.module else str(Path(plan.script).resolve())
     shown = [plan.script if not plan.module else "-m", *plan.script_args]
+    logs = Logs(plan, folder, out, err)
     with importable(here, "simdist"), _path_begins_with("" if plan.module else str(here)):
         cluster = None
         if plan.nodes > 1 or plan.devices:
@@ -44,7 +50,7 @@ def launch(
                 devices = {"devices_per_host": plan.devices, "device_model": plan.device_model}
             cluster = make(plan.world_size, hosts=plan.nodes, **devices)
         spec = WorldSpec(
-            call=lambda rank: run_program(script, module=plan.module),
+            call=functools.partial(_main, plan, script),
             world_size=plan.world_size,
             seed=plan.seed,
             cluster=cluster,
@@ -52,13 +58,13 @@ def launch(
             max_restarts=plan.max_restarts,
             stop_on_failure=True,
             env=_environment(plan),
-            rank_env=functools.partial(_rank_environment, plan, folder),
+            rank_env=functools.partial(_rank_environment, plan, logs),
             argv=shown,
             isolate=("__main__", "__mp_main__"),
             min_hosts=plan.min_nodes,
             monitor_ns=plan.monitor_ns,
             grace_ns=plan.grace_ns,
-            echo=echo,
+            echo=logs.take,
             progress=progress,
             replay=plan.replay,
         )
@@ -73,7 +79,7 @@ def repeat(plan: Launch) -> None:
 
 @contextmanager
 def log_folder(plan: Launch) -> Iterator[str]:
-    """The folder for error files, as torchrun names it; gone afterwards unless it was asked for."""
+    """The folder for log files and error files, as torchrun names it; gone afterwards unless it was asked for."""
     base = plan.log_dir or tempfile.mkdtemp(prefix="torchelastic_")
     try:
         Path(base).mkdir(parents=True, exist_ok=True)
@@ -83,31 +89,35 @@ def log_folder(plan: Launch) -> Iterator[str]:
             shutil.rmtree(base, ignore_errors=True)
 
 
-def error_file(folder: str, life: int, local_rank: int) -> str:
-    """Where `@record` writes on a worker."""
-    return str(Path(folder) / f"attempt_{life}" / str(local_rank) / "error.json")
+def _main(plan: Launch, script: str, rank: int) -> None:
+    """What a worker runs."""
+    argument = LAUNCHERS[plan.launcher].argument
+    if argument:
+        sys.argv.insert(1, argument + os.environ["LOCAL_RANK"])
+    for name in plan.leaves_out:
+        os.environ.pop(name, None)
+    run_program(script, module=plan.module)
 
 
 def _environment(plan: Launch) -> Mapping[str, str]:
-    """What torchrun sets for all workers alike, beside what a world sets itself."""
+    """What torchrun sets for all workers alike, beside what a world sets itself, and what the launcher does."""
     found = {
         "ROLE_NAME": plan.role,
         "TORCHELASTIC_RUN_ID": plan.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(plan.agent_store),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": plan.signals,
     }
-    if not plan.agent_store:
+    if plan.fixed_master:
         found |= {"MASTER_ADDR": plan.master_addr, "MASTER_PORT": str(plan.master_port)}
     if "OMP_NUM_THREADS" in os.environ:
         found["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
-    return found
+    return found | dict(plan.env)
 
 
-def _rank_environment(plan: Launch, folder: str, life: int, rank: int, local_rank: int, node: int) -> Mapping[str, str]:
-    inside = str(Path(folder) / f"node_{node}") if plan.nodes > 1 else folder
-    file = error_file(inside, life, local_rank)
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    return {"TORCHELASTIC_ERROR_FILE": file}
+def _rank_environment(plan: Launch, logs: Logs, life: int, rank: int, local_rank: int, node: int) -> Mapping[str, str]:
+    found = logs.begin(life=life, rank=rank, local_rank=local_rank, node=node)
+    worker = Worker(rank, local_rank, node, plan.world_size, plan.workers, plan.nodes, plan.devices)
+    return {**found, **LAUNCHERS[plan.launcher].sets(worker)}
 
 
 @contextmanager

@@ -280,12 +280,15 @@ class SimProcess:
             lines.append(line + "\n")
             data = line.encode("utf-8", "replace")
             simulation.bus.record(printed(simulation.now_ns, self.rank, name, len(data), zlib.crc32(data)))
-            if self.echo is not None:
-                try:
-                    self.echo(self.rank, simulation.now_ns, name, line)
-                except BaseException as error:  # of the host program, and nothing that this rank may catch
-                    simulation.abort(error)
+            self._show(name, line)
         self.partial[name] = rest
+
+    def _show(self, name: str, line: str) -> None:
+        if self.echo is not None:
+            try:
+                self.echo(self.rank, self.simulation.now_ns, name, line)
+            except BaseException as error:  # of the host program, and nothing that this rank may catch
+                self.simulation.abort(error)
 
     def take_over(self) -> None:
         """Add to its output what was written to the files behind its streams."""
@@ -300,6 +303,7 @@ class SimProcess:
         for name, lines in (("stdout", self.stdout), ("stderr", self.stderr)):
             if self.partial[name]:
                 lines.append(self.partial[name])
+                self._show(name, self.partial[name])
                 self.partial[name] = ""
 
     def forget(self) -> None:

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-
-from simdist.cli import main
+from click.testing import Result
 
 Launched = Callable[..., Result]
 
@@ -86,18 +84,6 @@ def main():
 
 main()
 """
-
-
-@pytest.fixture
-def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
-    """Writes the script, and runs the command in its folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(text: str, *words: str, before: tuple[str, ...] = (), script: str = "script.py") -> Result:
-        (tmp_path / "script.py").write_text(text)
-        return CliRunner().invoke(main, ["launch", *before, script, *words])
-
-    return run
 
 
 def test_a_script_finds_what_torchrun_sets(launched: Launched) -> None:
@@ -240,22 +226,32 @@ def test_files_and_the_comparison_are_those_of_run(launched: Launched, tmp_path:
 
 def test_everything_that_is_wrong_is_told_at_once(launched: Launched, tmp_path: Path) -> None:
     strike = faults(tmp_path, 'kind = "crash"\nrank = 7\nat_step = 2')
-    words = ("--nnodes=2:1", "--nproc-per-node=gpu", "--no-python", "--tee=3", "--seed=-1", "--node-rank=1", strike)
+    words = (
+        "--nnodes=2:1",
+        "--nproc-per-node=gpu",
+        "--no-python",
+        "--tee=both",
+        "--numa-binding=node",
+        "--seed=-1",
+        "--node-rank=1",
+        strike,
+    )
 
     result = launched(SHOWS, before=words, script="nothing.py")
 
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "simdist launch: 8 problems",
+        "simdist launch: 9 problems",
         "  --no-python: not supported: ranks are simulated in Python; run the script itself",
-        "  --tee: not supported: there are no files of workers' output; `simdist launch ... | tee FILE` has all of it",
+        "  --numa-binding: not supported: a simulated node has no processors to bind to; leave it out",
         "  --nnodes: expected 0 < MIN <= MAX, found '2:1'",
         "  --node-rank: all nodes are simulated here, and started by one command; leave it out",
-        "  --nproc-per-node: 'gpu' would ask this machine, which is none of the nodes; give a number, or say how many "
-        "devices a node has with --devices",
+        "  --nproc-per-node: the nodes have no GPUs; say how many each has with --devices",
         "  --seed: -1 is too small; the least is 0",
         "  nothing.py: no such file; expected a Python script, or a module with -m",
         "  --faults faults.toml: faults[0].at_step: unknown key; did you mean 'step'?",
+        "  --tee: expected 0, 1 (stdout), 2 (stderr) or 3 (both), or these by local rank, such as 0:3,1:1, found "
+        "'both'",
     ]
 
 
