@@ -181,6 +181,16 @@ class AttributeViews:
                 kind.put(owner, name, coming.get(key, of_host))
         self._present = entering
 
+    def inherit(self, child: SimProcess) -> None:
+        """The process with the baton starts a forked child, which goes on with what it has set."""
+        held = {} if self._present is None else self._of_rank.get(self._present, {})
+        if held:
+            self._of_rank[child] = {
+                key: vars(owner).get(name, _MISSING)
+                for key, (_, owner, name, _) in self._of_host.items()
+                if key in held
+            }
+
     # -- what is set ---------------------------------------------------------------------------------------------
 
     def _setting(self, kind: _Kind) -> Callable[[Any, str, Any], None]:

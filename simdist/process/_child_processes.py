@@ -2,15 +2,16 @@
 
 The Python code of `multiprocessing` runs as it is; what it asks of the operating system is answered here. A child has a
 pid, an environment, arguments, generators, handlers, threads and an exit code of its own; what it prints is its rank's
-output. A *forked* child goes on with its parent's generators and modules and gets copies of what it is handed
-(`_forked`); a *spawned* one, or one of a fork server, begins afresh and is handed what pickle carries over, and with
-modules per rank it imports them for itself.
+output. A *forked* child goes on with its parent's generators and modules and has copies of what it is handed
+(`_forked`) and of what the program's modules, classes and functions hold (`_fork_copies`); a *spawned* one, or one of
+a fork server, begins afresh and is handed what pickle carries over, and with modules per rank it imports them for
+itself.
 
 A child whose parent is gone is an orphan, with pid 1 as its parent, as on a machine; after thirty virtual seconds it
 is killed, so that a run ends.
 
-In doubt: a forked child shares module globals, closures and what nobody can copy with its parent; under a real fork it
-would have copies of these too.
+In doubt: a forked child shares what installed libraries hold, and what nobody can copy, with its parent; under a real
+fork it would have copies of these too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from multiprocessing import process as processes
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
-from simdist.process._forked import copy_for_child
+from simdist.process._fork_copies import ForkCopies
 from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_runtime
@@ -93,7 +94,10 @@ def launch_forked(popen: Any, process_obj: Any) -> None:
     child = _new_child(runtime, parent, forked=True)
     pipes.inherit(parent, child)
     own = {number: pipes.number_in(child, number) for number in (parent_read, parent_write, child_read)}
-    mine = copy_for_child(process_obj, popen, lambda end: pipes.own_connection(end, child))
+    copies = runtime.extras.get(ForkCopies)
+    if copies is None:
+        copies = runtime.extras[ForkCopies] = ForkCopies(runtime)
+    mine = copies.fork(child, process_obj, popen, lambda end: pipes.own_connection(end, child))
     for number in (parent_read, parent_write):
         pipes.close(own[number])  # type: ignore[arg-type]
 

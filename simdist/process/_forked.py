@@ -5,9 +5,11 @@ arguments, the data set with its lists, caches and counters. So what a child wri
 over pickle, but objects of the user's classes are copied attribute by attribute, without their `__getstate__`, which
 no fork would call.
 
-Not copied, so that parent and child have one: functions and classes, and with them module globals and closures; what
-nobody can copy (open files, locks, generators); what is shared memory under a real fork as well. Shared by purpose are
-the locks, events and values of `multiprocessing`; its queues and connections are copies with ends of their own.
+Functions, classes and modules stay the parent's, and so do what they hold; of the user's the contents are exchanged
+instead (`_fork_copies`). Not copied, so that parent and child have one: what nobody can copy (open files, locks,
+generators) or should, because it lets go of something when it dies; what is shared memory under a real fork as well.
+Shared by purpose are the locks, events and values of `multiprocessing`; its queues and connections are copies with
+ends of their own.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from __future__ import annotations
 import ctypes
 import io
 import pickle
+import threading
 import types
 from collections.abc import Callable
 from multiprocessing import connection, context, queues, synchronize
 from typing import Any
 
-__all__ = ["COPIERS", "copy_for_child"]
+__all__ = ["COPIERS", "Copies"]
 
 # Of types that layers above know how to copy: the copy of an object, or the object itself where it is to be shared.
 COPIERS: dict[type, Callable[[Any], Any]] = {}
@@ -30,6 +33,7 @@ _AS_THEY_ARE = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.ModuleType,
+    threading.Thread,
     synchronize.SemLock,
     synchronize.Condition,
     synchronize.Event,
@@ -37,22 +41,28 @@ _AS_THEY_ARE = (
     ctypes.Array,
     ctypes.Structure,
 )
+_HOLDERS = (type, types.FunctionType, types.ModuleType)
+# Where classes are at home whose objects run the program, or are what it runs in.
+_NOT_THE_PROGRAMS = frozenset(("simdist", "_pytest", "pytest", "pluggy", "asyncio", "hypothesis"))
 _BY_MODULE = ("multiprocessing.sharedctypes", "multiprocessing.heap", "multiprocessing.shared_memory")
 _taken: list[Any] = []  # what the pickle being read refers to by its place
 _HEAP_TYPE = 1 << 9  # made by a class statement
 
 
 class _Copying(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, end_for_child: Callable[[Any], Any]) -> None:
+    def __init__(self, file: io.BytesIO, end_for_child: Callable[[Any], Any], found: Callable[[Any], None]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.shared: list[Any] = []
         self._end_for_child = end_for_child
+        self._found = found
 
     def reducer_override(self, thing: Any) -> Any:
         if thing is _nth:
             return NotImplemented
         kind = type(thing)
         if isinstance(thing, _AS_THEY_ARE) or kind.__module__ in _BY_MODULE:
+            if isinstance(thing, _HOLDERS):
+                self._found(thing)
             return self._share(thing)
         for base, copier in COPIERS.items():
             if isinstance(thing, base):
@@ -61,6 +71,9 @@ class _Copying(pickle.Pickler):
             return self._share(self._end_for_child(thing))
         if isinstance(thing, queues.Queue | queues.SimpleQueue):
             return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
+        if kind is object or str(kind.__module__).partition(".")[0] in _NOT_THE_PROGRAMS or hasattr(kind, "__del__"):
+            return self._share(thing)
+        self._found(kind)
         try:
             if _is_plain(kind):
                 return _bare, (kind,), _state_of(thing), None, None, _set_state
@@ -74,23 +87,36 @@ class _Copying(pickle.Pickler):
         return _nth, (len(self.shared) - 1,)
 
 
-def copy_for_child(thing: Any, popen: Any, end_for_child: Callable[[Any], Any]) -> Any:
-    """A copy for a forked child; `end_for_child` gives its own `Connection` for its parent's.
+class Copies:
+    """Copies of several things for one forked child: what hangs on two of them is copied once.
 
-    What can't be copied as a whole is returned as it is.
+    `end_for_child` gives the child's own `Connection` for its parent's; `found` is told of each function, class and
+    module that a copy refers to. What can't be copied as a whole is given back as it is.
     """
-    file = io.BytesIO()
-    copying = _Copying(file, end_for_child)
-    context.set_spawning_popen(popen)
-    try:
-        copying.dump(thing)
-        _taken[:] = copying.shared
-        return pickle.loads(file.getbuffer())
-    except Exception:
-        return thing
-    finally:
-        _taken.clear()
-        context.set_spawning_popen(None)
+
+    def __init__(self, popen: Any, end_for_child: Callable[[Any], Any], found: Callable[[Any], None]) -> None:
+        self._file = io.BytesIO()
+        self._popen = popen
+        self._pickler = _Copying(self._file, end_for_child, found)
+        self._unpickler = pickle.Unpickler(self._file)
+
+    def of(self, thing: Any) -> Any:
+        """A copy of `thing`."""
+        begin = self._file.seek(0, io.SEEK_END)
+        context.set_spawning_popen(self._popen)
+        try:
+            self._pickler.dump(thing)
+            self._file.seek(begin)
+            _taken[:] = self._pickler.shared
+            return self._unpickler.load()
+        except Exception:
+            self._pickler.clear_memo()
+            # What has been read up to here is known by numbers that the next one gives anew.
+            self._unpickler = pickle.Unpickler(self._file)
+            return thing
+        finally:
+            _taken.clear()
+            context.set_spawning_popen(None)
 
 
 def _nth(place: int) -> Any:
@@ -102,7 +128,13 @@ def _is_plain(kind: type) -> bool:
     for name in ("__reduce_ex__", "__reduce__"):
         if getattr(kind, name) is not getattr(object, name):
             return False
-    return all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1])
+    if not all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]):
+        return False
+    try:
+        object.__new__(kind)  # types of C may look like classes of Python: locks do
+    except TypeError:
+        return False
+    return True
 
 
 def _state_of(thing: Any) -> Any:

@@ -170,8 +170,11 @@ class Isolation:
         self._logging.switch(entering)
 
     def inherit(self, parent: SimProcess, child: SimProcess) -> None:
-        """A forked child has its parent's modules."""
-        self._views[child] = self._views[parent]
+        """A forked child of the process with the baton has its modules; what they hold is its own (`_fork_copies`)."""
+        mine = self._present.builtins
+        view = self._views[child] = _View(mine, [list(getattr(sys, name)) for name in _PATHS])
+        view.modules = {**self._isolated(), "builtins": mine}
+        self._attributes.inherit(child)
         self._logging.inherit(child)
 
     def _isolated(self) -> dict[str, Any]:

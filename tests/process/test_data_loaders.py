@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import os
 import random
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,10 +67,12 @@ def raise_error() -> None:
 
 
 def leave() -> None:
+    time.sleep(0.2)  # its loader waits for the batch by then, and is told by the signal that the child has ended
     os._exit(3)
 
 
 def die() -> None:
+    time.sleep(0.2)  # likewise
     os.kill(os.getpid(), 9)
 
 
@@ -160,24 +164,35 @@ def test_workers_are_the_same_in_every_run() -> None:
     assert first.digest == second.digest
 
 
-def put_batches(answers: Any, method: str) -> None:
-    answers.put([batches(method, options) for options in OPTIONS])
-    answers.put(counted(method))
-    answers.put([failure("fork", action) for action in FAILURES])
+PARTS: dict[str, Callable[[str], Any]] = {
+    **{"".join(options) or "plain": functools.partial(batches, options=options) for options in OPTIONS},
+    "iterable": counted,
+    "failures": lambda method: [failure(method, action) for action in FAILURES],
+}
+EXPECTED: dict[str, Any] = {
+    **{"".join(options) or "plain": BATCHES["".join(options)] for options in OPTIONS},
+    "iterable": [[0, 2], [1, 3], [4, 6], [5]],
+    "failures": list(FAILURES.values()),
+}
+
+
+def answer(end: Any, part: str, method: str) -> None:
+    end.send(PARTS[part](method))
 
 
 @pytest.mark.real
+@pytest.mark.timeout(300)  # up to five interpreters begin here, each with torch
 @ONE_CORE
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_real_workers_do_all_that(method: str) -> None:
+def test_real_workers_do_all_that(part: str, method: str) -> None:
     context = mp.get_context("spawn")
-    answers = context.SimpleQueue()
-    runner = context.Process(target=put_batches, args=(answers, method))
+    mine, theirs = context.Pipe(duplex=False)
+    runner = context.Process(target=answer, args=(theirs, part, method))
     runner.start()
+    theirs.close()  # so that the end of the runner is the end of the pipe, and not a wait for ever
 
-    assert answers.get() == [BATCHES["".join(options)] for options in OPTIONS]
-    assert answers.get() == [[0, 2], [1, 3], [4, 6], [5]]
-    assert answers.get() == list(FAILURES.values())
+    assert mine.recv() == EXPECTED[part]
     runner.join()
 
 

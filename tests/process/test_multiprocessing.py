@@ -161,7 +161,8 @@ def add_up(value: Any, array: Any, barrier: Any) -> None:
     barrier.wait()
     with value.get_lock():
         value.value += 1
-    array[0] += 1.0
+    with array.get_lock():
+        array[0] += 1.0
 
 
 def shared_values(method: str) -> Any:

@@ -1,0 +1,259 @@
+"""What a forked child has for itself of the program's modules, classes and functions.
+
+A fork copies all memory. Here parent and child run the same functions, and these read the same dictionaries: of their
+modules, of classes, of what they close over. So what stands in these is exchanged when the baton goes to the child and
+back: first what the child had from its parent, copied (`_forked`), later what it has made of that. A child's writes are
+its own, and its parent's later ones are not seen by it.
+
+Copied is what the child can reach of the user's code: from what it is handed, from the code that starts it, and from
+there through modules, functions, closures, default arguments and classes.
+
+Invariant: `_present` is the child whose contents are in place, or None while they are everybody else's; those of all
+other children are in their `_Copy`.
+
+In doubt: installed libraries, and the user's modules that only a name in `sys.modules` leads to, stay shared between
+parent and child; what is written there is seen by both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable, Iterable
+from types import CellType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from simdist.frames import is_ours, is_user_file
+from simdist.process._forked import Copies
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Runtime
+
+__all__ = ["ForkCopies"]
+
+_Dict = dict[str, Any]
+_EMPTY = object()
+
+
+class _Copy:
+    """The contents of all places that one child has for itself."""
+
+    def __init__(self) -> None:
+        # Each with what the child has there, while another process has the baton.
+        self.spaces: list[tuple[_Dict, type | None, _Dict]] = []  # of modules and functions; of classes, with the class
+        self.cells: list[tuple[CellType, Any]] = []
+        self.functions: list[tuple[FunctionType, Any]] = []  # their default arguments
+        self._others: tuple[list[Any], ...] = ()  # what is exchanged for it, while this one has it
+
+    def enter(self) -> None:
+        """Put the child's contents in place."""
+        self._others = self._read()
+        self._write(
+            [each[-1] for each in self.spaces], [each[-1] for each in self.cells], [d for _, d in self.functions]
+        )
+
+    def leave(self) -> None:
+        """Put back what was there."""
+        spaces, cells, functions = self._read()
+        self._write(*self._others)
+        self._others = ()
+        self.spaces = [(space, owner, mine) for (space, owner, _), mine in zip(self.spaces, spaces, strict=True)]
+        self.cells = [(cell, mine) for (cell, _), mine in zip(self.cells, cells, strict=True)]
+        self.functions = [(each, mine) for (each, _), mine in zip(self.functions, functions, strict=True)]
+
+    def _read(self) -> tuple[list[Any], ...]:
+        return (
+            [dict(space) for space, _, _ in self.spaces],
+            [_content(cell) for cell, _ in self.cells],
+            [_defaults(function) for function, _ in self.functions],
+        )
+
+    def _write(self, spaces: list[Any], cells: list[Any], functions: list[Any]) -> None:
+        for (space, owner, _), content in zip(self.spaces, spaces, strict=True):
+            _assign(space, owner, content)
+        for (cell, _), content in zip(self.cells, cells, strict=True):
+            if content is not _EMPTY:
+                cell.cell_contents = content
+            elif _content(cell) is not _EMPTY:
+                del cell.cell_contents
+        for (function, _), content in zip(self.functions, functions, strict=True):
+            function.__defaults__, function.__kwdefaults__ = content
+
+
+class _Fork:
+    """One fork, while it is made: copies of what the child is handed, and of all that it reaches in the user's code."""
+
+    def __init__(self, copies: Callable[[Callable[[Any], None]], Copies]) -> None:
+        self.copy = _Copy()
+        self._copies = copies(self.found)
+        self._judged: dict[int, Any] = {}  # holders, each looked at once
+        self._waiting: list[Any] = []  # those of the user's
+        self._known: dict[int, Any] = {}  # places that are copied
+
+    def of(self, thing: Any) -> Any:
+        """What the child is handed."""
+        return self._copies.of(thing)
+
+    def found(self, holder: Any) -> None:
+        """The child reaches a module, a class or a function."""
+        if id(holder) not in self._judged:
+            self._judged[id(holder)] = holder
+            if _is_users(holder):
+                self._waiting.append(holder)
+
+    def take(self, earlier: _Copy | None) -> None:
+        """Copy all that has been found, and what that leads to; what a parent that was forked itself has too."""
+        if earlier is not None:
+            for space, owner, _ in earlier.spaces:
+                self._take_space(space, owner)
+            for cell, _ in earlier.cells:
+                self._take_cell(cell)
+            for function, _ in earlier.functions:
+                self._take_defaults(function)
+        for holder in self._waiting:  # it grows meanwhile
+            if isinstance(holder, ModuleType):
+                self._take_space(vars(holder), None)
+            elif isinstance(holder, type):
+                self._take_class(holder)
+            else:
+                self._take_function(holder)
+
+    def _take_class(self, owner: type) -> None:
+        space = _namespace(owner)
+        for value in space.values():
+            for function in _functions_in(value):
+                self.found(function)
+        self._take_space(space, owner)
+        module = sys.modules.get(owner.__module__)
+        if module is not None:
+            self.found(module)
+
+    def _take_function(self, function: FunctionType) -> None:
+        module = sys.modules.get(function.__module__ or "")
+        if module is not None and vars(module) is function.__globals__:
+            self.found(module)
+        else:
+            self._take_space(function.__globals__, None)
+        if vars(function):
+            self._take_space(vars(function), None)
+        for cell in function.__closure__ or ():
+            self._take_cell(cell)
+        if function.__defaults__ or function.__kwdefaults__:
+            self._take_defaults(function)
+
+    def _is_new(self, place: Any) -> bool:
+        known = id(place) in self._known
+        self._known[id(place)] = place
+        return not known
+
+    def _take_space(self, space: _Dict, owner: type | None) -> None:
+        if self._is_new(space):
+            data = {name: value for name, value in space.items() if not (name[:2] == "__" == name[-2:])}
+            mine = self._copies.of(data)
+            if mine is data:  # as a whole it can't be copied
+                mine = {name: self._copies.of(value) for name, value in data.items()}
+            self.copy.spaces.append((space, owner, dict(space) | mine))
+
+    def _take_cell(self, cell: CellType) -> None:
+        if self._is_new(cell):
+            content = _content(cell)
+            self.copy.cells.append((cell, content if content is _EMPTY else self._copies.of(content)))
+
+    def _take_defaults(self, function: FunctionType) -> None:
+        if self._is_new(function):
+            self.copy.functions.append((function, self._copies.of(_defaults(function))))
+
+
+class ForkCopies:
+    """Of all forked children of one world.
+
+    Example:
+        >>> copies = ForkCopies(runtime)
+        >>> mine = copies.fork(child, process_obj, popen, end_for_child)   # by the parent, with the baton
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._of: dict[SimProcess, _Copy] = {}
+        self._present: _Copy | None = None
+        runtime.slots.add(self._switch)
+        runtime.patches.on_undo(lambda: self._switch(None, None))
+
+    def fork(self, child: SimProcess, thing: Any, popen: Any, end_for_child: Callable[[Any], Any]) -> Any:
+        """A copy of what the child is handed; what it shares with its code is copied with it."""
+        fork = _Fork(lambda found: Copies(popen, end_for_child, found))
+        mine = fork.of(thing)
+        for module in _running_modules(sys._getframe(1)):
+            fork.found(module)
+        fork.take(self._present)
+        self._of[child] = fork.copy
+        child.end_listeners[self._forget] = None
+        return mine
+
+    def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
+        coming = None if entering is None else self._of.get(entering)
+        if coming is self._present:
+            return
+        if self._present is not None:
+            self._present.leave()
+        if coming is not None:
+            coming.enter()
+        self._present = coming
+
+    def _forget(self, child: SimProcess) -> None:
+        del self._of[child]
+
+
+def _assign(space: _Dict, owner: type | None, content: _Dict) -> None:
+    # To write to a class costs more than to look.
+    same = owner is not None and len(space) == len(content)
+    if same and all(space.get(name, _EMPTY) is value for name, value in content.items()):
+        return
+    for name in [name for name in space if name not in content]:
+        del space[name]
+    space.update(content)
+    if owner is not None:
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _defaults(function: FunctionType) -> tuple[Any, Any]:
+    return function.__defaults__, function.__kwdefaults__
+
+
+def _namespace(owner: type) -> _Dict:
+    (namespace,) = gc.get_referents(vars(owner))
+    return namespace  # type: ignore[no-any-return]
+
+
+def _functions_in(value: Any) -> Iterable[Any]:
+    """The functions inside what a class statement makes of methods."""
+    for name in ("__func__", "fget", "fset", "fdel", "func", "__wrapped__"):
+        inside = getattr(value, name, None) if isinstance(value, staticmethod | classmethod | property) else None
+        if isinstance(inside, FunctionType):
+            yield inside
+
+
+def _running_modules(frame: FrameType | None) -> Iterable[Any]:
+    """The user's modules whose functions the caller is in."""
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename) and not is_ours(frame):
+            module = sys.modules.get(frame.f_globals.get("__name__", ""))
+            if module is not None and vars(module) is frame.f_globals:
+                yield module
+        frame = frame.f_back
+
+
+def _is_users(holder: Any) -> bool:
+    if isinstance(holder, FunctionType):
+        return is_user_file(holder.__code__.co_filename)
+    if isinstance(holder, ModuleType):
+        file = vars(holder).get("__file__")
+        return is_user_file(file) if isinstance(file, str) else vars(holder).get("__name__") == "__main__"
+    module = sys.modules.get(holder.__module__) if isinstance(getattr(holder, "__module__", None), str) else None
+    return isinstance(module, ModuleType) and _is_users(module)

@@ -1,0 +1,249 @@
+"""A forked child has the program's globals, classes and closures for itself, as they were when it was forked."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing as mp
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import simdist
+
+_MISSING = object()
+COUNT = 0
+TABLE: dict[str, Any] = {"rows": [1]}
+WEIGHTS = torch.zeros(3)
+NOTICED: list[int] = []
+REGISTRY: dict[str, Any] = {}
+LOCK = threading.Lock()
+
+
+class Config:
+    rate = 1
+    table = TABLE
+    seen: list[int] = []  # noqa: RUF012  # that all instances share it is the point
+
+    @classmethod
+    def raise_rate(cls) -> None:
+        cls.rate += 1
+
+
+class Settings:
+    """Of which there is one."""
+
+    def __init__(self) -> None:
+        self.depth = 1
+        self.nested = {"config": Config()}
+
+
+SETTINGS = Settings()
+
+
+def registered(function: Callable[..., Any]) -> Callable[..., Any]:
+    calls = [0]
+
+    @functools.wraps(function)
+    def counting(*args: Any) -> Any:
+        calls[0] += 1
+        return function(calls[0], *args)
+
+    REGISTRY[function.__name__] = counting
+    return counting
+
+
+@registered
+def note(call: int, missing: Any = _MISSING, noticed: list[int] = NOTICED) -> None:
+    global COUNT  # what a child does with it is the point
+    assert missing is _MISSING
+    assert noticed is NOTICED
+    assert Config.table is TABLE
+    with LOCK:
+        COUNT += call
+    globals()["NEW"] = COUNT
+    noticed.append(COUNT)
+    TABLE["rows"].append(COUNT)
+    TABLE[f"added {call}"] = call
+    WEIGHTS.add_(1)
+    Config.raise_rate()
+    Config.seen.append(call)
+    SETTINGS.depth += 1
+    SETTINGS.nested["config"].rate = "an instance's"  # type: ignore[assignment]
+
+
+def state() -> list[Any]:
+    inside = SETTINGS.depth, vars(SETTINGS.nested["config"])
+    defaults = note.__wrapped__.__defaults__[1]  # type: ignore[attr-defined]
+    rows = TABLE["rows"], len(TABLE), REGISTRY["note"] is note
+    return [COUNT, NOTICED, *rows, WEIGHTS.tolist(), Config.rate, Config.seen, *inside, "NEW" in globals(), defaults]
+
+
+def in_child(answers: Any) -> None:
+    note()
+    time.sleep(1)
+    note()
+    answers.put(state())
+
+
+def child_and_parent() -> list[Any]:
+    global COUNT
+    context = mp.get_context("fork")
+    answers = context.SimpleQueue()
+    COUNT = 10
+    TABLE["rows"].append("of the parent")
+    children = [context.Process(target=in_child, args=(answers,)) for _ in range(2)]
+    for child in children:
+        child.start()
+    COUNT = 20  # later than the fork
+    found = [answers.get() for _ in children]
+    for child in children:
+        child.join()
+    return [*found, state(), [child.exitcode for child in children]]
+
+
+def grandchild() -> list[Any]:
+    context = mp.get_context("fork")
+    answers = context.SimpleQueue()
+    held = ["closed over"]
+    count = 0
+
+    def inner(depth: int) -> None:
+        nonlocal count
+        count += 1
+        held.append(f"depth {depth}")
+        note()
+        if depth < 2:
+            child = context.Process(target=inner, args=(depth + 1,))
+            child.start()
+            child.join()
+        answers.put([depth, count, list(held), COUNT])
+
+    child = context.Process(target=inner, args=(1,))
+    child.start()
+    found = [answers.get() for _ in range(2)]
+    child.join()
+    return [*found, count, held, COUNT]
+
+
+def pooled() -> list[Any]:
+    context = mp.get_context("fork")
+    with context.Pool(2) as pool:
+        counts = pool.map(count_up, [0] * 4, chunksize=2)
+    return [sorted(counts) in ([1, 1, 2, 2], [1, 2, 3, 4]), COUNT]
+
+
+def count_up(_: int) -> int:
+    global COUNT
+    COUNT += 1
+    return COUNT
+
+
+NOTED_TWICE = [13, [11, 13], [1, "of the parent", 11, 13], 3, True, [2.0] * 3, 3, [1, 2], 3]
+BODIES: dict[Callable[[], Any], Any] = {
+    child_and_parent: [
+        [*NOTED_TWICE, {"rate": "an instance's"}, True, [11, 13]],
+        [*NOTED_TWICE, {"rate": "an instance's"}, True, [11, 13]],
+        [20, [], [1, "of the parent"], 1, True, [0.0] * 3, 1, [], 1, {}, False, []],
+        [0, 0],
+    ],
+    grandchild: [
+        [2, 2, ["closed over", "depth 1", "depth 2"], 3],
+        [1, 1, ["closed over", "depth 1"], 1],
+        0,
+        ["closed over"],
+        0,
+    ],
+    pooled: [True, 0],
+}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_what_a_forked_child_writes_is_its_own(body: Callable[[], Any]) -> None:
+    result = simdist.run(body, world_size=2, isolate=True)
+
+    result.raise_for_failure()
+    assert result.values == [BODIES[body]] * 2
+    assert state()[:3] == [0, [], [1]]
+
+
+def test_so_it_is_where_ranks_share_their_modules() -> None:
+    try:
+        assert simdist.run(grandchild, world_size=1).values == [BODIES[grandchild]]
+        assert simdist.run(pooled, world_size=1).values == [BODIES[pooled]]
+    finally:
+        REGISTRY["note"] = note
+
+    assert state()[:3] == [0, [], [1]]
+
+
+def test_a_child_has_what_its_parent_has_set_on_shared_modules_and_imported() -> None:
+    assert simdist.run(parents_settings, world_size=2, isolate=True).values == [["parent's", "child's", "parent's"]] * 2
+
+
+def parents_settings() -> list[Any]:
+    import json
+
+    context = mp.get_context("fork")
+    answers = context.SimpleQueue()
+    library: Any = json
+    library.dialect = "parent's"
+
+    def child() -> None:
+        answers.put(library.dialect)
+        library.dialect = "child's"
+        time.sleep(1)
+        answers.put(library.dialect)
+
+    process = context.Process(target=child)
+    process.start()
+    found = [answers.get(), answers.get(), library.dialect]
+    process.join()
+    return found
+
+
+def test_what_can_not_be_copied_is_shared() -> None:
+    class Closing:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def __del__(self) -> None:
+            closed.append(len(self.calls))
+
+    closed: list[int] = []
+    held = Closing()
+    text = (letter for letter in "ab")
+    context = mp.get_context("fork")
+
+    def child() -> None:
+        held.calls.append(next(text))
+
+    def main() -> None:
+        process = context.Process(target=child)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+    simdist.run(main, world_size=1).raise_for_failure()
+
+    assert (held.calls, next(text), closed) == (["a"], "b", [])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_real_children_do_that(body: Callable[[], Any]) -> None:
+    context = mp.get_context("spawn")
+    mine, theirs = context.Pipe(duplex=False)
+    runner = context.Process(target=answer, args=(theirs, body))
+    runner.start()
+    theirs.close()
+
+    assert mine.recv() == BODIES[body]
+    runner.join()
+
+
+def answer(end: Any, body: Callable[[], Any]) -> None:
+    end.send(body())
