@@ -98,8 +98,7 @@ class TorchState:
         _present = self
         _makers.serve(self._makers)
         self._flags = _flags.remember()
-        if flags_apart:
-            _flags.install(self._patches)
+        _flags.install(self._patches, apart=flags_apart)
         _memory.bus = bus
         if self._strict:
             watch_strictly(bus)

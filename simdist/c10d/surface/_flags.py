@@ -2,7 +2,9 @@
 of all modules, types that may be loaded.
 
 Torch keeps them once for a process. A world ends with those that it began with (`remember`, `restore`); where ranks
-have modules of their own they have these settings of their own too, from the first moment that one changes any.
+have modules of their own they have these settings of their own too, from the first moment that one changes any. Hooks
+of all modules are a rank's own in every world: `CommDebugMode` and trackers set them for a while, and a rank that waits
+meanwhile must not run another one's.
 
 In doubt: switches that belong to a GPU's libraries are kept apart like all others, and mean nothing here.
 """
@@ -63,7 +65,6 @@ _WRITERS = (
     (torch, "set_printoptions"),
     (_sharing, "set_sharing_strategy"),
     *((_weights_only_unpickler, name) for name in ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals")),
-    *((_modules, name) for name in vars(_modules) if name.startswith("register_module_")),
 )
 _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
@@ -85,6 +86,24 @@ def _read_all() -> list[Any]:
         return [_read(get) for get, _ in _SWITCHES]
 
 
+def _hooks() -> list[Any]:
+    """Hooks, and the switch beside them."""
+    found = map(_of_modules.__getitem__, _HOOKS)
+    return [(dict(each) if each else _NONE) if isinstance(each, dict) else each for each in found]
+
+
+def _set_hooks(hooks: list[Any]) -> None:
+    for name, was in zip(_HOOKS, hooks, strict=True):
+        now = _of_modules[name]
+        if now is was or now == was:
+            continue
+        if isinstance(now, dict):  # in place: a handle that removes a hook holds on to the dictionary
+            now.clear()
+            now.update(was)
+        else:
+            _of_modules[name] = was
+
+
 def remember() -> _State:
     """What is set now, to be given to `restore`."""
     return (
@@ -94,7 +113,7 @@ def remember() -> _State:
         dict(vars(_tensor_str.PRINT_OPTS)),
         _sharing.get_sharing_strategy(),
         set(_weights_only_unpickler._marked_safe_globals_set),
-        _held(),
+        _hooks(),
     )
 
 
@@ -116,26 +135,16 @@ def restore(state: _State) -> None:
     if known != safe:
         known.clear()
         known.update(safe)
-    for name, was in zip(_HOOKS, hooks, strict=True):
-        now = _of_modules[name]
-        if now is was or now == was:
-            continue
-        if isinstance(now, dict):  # in place: a handle that removes a hook holds on to the dictionary
-            now.clear()
-            now.update(was)
-        else:
-            _of_modules[name] = was
-
-
-def _held() -> list[Any]:
-    """Hooks, and the switch beside them."""
-    found = map(_of_modules.__getitem__, _HOOKS)
-    return [(dict(each) if each else _NONE) if isinstance(each, dict) else each for each in found]
+    _set_hooks(hooks)
 
 
 _REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, remember, restore))
+_REGISTERS = tuple((_modules, name) for name in vars(_modules) if name.startswith("register_module_"))
+_HOOKING = tuple(followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks))
 
 
-def install(patches: Patches) -> None:
-    """Give each process settings of its own, from the first that a rank changes on."""
-    patches.redirect(_REPLACEMENTS)
+def install(patches: Patches, *, apart: bool) -> None:
+    """Give each process hooks of its own, for context managers set them, and with `apart` all settings."""
+    patches.redirect(_HOOKING)
+    if apart:
+        patches.redirect(_REPLACEMENTS)

@@ -15,12 +15,13 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from simdist.process import Patches, current_process
+from simdist.process import Patches, Replacement, current_process, followed
 
 __all__ = ["install"]
 
 _worlds = itertools.count(1)  # meshes of an earlier world live on in caches; they are no meshes of this one
 _NAME = "_thread_id"
+_LOSS = "torch.distributed.tensor.parallel.loss"
 _PLANS = "torch.distributed.tensor._redistribute"
 
 
@@ -36,12 +37,34 @@ def install(patches: Patches) -> None:
     def put(mesh: DeviceMesh, value: int | None) -> None:
         mesh.__dict__[_NAME] = value
 
+    replacements = _loss_replacements()
     patches.replace(DeviceMesh, _NAME, property(get, put))
+    if replacements:
+        patches.redirect(replacements)
     plans = sys.modules.get(_PLANS)
     if plans is not None:
         for name, make in _FRESH.items():
             if hasattr(plans, name):
                 patches.replace(plans, name, make(getattr(plans, name)))
+
+
+@functools.cache
+def _replacements_of(loss: Any) -> tuple[Replacement, ...]:
+    writers = [(loss, name) for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops")]
+    handlers = loss.DTensor._op_dispatcher._custom_op_handlers
+
+    def load(entries: dict[Any, Any]) -> None:
+        if handlers != entries:
+            handlers.clear()
+            handlers.update(entries)
+
+    return tuple(followed("operators of DTensor", writers, lambda: dict(handlers), load))
+
+
+def _loss_replacements() -> tuple[Replacement, ...]:
+    """So that `loss_parallel()` on one rank answers no operator of another; where it has been imported."""
+    loss = sys.modules.get(_LOSS)
+    return () if loss is None else _replacements_of(loss)
 
 
 def _same_cache_but_empty(cached: Any) -> Any:
