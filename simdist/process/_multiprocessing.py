@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import itertools
 import os
 import sys
@@ -44,7 +45,7 @@ __all__ = ["install"]
 
 _processes: Any = processes  # have what the stubs leave out
 _util: Any = util
-_HEAP = "multiprocessing.heap"
+_HEAP, _POOL = "multiprocessing.heap", "multiprocessing.pool"
 _context: Any = context
 
 
@@ -132,6 +133,8 @@ def _separate() -> SimProcess | None:
         runtime.patches.redirect(_FROM_THEN_ON)
         runtime.patches.wrap(resource_sharer, "DupFd", _duplicate)
         runtime.patches.replace(synchronize.SemLock, "_rand", _NAMES)
+        runtime.patches.wrap(importlib.import_module(_HEAP).Arena, "__init__", _closing)
+        runtime.patches.wrap(importlib.import_module(_POOL).Pool, "__init__", _ending)
     known = runtime.extras[_SLOT]
     if process not in known:
         known[process] = None
@@ -147,6 +150,42 @@ def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return call
+
+
+def _closing(original: Callable[..., None]) -> Callable[..., None]:
+    """Of shared memory: its file closes when the last who has it lets go, not with the interpreter's process."""
+
+    @functools.wraps(original)
+    def init(arena: Any, *args: Any, **kwargs: Any) -> None:
+        original(arena, *args, **kwargs)
+        if current_process() is None:
+            return
+        registry = _util._finalizer_registry
+        newest = next(reversed(registry), None)
+        if newest is not None and getattr(registry[newest], "_args", None) == (arena.fd,):
+            del registry[newest]  # forgotten with the process, before it is due
+        weakref.finalize(arena, real(os.close), arena.fd).atexit = False
+
+    return init
+
+
+def _ending(original: Callable[..., None]) -> Callable[..., None]:
+    """Of pools: one that is there when the world ends has nothing left to terminate when it is collected."""
+
+    @functools.wraps(original)
+    def init(pool: Any, *args: Any, **kwargs: Any) -> None:
+        runtime = current_runtime()
+        if runtime is not None and current_process() is not None:
+            runtime.patches.on_undo(functools.partial(_left_to_host, weakref.ref(pool)))
+        original(pool, *args, **kwargs)
+
+    return init
+
+
+def _left_to_host(reference: weakref.ref[Any]) -> None:
+    pool = reference()
+    if pool is not None:
+        pool._state = sys.modules[_POOL].TERMINATE
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
