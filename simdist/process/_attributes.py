@@ -17,12 +17,14 @@ that has set it, except while that process has the baton: then the module or cla
 
 In doubt: what is written past the attribute is not seen: `vars(module)[...]`, `global` in a shared module's function,
 the inside of a list. The layout is CPython's, and looked at before it is used: where it is another, nothing is kept
-apart here. Metaclasses that a rank defines meanwhile keep the slower slot.
+apart here. Metaclasses that a rank defines meanwhile keep the slower slot. Nothing is noticed while an extension module
+is being loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -128,25 +130,62 @@ class AttributeViews:
         self._exchanged: list[tuple[type, int]] = []  # types, and the function that stood in their slot
         self._kinds = (_Kind(ModuleType, _generic), _Kind(type, _of_types)) if _is_known else ()
         self._methods: list[tuple[dict[str, Any], dict[str, Any]]] = []  # namespaces, and what stood in them
+        self._covered: dict[type, None] = {}  # types that are looked after
+        self._made: dict[_Kind, dict[str, Any]] = {}  # the methods that do
+        self._notices = False  # False as well while compiled code is loaded
 
     def install(self) -> None:
         """Notice what is set from now on."""
-        ours = _slot(_Template).value
         for kind in self._kinds:
-            made = {"__setattr__": self._setting(kind), "__delattr__": self._deleting(kind)}
-            for each in kind.types():
-                function = _slot(each).value
-                if function == kind.function:
-                    self._exchanged.append((each, function))
-                # One of C with a function of its own (pybind11's) goes on to what stands in the base's slot, and that
-                # would look into this very type.
-                if each is kind.base or function not in (kind.function, ours):
-                    namespace = _namespace(each)
-                    self._methods.append((namespace, {name: namespace.get(name, _MISSING) for name in made}))
-                    namespace.update(made)
-            _changed(kind.base)
-        for each, _ in self._exchanged:
+            made = self._made[kind] = {"__setattr__": self._setting(kind), "__delattr__": self._deleting(kind)}
+            self._cover(kind, made)
+        self._notices = True
+
+    def _cover(self, kind: _Kind, made: dict[str, Any]) -> None:
+        """Look after all types of a kind that are not looked after yet."""
+        ours = _slot(_Template).value
+        fresh = []
+        for each in kind.types():
+            if each in self._covered:
+                continue
+            self._covered[each] = None
+            function = _slot(each).value
+            if function == kind.function:
+                fresh.append((each, function))
+            # One of C with a function of its own (pybind11's) goes on to what stands in the base's slot, and that
+            # would look into this very type.
+            if each is kind.base or function not in (kind.function, ours):
+                namespace = _namespace(each)
+                self._methods.append((namespace, {name: namespace.get(name, _MISSING) for name in made}))
+                namespace.update(made)
+                _changed(each)
+        _changed(kind.base)
+        for each, _ in fresh:
             _slot(each).value = ours
+        self._exchanged += fresh
+
+    def without(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that loads compiled code, done while nothing is noticed: a metaclass that is made there, and has
+        a function of its own, would call itself for ever."""
+
+        @functools.wraps(load)
+        def loading(*args: Any) -> Any:
+            if not self._notices:
+                return load(*args)
+            ours = _slot(_Template).value
+            self._notices = False
+            for kind in self._kinds:
+                _slot(kind.base).value = kind.function
+            try:
+                return load(*args)
+            finally:
+                if self._made:  # the world has not ended meanwhile
+                    for kind in self._kinds:
+                        self._cover(kind, self._made[kind])
+                        _slot(kind.base).value = ours
+                    self._notices = True
+
+        return loading
 
     def restore(self) -> None:
         """Put back the host's attributes, and notice nothing any more."""
@@ -163,6 +202,9 @@ class AttributeViews:
             _changed(kind.base)
         self._exchanged.clear()
         self._methods.clear()
+        self._covered.clear()
+        self._made.clear()
+        self._notices = False
         self._of_host.clear()
         self._of_rank.clear()
 

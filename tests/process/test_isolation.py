@@ -20,6 +20,7 @@ import simdist
 from simdist.errors import ArgumentError
 from simdist.process import Sharing
 from simdist.result import RunResult
+from tests.warm import Interpreters
 
 PROGRAM = """
     import builtins, importlib, inspect, io, logging, os, sys, typing
@@ -381,3 +382,33 @@ def test_bad_names_are_told(settings: dict[str, Any], text: str) -> None:
         simdist.run(print, world_size=1, **settings)
 
     assert text in str(caught.value)
+
+
+COMPILED = """
+import json
+import simdist
+
+def main():
+    import json, os
+    library = json
+    library.before = os.environ["RANK"]
+    import matplotlib.ft2font as compiled  # pybind11 makes a metaclass while it is loaded
+    library.after = compiled.FT2Font.left = os.environ["RANK"]
+    return library.before, library.after, compiled.FT2Font.left
+
+if __name__ == "__main__":
+    values = simdist.run(main, world_size=2, isolate=True).values
+    print(values, sorted(vars(json).keys() & {"before", "after"}))
+"""
+
+
+def test_a_rank_may_load_compiled_classes_with_a_metaclass_of_their_own(
+    interpreters: Interpreters, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "loads.py").write_text(COMPILED)
+
+    done = interpreters.run([sys.executable, str(tmp_path / "loads.py")])
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[('0', '0', '0'), ('1', '1', '1')] []\n"
