@@ -188,6 +188,7 @@ class RunSettings:
     cluster: Cluster | None = None
     faults: Sequence[Fault] = ()
     max_restarts: int = 0
+    min_hosts: int | None = None
     env: Mapping[str, str] | None = None
     argv: Sequence[str] | None = None
     policy: str = "fifo"
@@ -212,6 +213,7 @@ SETTINGS: Mapping[str, Spec] = {
     "cluster": Maybe(Instance(_cluster, "a Cluster from simdist.cluster")),
     "faults": _Faults(),
     "max_restarts": Whole(least=0),
+    "min_hosts": Maybe(Whole(least=1)),
     "env": Maybe(Environment()),
     "argv": Maybe(ListOf(Text(), of="texts")),
     "policy": OneOf(("fifo", "random")),
@@ -275,6 +277,9 @@ def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ())
         has_local_disks=getattr(good.get("disk"), "local", None) is not None,
     )
     cluster = good.get("cluster")
+    hosts = 1 if cluster is None else len(cluster.hosts)
+    if (good.get("min_hosts") or 0) > hosts:
+        lines.append(f"min_hosts: {good['min_hosts']} of {hosts} {'host' if hosts == 1 else 'hosts'} can never be left")
     misplaced = []
     if cluster is not None and size is not None and cluster.world_size != size:
         misplaced.append(f"the cluster places {cluster.world_size} ranks, the world has {size}")

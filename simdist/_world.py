@@ -66,7 +66,6 @@ class WorldSpec(RunSettings):
     call: Callable[[int], Any]
     # More environment, by life, rank, local rank and number of the host.
     rank_env: Callable[[int, int, int, int], Mapping[str, str]] | None = None
-    min_hosts: int | None = None  # a restart goes on without lost hosts if so many are left; None: it waits for all
     monitor_ns: int = MONITOR_NS  # how often the agent looks after its workers
     grace_ns: int = GRACE_NS  # from SIGTERM to SIGKILL
     stop_on_failure: bool = False

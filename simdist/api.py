@@ -36,6 +36,7 @@ def run(
     cluster: Cluster | None = None,
     faults: Sequence[Fault] = (),
     max_restarts: int = 0,
+    min_hosts: int | None = None,
     env: Mapping[str, str] | None = None,
     argv: Sequence[str] | None = None,
     policy: str = "fifo",
@@ -68,6 +69,8 @@ def run(
         faults: what goes wrong, from `simdist.faults`.
         max_restarts: how often all ranks are started again after one has failed, as torchrun does. With 0 nobody
             stops the others: each rank goes on to its own end.
+        min_hosts: a restart goes on without hosts that are down if so many are left, the first among them, after the 30
+            virtual seconds that a rendezvous waits for more; ranks are numbered anew. None: it waits for all.
         env: additional environment of every rank.
         argv: `sys.argv` of every rank.
         disk: a folder that is a simulated disk for the ranks, or a `simdist.storage.Mount` of it. What is written there
@@ -117,6 +120,7 @@ def run(
         "isolate": isolate,
         "share": share,
         "max_restarts": max_restarts,
+        "min_hosts": min_hosts,
         "cluster": cluster,
         "env": env,
         "argv": argv,

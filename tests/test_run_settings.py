@@ -11,6 +11,7 @@ import pytest
 import simdist
 from simdist._settings import SETTINGS, RunSettings
 from simdist._world import WorldSpec
+from simdist.errors import ArgumentError
 from simdist.scenario import Plan
 from simdist.testing._plugin._settings import MARKER, Settings
 
@@ -61,3 +62,8 @@ def test_a_scenarios_plan_has_what_a_file_can_say_under_the_same_names() -> None
     plan = {field.name for field in dataclasses.fields(Plan)}
 
     assert set(FIELDS) - plan == {"argv", "record_results", "stall_s", "echo", "progress"}
+
+
+def test_more_hosts_than_there_are_can_never_be_left() -> None:
+    with pytest.raises(ArgumentError, match="min_hosts: 2 of 1 host can never be left"):
+        simdist.run(print, world_size=1, min_hosts=2)

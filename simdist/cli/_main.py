@@ -153,9 +153,9 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
 @click.option(
     "--strike",
     "strikes",
-    type=click.Choice(["rank", "host", "all", "swap"]),
+    type=click.Choice(["rank", "host", "all", "swap", "lost"]),
     multiple=True,
-    help="A rank dies, its host or all hosts lose power, hosts swap local disks; may repeat. Default: each that can.",
+    help="A rank dies, its host or all hosts lose power, hosts swap local disks, a host is lost; may repeat.",
 )
 @click.option(
     "--outcomes", type=Count(least=1), default=4, show_default=True, help="States of the disk for each loss of power."

@@ -53,7 +53,7 @@ def judge_real(
 def _outcomes(seen: Seen) -> Iterator[Verdict]:
     expected = seen.plan.expect.outcomes
     wrong: dict[str, list[int]] = {}
-    for rank, want in zip(seen.result.ranks, expected, strict=True):
+    for rank, want in zip(seen.result.ranks, expected, strict=False):  # after a restart there may be fewer
         if rank.status != want:
             wrong.setdefault(f"{_ended(rank)}, expected {want}", []).append(rank.rank)
     groups: dict[str, list[int]] = {}
@@ -69,6 +69,9 @@ def _exceptions(seen: Seen) -> Iterator[Verdict]:
     wrong: dict[str, list[int]] = {}
     right: dict[str, list[int]] = {}
     for index, want in expected.items():
+        if index >= len(seen.result.ranks):
+            wrong.setdefault("is not there any more", []).append(index)
+            continue
         rank = seen.result.ranks[index]
         if rank.exception is None:
             wrong.setdefault(f"{_ended(rank)}, no exception", []).append(index)
@@ -125,6 +128,11 @@ def _same_as_without_faults(seen: Seen) -> Iterator[Verdict]:
     if keys is None or seen.baseline is None:
         return
     name = "same_as_without_faults"
+    if len(seen.result.ranks) < len(seen.baseline.ranks):
+        yield Verdict(
+            name, False, f"{len(seen.result.ranks)} ranks are left, without faults {len(seen.baseline.ranks)}"
+        )
+        return
     for rank, other in zip(seen.result.ranks, seen.baseline.ranks, strict=True):
         try:
             text = difference(_under(rank, keys), _under(other, keys, "the fault-free run's "))

@@ -85,6 +85,7 @@ class Plan:
     backend: str = "gloo"
     seed: int = 0
     max_restarts: int = 0
+    min_hosts: int | None = None  # with which a restart goes on; None: with all
     policy: str = "fifo"
     start_time: datetime.datetime = START_TIME
     isolate: bool | Sequence[str] = ()  # the modules that each rank imports for itself, besides the user's; or False

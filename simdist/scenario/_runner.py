@@ -92,7 +92,7 @@ def alone(plan: Plan) -> RunResult | None:
     if plan.expect.same_as_one_rank is None:
         return None
     with _folder() as tmp:
-        return simulate(replace(plan, world_size=1, cluster={}, faults=(), max_restarts=0), tmp)
+        return simulate(replace(plan, world_size=1, cluster={}, faults=(), max_restarts=0, min_hosts=None), tmp)
 
 
 def simulate(
@@ -129,6 +129,7 @@ def simulate(
             cluster=simdist.cluster.make(plan.world_size, **plan.cluster) if plan.cluster else None,
             faults=filled_faults(plan.faults, tmp),
             max_restarts=plan.max_restarts,
+            min_hosts=plan.min_hosts,
             env=dict(plan.env),
             policy=plan.policy,
             start_time=plan.start_time,

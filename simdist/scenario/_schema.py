@@ -115,6 +115,7 @@ HEADER = section(
         "backend": (SETTINGS["backend"], "gloo"),
         "seed": (SETTINGS["seed"], 0),
         "max_restarts": (SETTINGS["max_restarts"], 0),
+        "min_hosts": (SETTINGS["min_hosts"], None),
         "policy": (SETTINGS["policy"], "fifo"),
         "start_time": (SETTINGS["start_time"], START_TIME),
         "isolate": (SETTINGS["isolate"], ()),

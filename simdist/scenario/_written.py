@@ -30,7 +30,18 @@ def scenario_text(plan: Plan, faults: Sequence[Fault], folder: Path, *, comment:
     calibration = table.get("cluster", {}).get("calibration")
     if calibration is not None:
         table["cluster"]["calibration"] = os.path.relpath(Path(plan.source).resolve().parent / calibration, folder)
-    table.get("expect", {}).pop("restarts", None)
+    if plan.min_hosts is not None:
+        table["min_hosts"] = plan.min_hosts
+    expected = table.get("expect", {})
+    for name in (
+        "restarts",
+        "same_as_without_faults",
+        "same_states_as_without_faults",
+        "same_as_one_rank",
+        "samples_once",
+    ):
+        if not getattr(plan.expect, name) and getattr(plan.expect, name) != ():
+            expected.pop(name, None)
     table.pop("faults", None)
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     lines += [f"{_key(name)} = {_value(value)}" for name, value in table.items() if not isinstance(value, dict)]

@@ -61,7 +61,8 @@ def sweep(
         local_disks: each host has a disk of its own beside it; a rank finds its path in the environment, as
             SIMDIST_LOCAL_DISK.
         strikes: who is struck: "rank" dies, its "host" loses power, "all" hosts do, or all are shut down and come back
-            with each other's local disks ("swap"). None: whoever can be.
+            with each other's local disks ("swap"), or a host is lost for good and the launcher goes on with the others
+            ("lost"; then nothing is held against the undisturbed run). None: all but the last, as far as they can be.
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
         limit: at most so many crashes, spread evenly over the run; and so many second ones.
         second_crash: crash it once more while it recovers, at each moment until it is as far as it was.

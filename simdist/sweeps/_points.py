@@ -7,25 +7,28 @@ and a failing one replays from a scenario file.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 from simdist.c10d import OperationCalled, StoreRequested
 from simdist.faults import Crash, Fault, HostCrash
 from simdist.files import StorageCalled, present_disks
-from simdist.frames import user_frame
+from simdist.frames import is_ours, user_frame
 from simdist.kernel import PASS, Bus, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
 from simdist.sweeps._images import digests_of_outcomes
 
 __all__ = ["STRIKES", "Case", "Point", "Strike", "Watcher", "cases_of"]
 
-Strike = Literal["rank", "host", "all", "swap"]
-STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap")
+Strike = Literal["rank", "host", "all", "swap", "lost"]
+STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap", "lost")
 DOWN_NS = 1_000_000_000
+_STANDARD = tuple(f"{Path(os.__file__).parent}/{name}" for name in (*sys.stdlib_module_names,))
 _KEY = 60  # characters of a store's key that are shown
 
 
@@ -46,6 +49,7 @@ class Point:
     last_where: str = ""  # and where
     left: tuple[str, ...] = ()  # what the disk may hold if all hosts lose power, as digests, the most suspicious first
     life: int = 0
+    host: str = ""  # that the rank is on
     changes: int = 0  # how often any disk has changed before
     new: bool = True  # something has happened anywhere since this rank came to its last point
 
@@ -87,6 +91,11 @@ class Case:
         return (self.fault,) if self.first is None else (*self.first.faults, self.fault)
 
     @property
+    def loses_hosts(self) -> bool:
+        """True if the program has to go on with fewer hosts."""
+        return self.strike == "lost" or (self.first is not None and self.first.loses_hosts)
+
+    @property
     def fault(self) -> Fault:
         """The fault that does it, if everything before it has happened."""
         point = self.point
@@ -95,6 +104,8 @@ class Case:
             fields["life"] = point.life
         if self.strike == "rank":
             return Crash(**fields)
+        if self.strike == "lost":
+            return HostCrash(**fields, outcome=0)
         if self.strike == "swap":
             return HostCrash(**fields, all_hosts=True, down_ns=DOWN_NS, disks="swapped")
         every = self.strike == "all"
@@ -121,6 +132,7 @@ class Case:
         who = {
             "rank": f"rank {point.rank} died",
             "host": f"the host of rank {point.rank} lost power",
+            "lost": f"the host of rank {point.rank} was lost for good",
             "swap": "all hosts were shut down and came back with each other's disks,",
         }
         said = who.get(self.strike, "all hosts lost power")
@@ -179,13 +191,13 @@ class Watcher:
             return PASS
         counted = kind if kind in ("storage", "operation", "request") else f"{kind} {name}"
         nth = self._counts[rank, counted] = self._counts.get((rank, counted), 0) + 1
-        frame = user_frame(sys._getframe(1))
-        where = "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        where = _line(sys._getframe(1))
         step = self._steps.get(rank)
         number, new = len(self.points), self._has_happened(process, kind)
         (text, at), left, changes = self._last, self._look(), max(self._left[0], 0)
         point = Point(
-            number, rank, kind, name, nth, path, where, step, reached, text, at, left, self._life, changes, new
+            *(number, rank, kind, name, nth, path, where, step, reached, text, at, left, self._life),
+            *(process.host.name, changes, new),
         )
         self.points.append(point)
         if kind == "storage":
@@ -210,6 +222,17 @@ class Watcher:
         return self._left[1]
 
 
+def _line(frame: FrameType | None) -> str:
+    """The line of the user's code; of a thread or a process of a library's, that of the library's."""
+    found = user_frame(frame)
+    while found is None and frame is not None:
+        file = frame.f_code.co_filename
+        if not is_ours(frame) and not file.startswith((*_STANDARD, "<")):
+            found = frame
+        frame = frame.f_back
+    return "" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
+
+
 def _shown(key: str) -> str:
     return key if len(key) <= _KEY else f"{key[:_KEY]}..."
 
@@ -230,6 +253,7 @@ def cases_of(
     cases: list[Case] = []
     merged = 0
     seen: set[tuple[int, str]] = set()
+    launcher = next((point.host for point in points if point.rank == 0), "")  # without that host nobody goes on
     for point in points:
         ones: list[Strike] = [strike for strike in STRIKES[:2] if strike in strikes and (strike == "rank" or hosts > 1)]
         if point.new:
@@ -238,6 +262,8 @@ def cases_of(
             merged += len(ones)
         if "rank" in strikes and point.kind == "storage" and point.name == "write":
             cases.append(Case(point, "rank", "during", first=first))
+        if "lost" in strikes and point.new and point.host != launcher:
+            cases.append(Case(point, "lost", first=first))
         if "swap" in strikes and hosts > 1:
             here = (point.reached, f"swapped {point.changes}")
             if here in seen:

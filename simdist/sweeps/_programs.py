@@ -28,7 +28,7 @@ from simdist.storage import Mount
 from simdist.sweeps._points import Case, Watcher
 from simdist.sweeps._second_lives import KnownEndError, Problems, SecondLife, SecondLives, left_in
 
-__all__ = ["Ends", "FunctionProgram", "PlanProgram", "Program", "Ran"]
+__all__ = ["Ends", "FunctionProgram", "PlanProgram", "Program", "Ran", "struck_plan"]
 
 
 _LOST = "max_steps_lost"
@@ -113,8 +113,8 @@ class Program(Protocol):
         """The command or call that runs it."""
         ...
 
-    def replay(self, faults: Sequence[Fault]) -> str:
-        """The command or call that repeats a run with these crashes."""
+    def replay(self, case: Case) -> str:
+        """The command or call that repeats a run with this crash."""
         ...
 
 
@@ -161,8 +161,7 @@ class PlanProgram:
         return ran
 
     def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
-        plan, faults = self._plan, case.faults
-        struck = replace(plan, faults=(*plan.faults, *faults), max_restarts=max(plan.max_restarts, len(faults)))
+        struck = struck_plan(self._plan, case)
         if watcher is not None:
             with observed_by(watcher):
                 return self._run(struck)
@@ -178,8 +177,28 @@ class PlanProgram:
     def called(self) -> str:
         return self._plan.replay
 
-    def replay(self, faults: Sequence[Fault]) -> str:
-        return replace(self._plan, overrides=(*self._plan.overrides, *_overrides(self._plan, faults))).replay
+    def replay(self, case: Case) -> str:
+        overrides = _overrides(self._plan, case.faults)
+        if case.loses_hosts:
+            overrides.append(f"min_hosts={self.hosts - 1}")
+        return replace(self._plan, overrides=(*self._plan.overrides, *overrides)).replay
+
+
+def struck_plan(plan: Plan, case: Case) -> Plan:
+    """The plan with a crash. After the loss of a host nothing is expected that takes all ranks."""
+    faults = case.faults
+    plan = replace(plan, faults=faults, max_restarts=max(plan.max_restarts, len(faults)))
+    if not case.loses_hosts:
+        return plan
+    expect = replace(
+        plan.expect,
+        same_as_without_faults=None,
+        same_states_as_without_faults=False,
+        same_as_one_rank=None,
+        samples_once=None,
+        exceptions={},
+    )
+    return replace(plan, min_hosts=int(plan.cluster.get("hosts", 1)) - 1, expect=expect)
 
 
 def _overrides(plan: Plan, faults: Sequence[Fault]) -> list[str]:
@@ -233,10 +252,10 @@ class FunctionProgram:
         return nullcontext()
 
     def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
-        run = functools.partial(self._run, case.faults, watcher)
+        run = functools.partial(self._run, case.faults, watcher, fewer=case.loses_hosts)
         return run() if self.ends is None or watcher is not None else self.ends.of(case, run)
 
-    def _run(self, faults: Sequence[Fault], watcher: Watcher | None) -> Ran:
+    def _run(self, faults: Sequence[Fault], watcher: Watcher | None, *, fewer: bool = False) -> Ran:
         import simdist
         from simdist.scenario import lost_steps
 
@@ -252,13 +271,17 @@ class FunctionProgram:
                 kwargs=fill(dict(self.kwargs or {}), tmp),
                 disk=Mount(folder=tmp, local=local if self.local else None, **(self.disk or {})),
                 faults=(*self.settings.get("faults", ()), *faults),
-                **{**{k: v for k, v in self.settings.items() if k != "faults"}, "max_restarts": restarts},
+                **{
+                    **{k: v for k, v in self.settings.items() if k != "faults"},
+                    "max_restarts": restarts,
+                    **({"min_hosts": self.hosts - 1} if fewer else {}),
+                },
             )
             problems = []
             failed = result.first_failure()
             if failed is not None:
                 problems.append(("outcomes", f"rank {failed.rank} {_ended(failed)}"))
-            elif self.baseline is not None:
+            elif self.baseline is not None and not fewer:
                 for rank, other in zip(result.ranks, self.baseline.ranks, strict=True):
                     text = difference(rank.value, other.value)
                     if text is not None:
@@ -273,7 +296,7 @@ class FunctionProgram:
                             lost_words(lost, self.steps_lost),
                         )
                     )
-            if self.expect is not None:
+            if self.expect is not None and not fewer:
                 undisturbed = result if self.baseline is None else self.baseline
                 verdicts = judge_training(self.expect, result.events, undisturbed.events, tmp)
                 problems += [(each.name, each.evidence) for each in verdicts if not each.ok]
@@ -287,8 +310,9 @@ class FunctionProgram:
         name = getattr(self.function, "__qualname__", repr(self.function))
         return f"{name} {sorted(self.settings.items(), key=str)} {self.args} {self.kwargs} {self.disk}"
 
-    def replay(self, faults: Sequence[Fault]) -> str:
-        return f"simdist.run(..., faults={list(faults)!r}, max_restarts={len(faults)})"
+    def replay(self, case: Case) -> str:
+        fewer = f", min_hosts={self.hosts - 1}" if case.loses_hosts else ""
+        return f"simdist.run(..., faults={list(case.faults)!r}, max_restarts={len(case.faults)}{fewer})"
 
 
 def _ended(rank: RankResult) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from simdist.scenario import Plan, run_scenario, scenario_text
+from simdist.scenario import Expectations, Plan, run_scenario, scenario_text
 from simdist.sweeps._picture import picture
+from simdist.sweeps._programs import struck_plan
 from simdist.sweeps._report import SweepReport
 
 __all__ = ["write_replays"]
@@ -33,7 +34,8 @@ def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Pat
     for number, failure in enumerate(report.shortest(), 1):
         name = f"{plan.name}_{number}"
         path = folder / f"{name}.toml"
-        text = scenario_text(plan, failure.case.faults, folder.resolve(), comment=failure.account)
+        struck = struck_plan(plan, failure.case)
+        text = scenario_text(struck, failure.case.faults, folder.resolve(), comment=failure.account)
         path.write_text(text, encoding="utf-8")
         yield path
         account = failure.account.replace("\\", "/").replace('"', "'")
@@ -42,9 +44,7 @@ def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Pat
         text = _TEST.format(name=plan.name, function=function, account=account, scenario=path.name)
         test.write_text(text, encoding="utf-8")
         yield test
-        faults = failure.case.faults
-        struck = replace(plan, faults=faults, max_restarts=max(plan.max_restarts, len(faults)))
-        struck = replace(struck, expect=replace(plan.expect, same_as_without_faults=None))  # which is a run of its own
+        alone = replace(struck, expect=Expectations(outcomes=plan.expect.outcomes))  # no other run to compare with
         drawn = folder / f"{name}.svg"
-        drawn.write_text(picture(run_scenario(struck).result, failure.account), encoding="utf-8")
+        drawn.write_text(picture(run_scenario(alone).result, failure.account), encoding="utf-8")
         yield drawn

@@ -49,7 +49,7 @@ def swept(
         ArgumentError: power is to be lost, and there is no disk to lose anything from; or the file is of another sweep.
     """
     if tries.strikes is None:
-        tries = replace(tries, strikes=[each for each in STRIKES if each != "swap" or program.has_local_disks])
+        tries = replace(tries, strikes=STRIKES[: 4 if program.has_local_disks else 3])
     strikes = tries.strikes or ()
     if "rank" not in strikes and not program.has_disk:
         raise ArgumentError("a sweep", ["a host that loses power loses nothing without a disk; mount one"])
@@ -218,7 +218,7 @@ def _try_in_worker(case: Case) -> Tried:
 
 def _try(program: Program, case: Case) -> Tried:
     ran = program.strike(case)
-    failure = None if not ran.problems else Failure(case, ran.left, ran.problems, program.replay(case.faults))
+    failure = None if not ran.problems else Failure(case, ran.left, ran.problems, program.replay(case))
     return Tried(failure, ran.begun)
 
 

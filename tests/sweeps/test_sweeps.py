@@ -185,7 +185,7 @@ def test_hosts_lose_power_one_by_one_and_all_together() -> None:
 
     report = simdist.sweep(save, world_size=2, cluster=make(2, hosts=2))
 
-    assert {case.strike for case in report.cases} == set(STRIKES) - {"swap"}
+    assert {case.strike for case in report.cases} == set(STRIKES[:3])
     # A server keeps what was closed; the server itself, what was synced.
     assert {failure.case.strike for failure in report.failures} == {"all"}
     assert any("value.pt is empty, of" in failure.account for failure in report.failures)
@@ -333,3 +333,39 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert tried == list(range(1, len(report.cases) + 1))
     with pytest.raises(ArgumentError, match="is of another sweep, or of no sweep; remove it, or name another file"):
         simdist.sweep(in_place, world_size=1, keep=path, strikes=["rank"])
+
+
+def _add_up(folder: str, *, fixed: bool = False) -> float:
+    """Two steps; each rank keeps its part, or all parts are those of as many ranks as there are."""
+    dist.init_process_group("gloo")
+    path = Path(folder) / "value.pt"
+    first, total = torch.load(path) if path.exists() else (0, 0.0)
+    dist.barrier()
+    for step in range(first, 2):
+        simdist.step(step)
+        value = torch.ones(2 if fixed else dist.get_world_size())
+        dist.all_reduce(value)
+        total += float(value[1 if fixed else dist.get_world_size() - 1])
+        if dist.get_rank() == 0:
+            torch.save((step + 1, total), path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)
+        dist.barrier()
+    assert not fixed or dist.get_world_size() == 2, "it was made for two"
+    dist.destroy_process_group()
+    return total
+
+
+def test_a_host_is_lost_for_good_and_the_others_go_on() -> None:
+    settings: dict[str, Any] = {"world_size": 2, "cluster": make(2, hosts=2), "strikes": ["lost"]}
+
+    report = simdist.sweep(_add_up, **settings)
+
+    assert report.wrong == ()
+    assert len(report.cases) > 5
+    assert report.failures == ()
+    assert {case.point.rank for case in report.cases} == {1}  # nobody goes on without the first host
+    broken = simdist.sweep(_add_up, **settings, kwargs={"fixed": True})
+    assert len(broken.failures) == len(broken.cases)
+    assert broken.failures[0].account.startswith("the host of rank 1 was lost for good before ")
+    assert "rank 0 raised AssertionError: it was made for two" in broken.failures[0].account
+    assert "min_hosts=1" in broken.failures[0].replay
