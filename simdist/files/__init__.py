@@ -8,9 +8,9 @@ is synced, renamed, opened, closed, or when power is lost), becomes an effect "u
 Nothing of this is installed in a world without a disk, and in one with a disk paths elsewhere stay as they are.
 
 Open `_mounted.py` first: how an effect goes by. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the functions
-of `os`, `_opening.py` is `open`, `_torch.py` `torch.save`, `_present.py` where a path leads, `_watched.py` what was not
-seen, `_left.py` what a crash has left. Not simulated: `mmap`, `io.FileIO(path)`, `O_DIRECT` beside a normal write,
-modification times, and on a disk of several hosts that one of them sees late what another wrote.
+of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a path
+leads, `_watched.py` what was not seen, `_left.py` what a crash has left. Stores to a mapping are noticed when it is
+flushed. Not simulated: modification times, and on a disk of several hosts that one sees late what another wrote.
 """
 
 from simdist.files._disks import Disks

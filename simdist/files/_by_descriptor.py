@@ -80,7 +80,9 @@ def _write(original: Any) -> Any:
             return count
         disk, file = found
         offset = file.inode.size if file.appends else os.lseek(fd, 0, os.SEEK_CUR)
-        return disk.write(file, offset, bytes(data), lambda part: original(fd, part))
+        content = bytes(data)
+        # Handed on as it is, if all of it is written: O_DIRECT wants memory that is aligned.
+        return disk.write(file, offset, content, lambda part: original(fd, data if part is content else part))
 
     return write
 
@@ -103,7 +105,9 @@ def _pwrite(original: Any) -> Any:
         if found is None:
             count: int = original(fd, data, offset)
             return count
-        return found[0].write(found[1], offset, bytes(data), lambda part: original(fd, part, offset))
+        content = bytes(data)
+        disk, file = found
+        return disk.write(file, offset, content, lambda part: original(fd, data if part is content else part, offset))
 
     return pwrite
 

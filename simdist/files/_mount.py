@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from simdist.cluster import Host
-from simdist.files import _opening, _present, _torch
+from simdist.files import _opening, _present, _raw, _torch
 from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME
 from simdist.files._by_path import BY_PATH
 from simdist.files._disks import Disks
@@ -31,5 +31,6 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) ->
         if hasattr(os, name):
             runtime.patches.wrap(os, name, make)
     _opening.install(runtime.patches)
+    _raw.install(runtime.patches)
     _torch.install(runtime.patches)
     return disks

@@ -210,6 +210,17 @@ class MountedDisk(WatchedFolder):
             if not any(each.inode is inode for each in self.open.values()):
                 self.disk.close(inode)
 
+    def sync_mapped(self, process: SimProcess) -> None:
+        """Make durable what has changed without a call that could be seen: a mapping was flushed."""
+        known = dict(self._known)
+        self.scan()
+        for number, state in self._known.items():
+            if state != known.get(number):
+                for path, inode in [(path, self.disk.find(path)) for path, _ in self.disk.now().nodes]:
+                    if inode is not None and inode.number == number:
+                        self.sync(process, inode, path, data_only=True, act=lambda: None)
+                        break
+
     def sync_all(self, process: SimProcess) -> None:
         """Make everything durable."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -17,6 +19,7 @@ import torch
 
 import simdist
 from simdist.errors import ArgumentError
+from simdist.faults import HostCrash
 from simdist.result import RunResult
 from simdist.storage import Mount
 
@@ -277,4 +280,58 @@ def test_processes_of_a_rank_talk_by_pipes_and_write_to_its_disk(tmp_path: Path)
     result = _run(program, tmp_path)
 
     assert result.values == ["written"]
+    assert _effects(result) == [("create", "a"), ("write", "a")]
+
+
+def test_what_is_below_open_is_seen_when_it_writes(tmp_path: Path) -> None:
+    def program(folder: Path) -> None:
+        with io.FileIO(str(folder / "raw"), "w") as file:
+            assert file.write(b"abc") == 3
+            os.fsync(file.fileno())
+        with io.BufferedWriter(io.FileIO(str(folder / "raw"), "a")) as file:
+            file.write(b"def")
+
+    result = _run(program, tmp_path)
+
+    assert _effects(result) == [("unseen", "raw"), ("write", "raw"), ("fsync", "raw"), ("write", "raw")]
+    assert [event.data["offset"] for event in result.events if event.kind == "storage"] == [0, 0, 0, 3]
+    assert (tmp_path / "raw").read_bytes() == b"abcdef"
+
+
+def test_what_is_stored_to_a_mapping_is_durable_once_it_is_flushed(tmp_path: Path) -> None:
+    (tmp_path / "mapped").write_bytes(b"old")
+
+    def program(folder: Path) -> bytes:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            with (folder / "mapped").open("r+b") as file, mmap.mmap(file.fileno(), 3) as mapped:
+                mapped[:] = b"new"
+                mapped.flush()
+                simdist.point("stored")
+        return (folder / "mapped").read_bytes()
+
+    crash = HostCrash(rank=0, at_point="stored", down_ns=1_000_000_000, outcome=0)
+    result = _run(program, tmp_path, faults=[crash], max_restarts=1)
+
+    assert result.values == [b"new"]
+    assert _effects(result) == [("unseen", "mapped"), ("fdatasync", "mapped")]
+
+
+def test_a_write_past_the_cache_is_a_write(tmp_path: Path) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_DIRECT", 0)
+    try:
+        os.close(os.open(tmp_path / "probe", flags))
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+
+    def program(folder: Path) -> int:
+        descriptor = os.open(folder / "a", flags)
+        with mmap.mmap(-1, 4096) as aligned:
+            aligned[:] = b"x" * 4096
+            count = os.write(descriptor, aligned)
+        os.close(descriptor)
+        return count
+
+    result = _run(program, tmp_path)
+
+    assert result.values == [4096]
     assert _effects(result) == [("create", "a"), ("write", "a")]

@@ -1,0 +1,77 @@
+"""What Python offers below `open`: `io.FileIO(path)`, and mappings that are flushed.
+
+Both open their files in C, so that a file's creation is "unseen". What is written through a FileIO is an effect like
+any other. Stores to a mapping are noticed when it is flushed, which makes them durable, as `msync` does. Those to one
+that is never flushed count as durable, too, if the file was so before: when they came nobody can say.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import mmap
+from typing import Any
+
+from simdist.files._mounted import OpenFile
+from simdist.files._opening import DiskFile
+from simdist.files._present import opened, present_disks, spot
+from simdist.process import Patches, current_process
+
+__all__ = ["install"]
+
+
+def install(patches: Patches) -> None:
+    """Let ranks find the disk that way, too."""
+    patches.wrap_all_in_type(io.FileIO, {"write": _write, "close": _close})
+    patches.wrap_all_in_type(mmap.mmap, {"flush": _flush})
+
+
+def _write(original: Any) -> Any:
+    @functools.wraps(original)
+    def write(self: Any, data: Any, /) -> Any:
+        if isinstance(self, DiskFile) or current_process() is None:
+            return original(self, data)
+        found = opened(self) or _register(self)
+        if found is None:
+            return original(self, data)
+        disk, file = found
+        content = bytes(data)
+        offset = file.inode.size if file.appends else self.tell()
+        return disk.write(file, offset, content, lambda part: original(self, part))
+
+    return write
+
+
+def _register(file: Any) -> Any:
+    """Such a file is written to for the first time."""
+    place = None if isinstance(file.name, int) else spot(file.name, follow=True)
+    inode = None if place is None else place.disk.find(place.place)
+    if place is None or inode is None:
+        return None
+    made = place.disk.open[file.fileno()] = OpenFile(inode, place.process, place.place, "a" in file.mode)
+    return place.disk, made
+
+
+def _close(original: Any) -> Any:
+    @functools.wraps(original)
+    def close(self: Any) -> None:
+        if not isinstance(self, DiskFile) and not self.closed and current_process() is not None and self.closefd:
+            found = opened(self)
+            if found is not None:
+                found[0].close(self.fileno())
+        original(self)
+
+    return close
+
+
+def _flush(original: Any) -> Any:
+    @functools.wraps(original)
+    def flush(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(self, *args, **kwargs)
+        disks, process = present_disks(), current_process()
+        if disks is not None and process is not None and not disks.busy:
+            for disk in disks.of(process.host):
+                disk.sync_mapped(process)
+        return done
+
+    return flush
