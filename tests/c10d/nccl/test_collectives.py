@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
-from tests.c10d.nccl.worlds import join, of, results
+from tests.c10d.nccl.worlds import join, of, results, said
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # the old names of two functions
 
@@ -231,3 +231,18 @@ def test_what_has_no_elements_waits_for_nobody() -> None:
         return of(rank).item()
 
     assert results(body) == [0, 1]
+
+
+def test_complex_numbers_go_as_their_parts_from_c_too() -> None:
+    def body() -> Any:
+        rank = join()
+        group: Any = dist.group.WORLD
+        summed, sent = (torch.tensor([complex(rank + 1, 2)], device="cuda") for _ in range(2))
+        group.allreduce([summed]).wait()
+        group.broadcast([sent], root=1).wait()
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        return summed.tolist(), sent.tolist(), said(lambda: group.allreduce([summed], options))
+
+    refused = "RuntimeError: all_reduce does not support MAX on complex tensors"
+    assert results(body) == [([3 + 4j], [2 + 2j], refused)] * 2

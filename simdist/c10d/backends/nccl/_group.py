@@ -14,6 +14,7 @@ from simdist.c10d.backends.nccl._arguments import require_tensor
 from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
 from simdist.c10d.backends.nccl._offspring import shrink, split
 from simdist.c10d.backends.nccl._operands import (
+    as_real,
     bytes_of,
     listed_tensors,
     require_devices,
@@ -44,9 +45,10 @@ class NcclProcessGroup(NcclReductions):
 
         def make() -> list[Call]:
             self._require_root("Broadcast", root)
-            data = flat(tensor)
-            operation = self._operation("broadcast", tensor, bytes_of(data), root=root)
-            reads, writes = ([(tensor, data)], []) if self.rank() == root else ([], [tensor])
+            parts = as_real(tensor)
+            data = flat(parts)
+            operation = self._operation("broadcast", parts, bytes_of(data), root=root)
+            reads, writes = ([(parts, data)], []) if self.rank() == root else ([], [parts])
             return [Call(operation, data, reads, writes)]
 
         return self._collective("broadcast", ("BROADCAST", "broadcast"), make, [tensor], [tensor], opts)

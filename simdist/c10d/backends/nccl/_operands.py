@@ -10,7 +10,8 @@ from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import require_tensor
 from simdist.c10d.surface._calls import reduction_of
 
-__all__ = ["bare_tensor", "bytes_of", "dense_tensor", "listed_tensors", "reduction_and_factor", "require_devices"]
+__all__ = ["as_real", "bare_tensor", "bytes_of", "dense_tensor", "listed_tensors", "reduction_and_factor"]
+__all__ += ["require_devices"]
 
 Tensor = torch.Tensor
 
@@ -44,6 +45,19 @@ def listed_tensors(tensors: Any) -> list[Tensor]:
     for tensor in inner:
         require_tensor(tensor)
     return inner
+
+
+def as_real(tensor: Tensor, operation: str = "", reduction: str = "") -> Tensor:
+    """A complex tensor as its real and imaginary parts, which is how NCCL takes it.
+
+    Raises:
+        RuntimeError: the reduction of an operation is not one of parts.
+    """
+    if not tensor.is_complex():
+        return tensor
+    if reduction not in ("", "sum", "avg", "premul_sum"):
+        raise RuntimeError(f"{operation} does not support {reduction.upper()} on complex tensors")
+    return torch.view_as_real(tensor)
 
 
 def dense_tensor(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import check_reduction, check_type, require_tensor
 from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
 from simdist.c10d.backends.nccl._operands import (
+    as_real,
     bare_tensor,
     bytes_of,
     dense_tensor,
@@ -66,6 +67,7 @@ class NcclReductions(NcclGroup):
 
     def _reduction_in_place(self, tensor: Tensor, opts: Any, op: Any = None) -> Call:
         reduction, factor = reduction_and_factor(opts, op)
+        tensor = as_real(tensor, "all_reduce", reduction)
         data = flat(tensor)
         operation = self._operation("all_reduce", tensor, bytes_of(data), reduction)
         return Call(operation, data, [], [tensor], [tensor], factor)
@@ -98,11 +100,12 @@ class NcclReductions(NcclGroup):
         def make() -> list[Call]:
             self._require_root("Reduce", root)
             reduction, factor = reduction_and_factor(opts, op)
-            data = flat(tensor)
-            operation = self._operation("reduce", tensor, bytes_of(data), reduction, root)
+            parts = as_real(tensor, "reduce", reduction)
+            data = flat(parts)
+            operation = self._operation("reduce", parts, bytes_of(data), reduction, root)
             if self.rank() == root:
-                return [Call(operation, data, [], [tensor], [tensor], factor)]
-            return [Call(operation, data, [(tensor, data)], [], [tensor], factor)]
+                return [Call(operation, data, [], [parts], [parts], factor)]
+            return [Call(operation, data, [(parts, data)], [], [parts], factor)]
 
         return self._collective("reduce", ("REDUCE", "reduce"), make, [tensor], [tensor], opts)
 
