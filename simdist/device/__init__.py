@@ -24,9 +24,12 @@ extensions in CUDA C++ are out of reach.
 Open `_install.py` first, then `_kernels.py`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release
-from simdist.device._compiled import build_kernels, built_kernels, compiler
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState, explain_absence
 from simdist.device._marks import Mark, latest
@@ -56,3 +59,14 @@ __all__ = [
     "release",
     "select_stream",
 ]
+
+if TYPE_CHECKING:
+    from simdist.device._compiled import build_kernels, built_kernels, compiler
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("build_kernels", "built_kernels", "compiler"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from simdist.device import _compiled  # which worlds without devices do not need
+
+    return getattr(_compiled, name)

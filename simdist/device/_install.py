@@ -11,7 +11,6 @@ import torch
 from simdist.cluster import Cluster
 from simdist.device import _kernels, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
-from simdist.device._compiled import chosen
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
@@ -51,6 +50,8 @@ class DeviceState:
 
     def install(self) -> None:
         """Let ranks find devices."""
+        from simdist.device._compiled import chosen  # which worlds without devices do not need
+
         _kernels.install(chosen())
         wrappers: list[Any] = []
         if self._model is not None:
