@@ -98,7 +98,8 @@ class TorchState:
         _present = self
         _makers.serve(self._makers)
         self._flags = _flags.remember()
-        _flags.install(self._patches, apart=flags_apart)
+        if flags_apart:
+            _flags.separate(self._patches)
         _memory.bus = bus
         if self._strict:
             watch_strictly(bus)
@@ -249,6 +250,7 @@ def _install_levels(patches: Patches) -> None:
 _ALWAYS = (
     _makers.install,
     _install_levels,
+    _flags.install,
     _host_stores.install,
     _profiling.install,
     _flight_record.install,

@@ -20,7 +20,7 @@ from torch.nn.modules import module as _modules
 
 from simdist.process import Patches, followed, original
 
-__all__ = ["install", "remember", "restore"]
+__all__ = ["install", "remember", "restore", "separate"]
 
 _c: Any = torch._C
 _sharing: Any = torch.multiprocessing
@@ -143,8 +143,11 @@ _REGISTERS = tuple((_modules, name) for name in vars(_modules) if name.startswit
 _HOOKING = tuple(followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks))
 
 
-def install(patches: Patches, *, apart: bool) -> None:
-    """Give each process hooks of its own, for context managers set them, and with `apart` all settings."""
+def install(patches: Patches) -> None:
+    """Give each process hooks of its own: context managers set them."""
     patches.redirect(_HOOKING)
-    if apart:
-        patches.redirect(_REPLACEMENTS)
+
+
+def separate(patches: Patches) -> None:
+    """Give each process all these settings for itself, from the first that a rank changes on."""
+    patches.redirect(_REPLACEMENTS)
