@@ -44,7 +44,8 @@ class Verdict:
         strikes = [each for each in (self.strike, later.strike) if each is not None]
         when = self.when if later.strike is None else later.when
         error = self.error if later.error is None else later.error
-        return Verdict(self.delay_ns + later.delay_ns, error, _in_turn(strikes), when)
+        part_bytes = self.part_bytes if later.part_bytes is None else later.part_bytes
+        return Verdict(self.delay_ns + later.delay_ns, error, _in_turn(strikes), when, part_bytes)
 
 
 def _in_turn(strikes: list[Callable[[], None]]) -> Callable[[], None] | None:
