@@ -20,6 +20,7 @@ FILES = sorted(PROGRAMS.glob("*.toml"))
 LIBRARIES = {
     "plain_ddp": "tensorboard",
     "with_accelerate": "accelerate",
+    "with_fabric": "lightning",
     "with_hydra": "hydra",
     "with_lightning": "lightning",
     "with_trainer": "transformers",
