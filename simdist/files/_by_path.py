@@ -181,6 +181,18 @@ def _truncate(original: Any) -> Any:
     return truncate
 
 
+def _utime(original: Any) -> Any:
+    @functools.wraps(original)
+    def utime(path: Any, *args: Any, **kwargs: Any) -> None:
+        found = None if isinstance(path, int) else spot(path, kwargs.get("dir_fd"), follow=True)
+        inode = found.disk.find(found.place) if found is not None and found.place else None
+        original(path, *args, **kwargs)
+        if found is not None and inode is not None:
+            found.disk.remember(inode, found.real)  # another time is no other content
+
+    return utime
+
+
 BY_PATH: tuple[tuple[str, _Make], ...] = (
     ("open", _open),
     ("mkdir", _creating("folder", "mkdir")),
@@ -192,5 +204,6 @@ BY_PATH: tuple[tuple[str, _Make], ...] = (
     ("replace", _moving("rename")),
     ("link", _moving("link")),
     ("truncate", _truncate),
+    ("utime", _utime),
 )
 """What stands in for functions of `os`, by name."""

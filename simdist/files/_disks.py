@@ -17,7 +17,7 @@ __all__ = ["Disks"]
 
 
 class Disks:
-    """All disks of a mount. `leave` is called by a process that ends by itself."""
+    """All disks of a mount. `leave` flushes the files of a process that ends by itself."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Disks:
         seed: int,
         leave: Callable[[SimProcess], None],
     ) -> None:
-        self.leave = leave
+        self._leave = leave
         self._hosts = tuple(hosts)
         self._shared = MountedDisk(mount, simulation, self._hosts, seed=seed)
         self._moving = False  # disks are replaced
@@ -54,6 +54,12 @@ class Disks:
     def environ_of(self, host: str) -> Mapping[str, str]:
         """What a rank finds in its environment: where the disk of its host is."""
         return {"SIMDIST_LOCAL_DISK": self._local[host].folder} if self._local else {}
+
+    def leave(self, process: SimProcess) -> None:
+        """A process ends by itself: its files are flushed, and what nobody has looked at is noticed."""
+        self._leave(process)
+        for disk in self.of(process.host):
+            disk.scan()
 
     @property
     def busy(self) -> bool:

@@ -335,3 +335,10 @@ def test_a_write_past_the_cache_is_a_write(tmp_path: Path) -> None:
 
     assert result.values == [4096]
     assert _effects(result) == [("create", "a"), ("write", "a")]
+
+
+def test_what_nobody_has_looked_at_is_noticed_in_the_end(tmp_path: Path) -> None:
+    def program(folder: Path) -> None:
+        torch.from_file(str(folder / "shared"), shared=True, size=4)
+
+    assert _effects(_run(program, tmp_path)) == [("unseen", "shared")]
