@@ -92,8 +92,8 @@ def test_bad_input_has_no_traceback_in_a_process_of_its_own(tmp_path: Path) -> N
     assert process.stderr.splitlines() == [
         f"{file}: 3 problems",
         "  world_size: missing; it has no default",
-        "  workload.sed: unknown key; known: target, args, kwargs",
-        "  workload.world_size: unknown key; known: target, args, kwargs",
+        "  workload.sed: unknown key; known: target, folder, args, kwargs",
+        "  workload.world_size: unknown key; known: target, folder, args, kwargs",
     ]
 
 

@@ -54,7 +54,7 @@ def test_validate_checks_every_file(job: Job, simdist: Simdist) -> None:
         f"{bad}: 1 problem",
         "  workload.target: module 'job' has no function 'totl'; did you mean 'total'?",
         f"{worse}: 1 problem",
-        "  workload.x: unknown key; known: target, args, kwargs",
+        "  workload.x: unknown key; known: target, folder, args, kwargs",
     ]
 
 
