@@ -30,13 +30,7 @@ def error_file(folder: str, life: int, local_rank: int) -> str:
 
 
 class Logs:
-    """The files of one launch, and what of it the console shows.
-
-    Example:
-        >>> logs = Logs(plan, folder, sys.stdout, sys.stderr)
-        >>> logs.begin(life=0, rank=1, local_rank=1, node=0)   # a worker is about to start
-        >>> logs.take(1, 0, "stdout", "a line that it printed")
-    """
+    """The files of one launch, and what of it the console shows."""
 
     def __init__(self, plan: Launch, folder: str, out: TextIO | None, err: TextIO | None) -> None:
         self._plan = plan

@@ -165,12 +165,7 @@ class _Fork:
 
 
 class ForkCopies:
-    """Of all forked children of one world.
-
-    Example:
-        >>> copies = ForkCopies(runtime)
-        >>> mine = copies.fork(child, process_obj, popen, end_for_child)   # by the parent, with the baton
-    """
+    """Of all forked children of one world."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._of: dict[SimProcess, _Copy] = {}
