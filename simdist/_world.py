@@ -71,6 +71,7 @@ class WorldSpec(RunSettings):
     stop_on_failure: bool = False
     torchrun: bool = True  # set the environment that torchrun sets
     replay: str = ""
+    echo_last_lines: bool = False  # `echo` gets a last line without an end, too, when its process has ended
     # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
     checked: bool = False  # whoever made this has checked the settings
@@ -370,6 +371,7 @@ class World:
                 echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
             )
+            process.shows_last_lines = self._spec.echo_last_lines
             said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)
             process.torch_state = self._torch.new_rank(None if said == host_said else os.fsdecode(said or b"OFF"))
             process.random_states = self._slots.random.fresh()

@@ -65,6 +65,7 @@ def launch(
             monitor_ns=plan.monitor_ns,
             grace_ns=plan.grace_ns,
             echo=logs.take,
+            echo_last_lines=True,
             progress=progress,
             replay=plan.replay,
         )

@@ -84,6 +84,7 @@ class SimProcess:
         self.stdout: list[str] = []
         self.stderr: list[str] = []
         self.echo = echo  # called with rank, time, stream and text of each line that it writes
+        self.shows_last_lines = False  # `echo` gets a last line that has no end, too
         self.descriptors: dict[str, Descriptor] = {}  # the files behind its streams, once somebody asked for one
         self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no end
         self.operations = 0
@@ -303,7 +304,8 @@ class SimProcess:
         for name, lines in (("stdout", self.stdout), ("stderr", self.stderr)):
             if self.partial[name]:
                 lines.append(self.partial[name])
-                self._show(name, self.partial[name])
+                if self.oldest.shows_last_lines:
+                    self._show(name, self.partial[name])
                 self.partial[name] = ""
 
     def forget(self) -> None:
