@@ -40,7 +40,8 @@ def test_the_program_runs_unmodified_and_twice_the_same(
 ) -> None:
     _needs(file)
     # Torch's test tools, which other tests import, forbid this process to set such flags as programs set.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    variables: Any = torch.backends.disable_global_flags.__globals__
+    monkeypatch.setitem(variables, "__allow_nonbracketed_mutation_flag", True)
     runs = []
     for form in ("python", "compiled" if compiled_kernels is not None else "python"):  # of virtual devices' kernels
         monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
