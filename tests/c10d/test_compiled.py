@@ -160,3 +160,27 @@ def test_what_dynamo_logs_counts_from_nothing_on_each_rank_and_in_each_world() -
     assert worlds[0].values == worlds[1].values
     assert worlds[0].digest == worlds[1].digest
     assert before == convert.FRAME_COUNTER > 0
+
+
+@pytest.mark.skipif(not hasattr(torch._dynamo.eval_frame, "_in_optimized_module"), reason="torch 2.13 asks for it")
+def test_only_the_rank_that_is_inside_a_compiled_module_is() -> None:
+    inside = torch._dynamo.eval_frame._is_in_optimized_module
+    seen: list[tuple[int, bool]] = []
+
+    class Sums(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x)
+            return x
+
+    def body() -> bool:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 2:
+            dist.all_reduce(torch.zeros(1))
+            seen.append((2, inside()))
+        else:
+            torch.compile(Sums(), backend="eager")(torch.ones(1))
+        return inside()
+
+    assert values(body, 3) == [False, False, False]
+    assert seen == [(2, False)]
+    assert not inside()

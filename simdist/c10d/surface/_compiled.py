@@ -34,6 +34,7 @@ from simdist.process import Patches, SimProcess, Slot, current_process, current_
 __all__ = ["CompiledCode"]
 
 _NAME = "set_eval_frame_isolate_recompiles_id"
+_INSIDE = "_in_optimized_module"  # what hooks ask; a rank may park in there
 _OURS = PurePath(str(simdist.__file__)).parent.as_posix() + "/"
 _POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _LOCK_NS = 1_000_000  # between two looks at a lock that another rank holds
@@ -67,10 +68,12 @@ class CompiledCode:
         self._regions: dict[tuple[int, int], int] = {}  # by process and number that torch asked for
         self._ours: dict[int, int] = {}  # region -> process
         self._present: dict[int, int] = {}  # the number that is set while a process has the baton; 0: the host
+        self._inside: dict[int, bool] = {}  # likewise, whether it is inside a compiled module
 
     def install(self, patches: Patches) -> None:
         """Translate the numbers of regions from now on."""
         loaded: Any = sys.modules.get("torch._dynamo.eval_frame")
+        self._inside[0] = getattr(loaded, _INSIDE, False)
         if self._set is None:
             patches.wrap(torch, "compile", _as_it_is)
             if loaded is not None:
@@ -89,6 +92,8 @@ class CompiledCode:
             return
         self._patches.undo()
         self._patches = None
+        if hasattr(loaded, _INSIDE):
+            setattr(loaded, _INSIDE, self._inside[0])
         if os.name == "posix" and _POINTER not in os.environ:
             importlib.import_module("posix").unsetenv(_POINTER)
         self._set(self._present.get(0, -1))
@@ -144,6 +149,10 @@ class CompiledCode:
         if self._patches is not None:
             self._present[0 if leaving is None else leaving.pid] = self._frames.get_eval_frame_isolate_recompiles_id()
             self._set(self._present.get(0 if entering is None else entering.pid, -1))
+            loaded: Any = sys.modules["torch._dynamo.eval_frame"]
+            if hasattr(loaded, _INSIDE):  # torch 2.13 has it
+                self._inside[0 if leaving is None else leaving.pid] = getattr(loaded, _INSIDE)
+                setattr(loaded, _INSIDE, self._inside.get(0 if entering is None else entering.pid, False))
 
     def _entries(self, code: Any, region: int) -> int:
         return len(self._frames._get_cache_entries_for_region(code, region))
