@@ -34,7 +34,7 @@ from tools._leaks_programs import KINDS
 
 __all__ = ["leaks_of", "main"]
 
-_ROOM_MIB = 20  # that memory may grow by in the second half of the worlds
+_ROOM_MIB = 10  # that memory may grow by in the second half of the worlds
 # What grows by itself: caches by what is asked, statistics, numbers of handles.
 _CACHES = (
     "__main__.",
@@ -86,7 +86,8 @@ def leaks_of(
             memory = _resident_mib()  # caches have grown to their size by then
         name = kinds[index % len(kinds)]
         ended[name][" and ".join(sorted(KINDS[name](index)))] += 1
-    after, grown = _look(), _resident_mib() - memory
+    grown = _resident_mib() - memory  # before the look, which takes tens of MiB itself
+    after = _look()
     changed = [name for name, now in after.items() if _differs(first, name, now)]
     left = [f"{name}: {_shown(first.get(name))} -> {_shown(after[name])}" for name in changed]
     left += [f"{name}: gone" for name in first if name not in after]
