@@ -3,12 +3,14 @@
 Kineto is one per process, and crashes when several threads start it at once. Torch's older profiler records per
 thread, so on a rank `torch.autograd.profiler.profile` runs on that one, and with it `torch.profiler.profile`, which is
 built on it. The group's operations are added as Gloo's own events: one `gloo:<operation>` per call, asynchronous, with
-input shapes.
+input shapes. Traces are written as Kineto writes them (torch 2.13), so that what reads its files reads these.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +28,8 @@ _autograd: Any = torch.autograd  # torch's stubs leave these out, or leave them 
 _legacy: Any = profiler_legacy
 _util: Any = profiler_util
 
+_USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: what `record_function` marks, and what Gloo does
+
 # (name, shapes, called at, work)
 ProfiledCall = tuple[str, list[list[int]], int, "SimWork"]
 
@@ -35,6 +39,7 @@ class ProfiledCalls:
 
     def __init__(self, process: SimProcess) -> None:
         self.calls: list[ProfiledCall] = []
+        self.metadata: dict[str, Any] = {}  # that the trace gets
         self.end = process.simulation.bus.listen(WorkIssued, self._on_issue)
         self._process = process
 
@@ -50,6 +55,7 @@ def install(patches: Patches) -> None:
     patches.wrap(profiler.profile, "_prepare_trace", _prepare)
     patches.wrap(profiler.profile, "_start_trace", _start)
     patches.wrap(profiler.profile, "__exit__", _exit)
+    patches.wrap(_autograd, "_add_metadata_json", _add_metadata)
 
 
 def _prepare(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -87,6 +93,17 @@ def _start(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return start
 
 
+def _add_metadata(original: Callable[[str, str], None]) -> Callable[[str, str], None]:
+    def add(key: str, value: str) -> None:
+        process = current_process()
+        if process is None:
+            original(key, value)
+        elif process.torch_state.profile is not None:
+            process.torch_state.profile.metadata[key] = json.loads(value)
+
+    return add
+
+
 def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
     def leave(self: Any, *exception: Any) -> Any:
         process = current_process()
@@ -94,10 +111,11 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *exception)
         records = _autograd._disable_profiler_legacy()
         state = process.torch_state
-        calls = []
+        calls: list[ProfiledCall] = []
+        metadata: dict[str, Any] = {}
         if state.profile is not None:
             state.profile.end()
-            calls, state.profile = state.profile.calls, None
+            calls, metadata, state.profile = state.profile.calls, state.profile.metadata, None
         events = _legacy._parse_legacy_records(records)
         now_ns = process.simulation.now_ns
         first = max((event.id for event in events), default=0) + 1
@@ -111,6 +129,7 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
                     start_us=called_ns / 1e3,
                     end_us=now_ns / 1e3,
                     input_shapes=shapes,
+                    scope=_USER_SCOPE,
                     is_async=True,
                 )
             )
@@ -119,7 +138,7 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         self._function_events._build_tree()
         self._needs_processing = False
-        self.kineto_results = _Results(self._function_events)
+        self.kineto_results = _Results(process, self._function_events, metadata)
         return False
 
     return leave
@@ -128,14 +147,36 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
 class _Results:
     """What is asked of Kineto's results after the fact."""
 
-    def __init__(self, events: Any) -> None:
+    def __init__(self, process: SimProcess, events: Any, metadata: dict[str, Any]) -> None:
         self._events = events
+        self._metadata = metadata
+        self._pid = process.pid
+        self._base_ns = process.epoch_ns
 
     def events(self) -> list[Any]:
         return []
 
     def save(self, path: str) -> None:
-        self._events.export_chrome_trace(path)
+        place = {"pid": self._pid, "tid": self._pid}
+        names = {"process_name": {"name": "python"}, "process_labels": {"labels": "CPU"}}
+        events = [{"ph": "M", "name": name, "ts": 0.0, **place, "args": args} for name, args in names.items()]
+        for number, event in enumerate(self._events):
+            args = {"External id": event.id, "Record function id": 0, "Ev Idx": number}
+            if event.input_shapes:
+                args["Input Dims"] = event.input_shapes
+            kind = "user_annotation" if event.scope == _USER_SCOPE else "cpu_op"
+            when = {"ts": event.time_range.start, "dur": event.time_range.elapsed_us()}
+            events.append({"ph": "X", "cat": kind, "name": event.name, **place, **when, "args": args})
+        trace = {
+            "schemaVersion": 1,
+            "deviceProperties": [],
+            **self._metadata,
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": self._base_ns,
+            "traceEvents": events,
+            "traceName": path,
+        }
+        Path(path).write_text(json.dumps(trace, indent=2))
 
     def experimental_event_tree(self) -> list[Any]:
         return []

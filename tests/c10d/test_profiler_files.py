@@ -1,0 +1,41 @@
+"""Traces of torch's profiler are files that its readers read: Kineto's format (torch 2.13)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function, tensorboard_trace_handler
+
+from tests.c10d.worlds import values
+
+
+def test_the_trace_handler_writes_what_kineto_writes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def main() -> str:
+        dist.init_process_group("gloo")
+        handler = tensorboard_trace_handler(str(tmp_path), f"rank{dist.get_rank()}")
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True, on_trace_ready=handler) as profiler:
+            profiler.add_metadata("who", "me")
+            with record_function("mine"):
+                torch.ones(2, 3) @ torch.ones(3, 2)
+            dist.all_reduce(torch.ones(4))
+        return f"rank{dist.get_rank()}"
+
+    for rank, worker in enumerate(values(main, 2)):
+        (file,) = tmp_path.glob(f"{worker}.*.pt.trace.json")
+        trace: dict[str, Any] = json.loads(file.read_text())
+        assert trace["schemaVersion"] == 1
+        assert trace["who"] == "me"
+        assert trace["distributedInfo"]["rank"] == rank
+        spans = {event["name"]: event for event in trace["traceEvents"] if event["ph"] == "X"}
+        assert {"mine", "aten::ones", "aten::mm", "gloo:all_reduce"} <= spans.keys()
+        assert spans["mine"]["cat"] == "user_annotation"
+        assert spans["aten::mm"]["cat"] == "cpu_op"
+        assert spans["aten::mm"]["args"]["Input Dims"][:2] == [[2, 3], [3, 2]]
+        assert spans["gloo:all_reduce"]["pid"] == 1000 + rank
+        assert spans["gloo:all_reduce"]["dur"] >= 0
+    assert "Profiler is not initialized" not in capfd.readouterr().err
