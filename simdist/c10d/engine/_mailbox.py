@@ -395,8 +395,11 @@ class Mailbox:
                 self._report(work, error)
             return
         ours, theirs = _memory.as_bytes(send.tensor), _memory.as_bytes(receive.tensor)
-        if len(ours) <= len(theirs):
-            theirs[: len(ours)] = ours
+        sent, room = ours.numel(), theirs.numel()  # hot: `len` of a tensor is Python
+        if sent == room:
+            theirs.copy_(ours)
+        elif sent < room:
+            theirs[:sent] = ours
         self._complete(send, begin_ns)
 
     def _received(self, receive: P2PWork, begin_ns: int) -> None:
@@ -419,8 +422,7 @@ class Mailbox:
         simulation = self._communicator.simulation
         if not work.inner:
             data = _memory.flat(work.tensor)
-            sent = _size(work.tensor) if work.sender is None else _size(work.sender.tensor)
-            if sent < _size(work.tensor):
+            if work.sender is not None and (sent := _size(work.sender.tensor)) < _size(work.tensor):
                 data = _memory.as_bytes(work.tensor)[:sent]  # it came short: the rest is as it was
                 work.partial = True
             crc = _memory.checksum([data], CHECKSUM_BYTES)
