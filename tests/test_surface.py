@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "cluster": {"errors", "values", "kernel", "networkx"},
     "storage": set(),
     "process": {"errors", "frames", "records", "kernel", "cluster", "numpy"},
-    "files": {"records", "kernel", "cluster", "storage", "process", "torch"},
+    "files": {"errors", "records", "kernel", "cluster", "storage", "process", "torch"},
     "_content": {"torch"},
     "device": {"errors", "frames", "kernel", "cluster", "process", "torch"},
     "c10d": {"_content", "errors", "frames", "records", "kernel", "cluster", "process", "device", "numpy", "torch"},

@@ -1,8 +1,8 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
-`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, or one of the user's, from the
-bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
+`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`, or one of
+the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
 All that there is to know about a kind stands in its class: fields, problems in a world, the simulated and the real arm,
 words. Nothing else in simdist knows a kind; where a fault can strike is told by its base.
 
@@ -14,6 +14,7 @@ faults.
 
 from typing import TYPE_CHECKING
 
+from simdist.faults._bit_flip import BitFlip
 from simdist.faults._bit_rot import BitRot
 from simdist.faults._crash import Crash
 from simdist.faults._disk_fault import DiskFault
@@ -29,6 +30,7 @@ from simdist.faults._kinds import KINDS
 from simdist.faults._lasting import LastingFault
 from simdist.faults._link_delay import LinkDelay
 from simdist.faults._link_fault import LinkEffect, LinkFault
+from simdist.faults._lost_sync import LostSync
 from simdist.faults._operation_delay import OperationDelay
 from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE, STORE, effects_of, operations_of
 from simdist.faults._partition import Partition
@@ -54,6 +56,7 @@ __all__ = [
     "RANK",
     "STORAGE",
     "STORE",
+    "BitFlip",
     "BitRot",
     "Crash",
     "DiskFault",
@@ -69,6 +72,7 @@ __all__ = [
     "LinkDelay",
     "LinkEffect",
     "LinkFault",
+    "LostSync",
     "Machine",
     "OperationDelay",
     "Partition",

@@ -31,7 +31,7 @@ class DiskFull(DiskFault):
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Count what is written."""
-        from simdist.files import StorageCalled, WrittenInPartError  # torch comes with it
+        from simdist.files import StorageCalled  # torch comes with it
         from simdist.kernel import PASS, Verdict
 
         written = 0
@@ -43,7 +43,7 @@ class DiskFull(DiskFault):
             room = self.free_bytes - written
             if called.effect == "write" and room > 0:
                 written += min(called.size, room)
-                return PASS if called.size <= room else Verdict(error=WrittenInPartError(room))
+                return PASS if called.size <= room else Verdict(part_bytes=room)
             if called.effect == "write" or (called.effect in _NEED_SPACE and written >= self.free_bytes):
                 number = int(getattr(errno, self.error))
                 return Verdict(error=OSError(number, os.strerror(number)))

@@ -264,9 +264,15 @@ class Injector:
             for entry in entries:
                 self._strike(entry, process)
 
-        return Verdict(
+        own = Verdict(
             delay_ns=late_ns, strike=strike, when=last.when, error=last.exception(), part_bytes=last.part_bytes
         )
+        for entry in entries:
+            fault = entry.fault
+            assert isinstance(fault, RankFault)
+            if fault.drops or fault.changes is not None:
+                own = own.and_then(Verdict(change=fault.changes, drop=fault.drops, when=own.when))
+        return own
 
     # -- strikes -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from simdist.faults._bit_flip import BitFlip
 from simdist.faults._bit_rot import BitRot
 from simdist.faults._crash import Crash
 from simdist.faults._disk_full import DiskFull
@@ -14,6 +15,7 @@ from simdist.faults._hold import Hold
 from simdist.faults._host_crash import HostCrash
 from simdist.faults._io_error import IoError
 from simdist.faults._link_delay import LinkDelay
+from simdist.faults._lost_sync import LostSync
 from simdist.faults._partition import Partition
 from simdist.faults._raise import Raise
 from simdist.faults._short_write import ShortWrite
@@ -27,6 +29,6 @@ __all__ = ["KINDS"]
 
 _CLASSES = (
     *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost),
-    *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot),
+    *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip),
 )
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar
 
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
 from simdist.faults._fields import (
@@ -26,7 +26,7 @@ __all__ = ["RankFault"]
 
 
 class RankFault(Fault):
-    """A fault that strikes one rank when its trigger comes. A subclass overrides `strike`, `exception` or both.
+    """A fault that strikes one rank when its trigger comes. A subclass overrides `strike`, `exception` or `change`.
 
     The trigger is a virtual time (`at_ns`), a training step that the program names with `simdist.step(i)` (`at_step`),
     a point that it names with `simdist.point("saved")` (`at_point`), an operation, or with none of these the strike of
@@ -52,6 +52,7 @@ class RankFault(Fault):
     may_repeat: ClassVar[bool] = True  # it can strike twice in one life
     # Where the rank is struck, it may not come into the operation: real peers then wait at theirs until they know.
     may_keep_out: ClassVar[bool] = True
+    drops: ClassVar[bool] = False  # the effect that it strikes is told as done, and is not
 
     rank: Annotated[int, RANK]
     at_ns: Annotated[int | None, MOMENT] = None
@@ -75,9 +76,17 @@ class RankFault(Fault):
         """What the rank's program gets in place of the operation, or at the step or point; None: nothing."""
         return None
 
+    def change(self, payload: Any) -> Any:
+        """What takes the place of what the operation carries: the bytes of a write, or a list of the tensors it reads.
+
+        In a simulation only. The tensors are the program's own, or copies that had to be made of them, and may be
+        changed in place.
+        """
+        return payload
+
     @property
     def part_bytes(self) -> int | None:
-        """How many bytes of a write are done when it strikes "during"; None: half of them."""
+        """How many bytes of a write are done. When it strikes "during", None is half of them; else all."""
         return None
 
     @property
@@ -117,6 +126,11 @@ class RankFault(Fault):
     @classmethod
     def _raises(cls) -> bool:
         return cls.exception is not RankFault.exception
+
+    @property
+    def changes(self) -> Callable[[Any], Any] | None:
+        """Its `change`, if the class has one."""
+        return None if type(self).change is RankFault.change else self.change
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """Those of the trigger, and of the rank."""
@@ -171,4 +185,6 @@ class RankFault(Fault):
         """None: what strikes a rank is done inside it. But nobody sees what it does to real disks and stores."""
         if self.op == STORE:
             return "requests to a store are seen in a simulation only"
+        if self.changes is not None:
+            return "what a real operation reads is not changed"
         return f"{self.op} is an effect on a simulated disk" if effects_of(self.op) else ""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import OPERATION
+from simdist.faults._in_place import problems_in_place
 from simdist.faults._rank_fault import RankFault
 from simdist.values import Whole
 
@@ -19,17 +20,15 @@ class ShortWrite(RankFault):
     op: Annotated[str | None, OPERATION] = "write"
     bytes_written: Annotated[int, Whole(least=0)] = 1
 
+    @property
+    def part_bytes(self) -> int:
+        """What it says."""
+        return self.bytes_written
+
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """Those of every rank fault, and another effect than a write."""
         yield from super().problems(world)
-        if world.fine("op") and self.op != "write":
-            yield "op", f"{self.op!r} writes no bytes; the only op is 'write'"
-
-    def exception(self) -> Exception:
-        """What the disk takes for it; no program gets it."""
-        from simdist.files import WrittenInPartError  # torch comes with it
-
-        return WrittenInPartError(self.bytes_written)
+        yield from problems_in_place(self, world, ("write",), "writes no bytes; the only op is 'write'")
 
     def begins(self) -> str:
         """How much is written."""

@@ -14,10 +14,10 @@ flushed. Not simulated: modification times, and on a disk of several hosts that 
 """
 
 from simdist.files._disks import Disks
-from simdist.files._events import StorageCalled, WrittenInPartError
+from simdist.files._events import StorageCalled
 from simdist.files._mount import mount
 from simdist.files._mounted import MountedDisk
 from simdist.files._present import present_disks
 from simdist.files._rot import flip_bit
 
-__all__ = ["Disks", "MountedDisk", "StorageCalled", "WrittenInPartError", "flip_bit", "mount", "present_disks"]
+__all__ = ["Disks", "MountedDisk", "StorageCalled", "flip_bit", "mount", "present_disks"]

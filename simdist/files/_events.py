@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simdist.process import SimProcess
 
-__all__ = ["StorageCalled", "WrittenInPartError"]
+__all__ = ["StorageCalled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,3 @@ class StorageCalled:
     offset: int = 0
     size: int = 0
     to: str = ""
-
-
-class WrittenInPartError(Exception):
-    """In a verdict on a write: only `count` of its bytes are written. The program sees a short count."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.count = count

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from simdist.cluster import Host
-from simdist.files._events import StorageCalled, WrittenInPartError
+from simdist.errors import SimdistError
+from simdist.files._events import StorageCalled
 from simdist.files._left import put_back, words_of
 from simdist.files._watched import WatchedFolder
 from simdist.kernel import PASS, Simulation, stream
@@ -24,6 +25,13 @@ from simdist.storage import PROFILES, Draw, Inode, Mount, Range
 __all__ = ["MountedDisk", "OpenFile"]
 
 _AGAIN = ("create", "fdatasync", "fsync", "fsync_dir", "truncate", "write")
+
+
+@dataclass(slots=True)
+class _Payload:
+    """The bytes of a write, which a verdict may change."""
+
+    data: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -102,11 +110,13 @@ class MountedDisk(WatchedFolder):
         size: int = 0,
         to: str = "",
         waits_for: int = 0,
+        payload: _Payload | None = None,
+        takes: Collection[str] = (),
     ) -> Any:
-        """Change the disk: announce it, let time pass, do it. What `act` returns.
+        """Change the disk: announce it, let time pass, do it. What `act` returns, or None if a verdict drops it.
 
         `act` does it to the real file and tells the model; called with 0.5, it does half of it. `waits_for` are bytes
-        that have to be written first.
+        that have to be written first. `takes` is what else a verdict may want of it; see `carry_out`.
         """
         simulation = self._simulation
         simulation.check()
@@ -115,7 +125,7 @@ class MountedDisk(WatchedFolder):
         while True:
             verdict = bus.announce(event) if bus.wants(StorageCalled) else PASS
             try:
-                left = carry_out(process, verdict, effect, yields=True)
+                left = carry_out(process, verdict, effect, yields=True, takes=takes)
                 break
             except InterruptedError:  # Python calls again (PEP 475), but for what Linux never interrupts
                 if effect not in _AGAIN:
@@ -128,13 +138,15 @@ class MountedDisk(WatchedFolder):
         self.changes += 1
         if any(each.life > process.life for each, _ in self._processes()):
             bus.record(written_late(simulation.now_ns, process.rank, self.shown(path), process.life))
-        if left is not None and left[0] == "during":
-            part = verdict.part_bytes
-            result = act(0.5 if part is None else min(part / size, 1) if size else 1)
-            self._strike(left[1])
-            return result
-        result = act(1.0)
-        self._tell(process, effect, path, offset, size, to)
+        if payload is not None and verdict.change is not None:
+            payload.data = _changed(payload.data, verdict.change)
+        during = left is not None and left[0] == "during"
+        share = 0.5 if during else 1.0
+        if verdict.part_bytes is not None:
+            share = min(verdict.part_bytes / size, 1.0) if size else 1.0
+        result = None if verdict.drop else act(share)
+        if not during:
+            self._tell(process, effect, path, offset, round(size * share), to)
         if left is not None:
             self._strike(left[1])
         return result
@@ -152,8 +164,10 @@ class MountedDisk(WatchedFolder):
         """Write bytes; how many were written. `act` writes to the real file."""
         if not data:
             return act(data)
+        payload = _Payload(data)
 
         def write(part: float) -> int:
+            data = payload.data
             self.look(opened.inode)
             self.disk.pin(opened.inode)
             count = act(data if part == 1 else data[: round(len(data) * part)])
@@ -161,12 +175,14 @@ class MountedDisk(WatchedFolder):
             self.remember(opened.inode)
             return count
 
-        try:
-            count: int = self.change(opened.process, "write", opened.path, write, offset=offset, size=len(data))
-        except WrittenInPartError as short:
-            count = write(min(short.count, len(data)) / len(data))
-            self._tell(opened.process, "write", opened.path, offset, count)
-        return count
+        count: int | None = self.change(
+            *(opened.process, "write", opened.path, write),
+            offset=offset,
+            size=len(data),
+            payload=payload,
+            takes=("change", "drop", "part_bytes"),
+        )
+        return len(data) if count is None else count
 
     def resize(self, process: SimProcess, inode: Inode, path: str, size: int, act: Callable[[], Any]) -> Any:
         """Set a file's size."""
@@ -195,7 +211,7 @@ class MountedDisk(WatchedFolder):
         effect = "fsync_dir" if inode.kind == "folder" else "fdatasync" if data_only else "fsync"
         waiting = sum(len(change.data) for change in inode.changes if change.data is not None)
         try:
-            return self.change(process, effect, path, sync, waits_for=waiting)
+            return self.change(process, effect, path, sync, waits_for=waiting, takes=("drop",))
         except OSError:
             self.disk.fail_sync(inode)
             raise
@@ -228,7 +244,7 @@ class MountedDisk(WatchedFolder):
             self.scan()
             self.disk.sync()
 
-        self.change(process, "sync", "", act)
+        self.change(process, "sync", "", act, takes=("drop",))
 
     # -- crashes -----------------------------------------------------------------------------------------------------
 
@@ -327,3 +343,10 @@ class MountedDisk(WatchedFolder):
             for each in host.residents:
                 if isinstance(each, SimProcess) and each.running:
                     yield each, host.name
+
+
+def _changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    changed = change(data)
+    if len(changed) != len(data):
+        raise SimdistError(f"a judge makes {len(changed)} bytes of the {len(data)} of a write; there must be as many")
+    return changed

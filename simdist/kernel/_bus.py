@@ -29,8 +29,12 @@ class Verdict:
     """What becomes of an announced effect.
 
     `delay_ns` holds it back; `strike` is called before, during or after it (`when`), and may kill or stop the very task
-    that causes it; `error` is raised in its place, after a delay and a strike before it. `part_bytes` is how much of a
-    write is done when it is struck "during" (None: half of it).
+    that causes it; `error` is raised in its place, after a delay and a strike before it. `change` is given what the
+    effect carries (the bytes of a write, the tensors that an operation reads) and returns what it carries instead.
+    With `drop` nothing is done, and its program is told that it was. `part_bytes` is how much of a write is done: its
+    program is told so, unless it is struck "during" (then None is half of it).
+
+    An effect takes what it can: asked for more, it fails with a `SimdistError` that says so.
     """
 
     delay_ns: int = 0
@@ -38,14 +42,21 @@ class Verdict:
     strike: Callable[[], None] | None = None
     when: Literal["before", "during", "after"] = "before"
     part_bytes: int | None = None
+    change: Callable[[Any], Any] | None = None
+    drop: bool = False
 
     def and_then(self, later: Verdict) -> Verdict:
-        """Both: the delays added up, one strike after the other where the later is due, and the later error."""
+        """Both: the delays added up, one strike and one change after the other, and the later error.
+
+        The strikes come where the later of them is due.
+        """
         strikes = [each for each in (self.strike, later.strike) if each is not None]
         when = self.when if later.strike is None else later.when
         error = self.error if later.error is None else later.error
         part_bytes = self.part_bytes if later.part_bytes is None else later.part_bytes
-        return Verdict(self.delay_ns + later.delay_ns, error, _in_turn(strikes), when, part_bytes)
+        change = _one_after_the_other(self.change, later.change)
+        drop = self.drop or later.drop
+        return Verdict(self.delay_ns + later.delay_ns, error, _in_turn(strikes), when, part_bytes, change, drop)
 
 
 def _in_turn(strikes: list[Callable[[], None]]) -> Callable[[], None] | None:
@@ -57,6 +68,14 @@ def _in_turn(strikes: list[Callable[[], None]]) -> Callable[[], None] | None:
             each()
 
     return strike
+
+
+def _one_after_the_other(
+    first: Callable[[Any], Any] | None, second: Callable[[Any], Any] | None
+) -> Callable[[Any], Any] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return lambda payload: second(first(payload))
 
 
 PASS = Verdict()

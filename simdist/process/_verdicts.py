@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from simdist.errors import SimdistError
@@ -17,18 +17,27 @@ Strike = tuple[Literal["during", "after"], Callable[[], None]]
 
 
 def carry_out(
-    process: SimProcess, verdict: Verdict, what: str, *, limit_ns: int | None = None, yields: bool = False
+    process: SimProcess,
+    verdict: Verdict,
+    what: str,
+    *,
+    limit_ns: int | None = None,
+    yields: bool = False,
+    takes: Collection[str] = (),
 ) -> Strike | None:
     """Do what must be done before an effect of the running process that was announced; what is left for later.
 
     The delay comes first, then the strike, then the error. `what` is the effect's name in the record of a delay, of
     which the process waits no longer than `limit_ns`. With `yields` others run after a strike, because the effect is
-    none in which the process would park.
+    none in which the process would park. What `takes` names ("change", "drop", "part_bytes") the caller does itself.
 
     Raises:
         Exception: what the verdict has in place of the effect.
+        SimdistError: the verdict wants something else of it that can't be done to such an effect.
     """
     simulation = process.simulation
+    if verdict.change is not None or verdict.drop or verdict.part_bytes is not None:
+        _require(verdict, what, takes)
     if verdict.delay_ns:
         simulation.bus.record(delayed(simulation.now_ns, process.rank, verdict.delay_ns, what))
         simulation.sleep(verdict.delay_ns if limit_ns is None else min(verdict.delay_ns, limit_ns))
@@ -43,6 +52,20 @@ def carry_out(
     return None if strike is None or when == "before" else (when, strike)
 
 
+def _require(verdict: Verdict, what: str, takes: Collection[str]) -> None:
+    wanted = {
+        "change": ("changed", verdict.change is not None),
+        "drop": ("dropped", verdict.drop),
+        "part_bytes": ("done in part", verdict.part_bytes is not None and verdict.when != "during"),
+    }
+    for name, (word, is_wanted) in wanted.items():
+        if is_wanted and name not in takes:
+            raise SimdistError(
+                f"{what} can't be {word}, as a judge wants it; what can be changed is a write to a simulated disk and "
+                "what an operation reads, what can be dropped a write and a sync, what can be done in part a write"
+            )
+
+
 def refusal_of(bus: Bus, event: object) -> BaseException | None:
     """Announce an effect that can only be refused; the error that takes its place.
 
@@ -52,9 +75,15 @@ def refusal_of(bus: Bus, event: object) -> BaseException | None:
         SimdistError: a judge wants something else.
     """
     verdict = bus.announce(event)
-    if verdict.delay_ns or verdict.strike is not None:
-        wanted = "a delay" if verdict.delay_ns else "a strike"
+    wanted = {
+        "a delay": verdict.delay_ns,
+        "a strike": verdict.strike,
+        "a change": verdict.change,
+        "a drop": verdict.drop,
+    }
+    if any(wanted.values()):
+        first = next(word for word, value in wanted.items() if value)
         raise SimdistError(
-            f"an announced {type(event).__name__} can only be refused, with an error; a judge wants {wanted}"
+            f"an announced {type(event).__name__} can only be refused, with an error; a judge wants {first}"
         )
     return verdict.error

@@ -10,7 +10,7 @@ from simdist.scenario import load
 
 Write = Callable[..., str]
 KINDS = "crash, host_crash, hang, signal, raise, slow_rank, link_delay, partition, hold, store_delay, store_lost, "
-KINDS += "io_error, short_write, slow_disk, disk_full, bit_rot"
+KINDS += "io_error, short_write, slow_disk, disk_full, bit_rot, lost_sync, bit_flip"
 
 
 def problems_of(source: str, *overrides: str) -> tuple[str, ...]:

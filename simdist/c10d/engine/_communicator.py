@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
+from simdist.c10d.engine._read import change_read
 from simdist.c10d.engine._strategies import Algorithm, Backend
 from simdist.c10d.engine._wire import FollowedLoad, WireCost
 from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
@@ -63,6 +64,12 @@ class Member:
         self.pending: dict[SimWork, None] = {}  # issued and not settled
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
+        self.change: Callable[[Any], Any] | None = None  # of what the operation reads that was just announced
+
+    def taken_change(self) -> Callable[[Any], Any] | None:
+        """What is to become of the tensors that the announced operation reads; the caller sees to it."""
+        change, self.change = self.change, None
+        return change
 
     def refuse_stranger(self, caller: SimProcess) -> NoReturn:
         """Refuse a call by another rank, which found the group object where all ranks find the same.
@@ -195,11 +202,15 @@ class Communicator:
         bus = simulation.bus
         # What a `Queued` holds, as a plain tuple: see there.
         member.on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
-        if bus.active and refusal is None and bus.wants(OperationAdmitted):
-            operands = inputs[1] if name == "reduce_scatter" else outputs
-            error = refusal_of(bus, OperationAdmitted(process, name, operation.reduction, operands, outputs))
-            if error is not None:
-                raise error
+        if bus.active and refusal is None:
+            if bus.wants(OperationAdmitted):
+                operands = inputs[1] if name == "reduce_scatter" else outputs
+                error = refusal_of(bus, OperationAdmitted(process, name, operation.reduction, operands, outputs))
+                if error is not None:
+                    raise error
+            change = member.taken_change()
+            if change is not None:
+                change_read(change, operation, inputs, member.rank)
         if self.counted:
             process.operations += 1
             bus.record(
@@ -259,8 +270,9 @@ class Communicator:
         before = process.last_operation
         process.last_operation = (name, sequence, self.name)
         verdict = simulation.bus.announce(OperationCalled(process, name, self.name, sequence))
+        member.change = verdict.change
         try:
-            return carry_out(process, verdict, name)
+            return carry_out(process, verdict, name, takes=("change",))
         except BaseException as error:
             if error is verdict.error:
                 process.last_operation = before

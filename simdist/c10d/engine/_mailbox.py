@@ -32,10 +32,12 @@ import torch
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._matching import Matching
 from simdist.c10d.engine._message import P2PWork
+from simdist.c10d.engine._read import change_read
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._callsite import call_site
 from simdist.c10d.surface._events import MessageRead, WorkIssued
+from simdist.c10d.surface._operation import Operation
 from simdist.errors import MismatchError
 from simdist.process import Strike, refusal_of
 from simdist.records import failed, message_completed, message_issued
@@ -169,6 +171,9 @@ class Mailbox:
         communicator = self._communicator
         simulation = communicator.simulation
         process = member.process
+        change = member.taken_change()
+        if change is not None:
+            change_read(change, Operation(kind), tensor, member.rank)
         sequence = self._sequence.get(member.rank, 0)
         self._sequence[member.rank] = sequence + 1
         process.last_operation = (kind, sequence, communicator.name)

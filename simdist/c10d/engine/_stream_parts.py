@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from simdist.c10d.engine._read import change_read
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface._modes import unseen
 from simdist.c10d.surface._operation import Operation
@@ -57,6 +58,7 @@ class Part:
         self.peer = -1  # of a message
         self.work: Any = None  # of the call
         self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or behind it
+        self.change: Callable[[Any], Any] | None = None  # of what it reads
         self._reads = reads
         self._writes = writes
         self._claims: list[Any] = []
@@ -72,6 +74,14 @@ class Part:
         """It does not begin at once: hold what it will read and write."""
         self._claims = [claim(tensor, self, writes=False) for tensor, _ in self._reads if tensor.is_cuda]
         self._claims += [claim(tensor, self, writes=True) for tensor in self._writes if tensor.is_cuda]
+
+    def change_read(self) -> None:
+        """Change what its operation reads, if a verdict wants it. Calls of the device tell what goes wrong."""
+        if self.change is not None:
+            try:
+                change_read(self.change, self.operation, self.inputs, self.rank)
+            except Exception as error:
+                self.connection.streams_of(self.rank).error = error
 
     def settle_claims(self) -> None:
         """It has begun, or never will."""
@@ -184,6 +194,8 @@ class StreamCollective:
             return
         self.begin_ns = simulation.now_ns
         operation = parts[0].operation
+        for part in parts:
+            part.change_read()
         crc = communicator.streamed.execute([(part.operation, part.inputs, part.factor) for part in parts])
         for part in parts:
             part.begun = True

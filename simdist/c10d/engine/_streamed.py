@@ -136,6 +136,7 @@ class Connection:
     def _move(self, send: Part, receive: Part, sent_ns: int) -> None:
         if send.lost or receive.lost:
             return
+        send.change_read()
         ours, theirs = _memory.as_bytes(send.inputs), _memory.as_bytes(receive.inputs)
         if len(ours) > len(theirs):
             self._disagree(send, receive)

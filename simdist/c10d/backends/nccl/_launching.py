@@ -58,6 +58,7 @@ class Call:
     peer: int = -1
     sequence: int = -1
     strike: Any = None
+    change: Callable[[Any], Any] | None = None
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ class NcclGroup(NcclMember):
             call.sequence = communicator.note_collective(
                 member, call.operation, call.reduction_operands, outputs, limit_ns, asynchronous=asynchronous
             )
-        calls[0].strike = strike or None
+        calls[0].strike, calls[0].change = strike or None, member.taken_change()
         self._look_for_nan(connection, calls)
         if block is not None:
             block.calls += calls
@@ -190,7 +191,7 @@ class NcclGroup(NcclMember):
         size = data.numel() * data.element_size()
         operation = Operation(kind, size, data.element_size(), tensor.dtype, tuple(tensor.shape))
         call = Call(operation, data, [(tensor, data)] if kind == "send" else [], [tensor] if kind == "recv" else [])
-        call.peer, call.strike = peer, strike or None
+        call.peer, call.strike, call.change = peer, strike or None, self._member.taken_change()
         call.sequence = self._communicator.note_message(self._member, operation, peer)
         self._look_for_nan(connection, [call])
         if block is not None:
@@ -261,7 +262,7 @@ class NcclGroup(NcclMember):
         parts = []
         for call in calls:
             part = Part(connection, rank, call.operation, call.inputs, begin, call.reads, call.writes, call.factor)
-            part.sequence, part.strike, part.peer = call.sequence, call.strike, call.peer
+            part.sequence, part.strike, part.change, part.peer = call.sequence, call.strike, call.change, call.peer
             part.work = work
             work.calls.append(part)
             communicator.call_site(part)

@@ -6,19 +6,15 @@ from typing import Any
 
 import torch
 
+from simdist.c10d.engine import read_by
 from simdist.c10d.surface import Operation
 
 __all__ = ["device_assert", "holds_nan"]
 
-_FROM_ROOT = ("broadcast", "scatter")
-
 
 def holds_nan(operation: Operation, inputs: Any, rank: int) -> bool:
     """True if what a rank puts into an operation holds a NaN; what it only receives is not looked at."""
-    if operation.name == "recv" or (operation.name in _FROM_ROOT and rank != operation.root):
-        return False
-    sent = inputs[1] if isinstance(inputs, tuple) else inputs
-    return any(_has_nan(tensor) for tensor in (sent if isinstance(sent, list) else [sent]))
+    return any(_has_nan(tensor) for tensor in read_by(operation, inputs, rank))
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:

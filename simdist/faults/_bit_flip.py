@@ -1,0 +1,85 @@
+"""`BitFlip`: silent data corruption on the way into an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from simdist.faults._fault import Problem, Surroundings
+from simdist.faults._fields import OPERATION
+from simdist.faults._in_place import problems_in_place
+from simdist.faults._operations import ALIASES, OPERATIONS
+from simdist.faults._rank_fault import RankFault
+from simdist.values import Maybe, Whole
+
+__all__ = ["BitFlip"]
+
+_SILENT = ("barrier", "monitored_barrier", "recv", "irecv", "recv_object_list")
+_CARRIERS = (*(name for name in (*OPERATIONS, *ALIASES) if name not in _SILENT), "write")
+
+
+class BitFlip(RankFault):
+    """A bit flips of what the rank gives to the operation: silent data corruption, which no checksum on the way sees.
+
+    `op` is a collective, a send, or the "write" of a simulated disk. `byte` counts through what this rank sends or
+    reduces, all its tensors one after the other; None is the middle. It flips in the program's own tensor, unless a
+    copy had to be made of that (one that is not contiguous). The program gets a ValueError if the rank gives no such
+    byte: only the root gives something to a broadcast or a scatter.
+
+    Example:
+        >>> BitFlip(rank=1, op="all_reduce", nth=3, byte=0, bit=6).begins()
+        'bit 6 of byte 0 of what rank 1 gives to all_reduce flips'
+    """
+
+    may_keep_out: ClassVar[bool] = False
+
+    op: Annotated[str | None, OPERATION] = "all_reduce"
+    byte: Annotated[int | None, Maybe(Whole(least=0))] = None
+    bit: Annotated[int, Whole(least=0, most=7)] = 0
+
+    def problems(self, world: Surroundings) -> Iterator[Problem]:
+        """Those of every rank fault, and an operation that carries nothing."""
+        yield from super().problems(world)
+        why = "carries nothing of the rank; op is a collective, a send, or 'write' to a simulated disk"
+        yield from problems_in_place(self, world, _CARRIERS, why)
+
+    def change(self, payload: Any) -> Any:
+        """The same with the bit flipped."""
+        if isinstance(payload, bytes | bytearray | memoryview):
+            data = bytearray(payload)
+            data[self._place(len(data))] ^= 1 << self.bit
+            return bytes(data)
+        place = self._place(sum(each.numel() * each.element_size() for each in payload))
+        for tensor in payload:
+            size = tensor.numel() * tensor.element_size()
+            if place < size:
+                _flip(tensor, place, self.bit)
+                break
+            place -= size
+        return payload
+
+    def _place(self, size: int) -> int:
+        place = size // 2 if self.byte is None else self.byte
+        if place >= size:
+            raise ValueError(f"rank {self.rank} gives {size} bytes to {self.op}; there is no byte {place}")
+        return place
+
+    def begins(self) -> str:
+        """Which bit."""
+        where = "in the middle" if self.byte is None else f"of byte {self.byte}"
+        return f"bit {self.bit} {where} of what rank {self.rank} gives to {self.op} flips"
+
+
+def _flip(tensor: Any, place: int, bit: int) -> None:
+    """Flip a bit of the element that has that byte, with no trace in autograd."""
+    import torch
+
+    with torch.no_grad():
+        index, byte = divmod(place, tensor.element_size())
+        where: list[int] = []
+        for size in reversed(tensor.shape):
+            index, at = divmod(index, size)
+            where.insert(0, at)
+        element = tensor.detach()[tuple(where)].reshape(1).clone()
+        element.view(torch.uint8)[byte] ^= 1 << bit
+        tensor.detach()[tuple(where)] = element[0]

@@ -1,0 +1,38 @@
+"""`LostSync`: a disk says that it is done, and is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from simdist.faults._fault import Problem, Surroundings
+from simdist.faults._fields import OPERATION
+from simdist.faults._in_place import problems_in_place
+from simdist.faults._rank_fault import RankFault
+
+__all__ = ["LostSync"]
+
+_SYNCS = ("fsync", "fdatasync", "fsync_dir", "sync")
+
+
+class LostSync(RankFault):
+    """A sync returns, and nothing was made durable by it: a disk that confirms flushes which it has not made.
+
+    The program sees no difference until its host loses power. `op` is "fsync", "fdatasync", "fsync_dir" or "sync"; with
+    `every=1` the disk never tells the truth.
+    """
+
+    drops: ClassVar[bool] = True
+    may_keep_out: ClassVar[bool] = False
+
+    op: Annotated[str | None, OPERATION] = "fsync"
+
+    def problems(self, world: Surroundings) -> Iterator[Problem]:
+        """Those of every rank fault, and what is no sync."""
+        yield from super().problems(world)
+        why = "makes nothing durable; op is one of " + ", ".join(map(repr, _SYNCS))
+        yield from problems_in_place(self, world, _SYNCS, why)
+
+    def begins(self) -> str:
+        """What is lost."""
+        return f"the disk tells rank {self.rank} that {self.op} is done, and has done nothing"
