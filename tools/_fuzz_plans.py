@@ -9,6 +9,7 @@ from typing import Any
 
 from simdist.cluster import build
 from simdist.faults import (
+    BitFlip,
     Crash,
     Fault,
     Hang,
@@ -107,8 +108,8 @@ def draw_plan(seed: int) -> Plan:
 
 def _draw_fault(source: random.Random, plan: Plan) -> Fault:
     # Half of the faults disturb without killing, so that programs go on and reach their later statements.
-    kinds: list[Callable[[random.Random, Plan], Fault]] = [_slow, _crash, _hang, _raise, _store_delay, _store_lost]
-    weights = [4, 3, 2, 1, 2, 1]
+    kinds: list[Callable[[random.Random, Plan], Fault]] = [_slow, _crash, _hang, _raise, _store_delay, _store_lost, _flip]
+    weights = [4, 3, 2, 1, 2, 1, 2]
     if plan.world_size > 1:
         kinds += [_delay, _hold, _partition]
         weights += [4, 2, 2]
@@ -189,3 +190,14 @@ def _store_delay(source: random.Random, plan: Plan) -> Fault:
 
 def _store_lost(source: random.Random, plan: Plan) -> Fault:
     return StoreLost(at_ns=_moment(source))
+
+
+def _flip(source: random.Random, plan: Plan) -> Fault:
+    # Of numbers only: a flipped length, or a flipped pickle, would ask for any memory.
+    return BitFlip(
+        rank=source.randrange(plan.world_size),
+        op=source.choice(("all_reduce", "reduce", "reduce_scatter")),
+        nth=source.choice((1, 1, 2, 3)),
+        every=source.choice((None, 1)),
+        bit=source.randrange(8),
+    )
