@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -28,6 +29,7 @@ __all__ = [
     "is_ours",
     "is_user_file",
     "raising_line",
+    "same_everywhere",
     "torch_folder",
     "user_frame",
     "user_frames",
@@ -103,6 +105,26 @@ def raising_line(trace: TracebackType | None) -> str:
 def torch_folder() -> str:
     """Where torch is installed, with a separator at the end; empty while it is not imported."""
     return next(iter(_torchs()), "")
+
+
+_CODE = re.compile(r"(?<![\w.:/])/[^\s\"',:]+\.py\b")
+
+
+def same_everywhere(line: str) -> str:
+    """A line of output without the folders that differ between machines: files of code as `sys.path` finds them.
+
+    A file that no entry of `sys.path` holds keeps its name only.
+    """
+    if ".py" not in line:
+        return line
+    entries = {each or str(Path.cwd()) for each in sys.path}
+    folders = sorted((each.rstrip(os.sep) + os.sep for each in entries), key=lambda each: (-len(each), each))
+
+    def short(found: re.Match[str]) -> str:
+        path = found[0]
+        return next((path[len(each) :] for each in folders if path.startswith(each)), PurePath(path).name)
+
+    return _CODE.sub(short, line)
 
 
 def _torchs() -> tuple[str, ...]:

@@ -13,7 +13,16 @@ import pytest
 import torch
 
 import simdist
-from simdist.frames import is_internal, is_our_file, is_ours, is_user_file, torch_folder, user_frame, user_line
+from simdist.frames import (
+    is_internal,
+    is_our_file,
+    is_ours,
+    is_user_file,
+    same_everywhere,
+    torch_folder,
+    user_frame,
+    user_line,
+)
 
 HOME = Path(simdist.__file__).parent
 ROOT = HOME.parent
@@ -86,3 +95,19 @@ def test_nothing_else_knows_where_simdist_is_installed() -> None:
     found = {path.relative_to(ROOT).as_posix() for path in HOME.rglob("*.py") if homes.search(path.read_text())}
 
     assert found == {"simdist/c10d/surface/_compiled.py"}  # the folder that Dynamo is to skip
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        (f'  File "{torch.__file__}", line 3, in f', '  File "torch/__init__.py", line 3, in f'),
+        (f'  File "{HOME / "api.py"}", line 3, in f', '  File "simdist/api.py", line 3, in f'),
+        (f"{json.__file__}:5: UserWarning: x", "json/__init__.py:5: UserWarning: x"),
+        ("at /nowhere/else/train.py:7 and /nowhere/data.bin", "at train.py:7 and /nowhere/data.bin"),
+        ("see https://example.org/docs/train.py", "see https://example.org/docs/train.py"),
+        ("folder/train.py", "folder/train.py"),
+    ],
+)
+def test_a_line_of_output_is_the_same_on_every_machine(line: str, same: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    assert same_everywhere(line) == same

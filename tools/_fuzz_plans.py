@@ -108,7 +108,15 @@ def draw_plan(seed: int) -> Plan:
 
 def _draw_fault(source: random.Random, plan: Plan) -> Fault:
     # Half of the faults disturb without killing, so that programs go on and reach their later statements.
-    kinds: list[Callable[[random.Random, Plan], Fault]] = [_slow, _crash, _hang, _raise, _store_delay, _store_lost, _flip]
+    kinds: list[Callable[[random.Random, Plan], Fault]] = [
+        _slow,
+        _crash,
+        _hang,
+        _raise,
+        _store_delay,
+        _store_lost,
+        _flip,
+    ]
     weights = [4, 3, 2, 1, 2, 1, 2]
     if plan.world_size > 1:
         kinds += [_delay, _hold, _partition]

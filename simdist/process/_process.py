@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
+from simdist.frames import same_everywhere
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState, Timer
 from simdist.records import child_ended, ended, printed
 
@@ -279,7 +280,7 @@ class SimProcess:
         *complete, rest = (self.partial[name] + text).split("\n")
         for line in complete:
             lines.append(line + "\n")
-            data = line.encode("utf-8", "replace")
+            data = same_everywhere(line).encode("utf-8", "replace")
             simulation.bus.record(printed(simulation.now_ns, self.rank, name, len(data), zlib.crc32(data)))
             self._show(name, line)
         self.partial[name] = rest

@@ -97,7 +97,10 @@ class SamplesTold(Record):
 
 @record("output")
 class Printed(Record):
-    """The program wrote `size` bytes to "stdout" or "stderr"; `crc` is their checksum."""
+    """The program wrote a line of `size` bytes to "stdout" or "stderr"; `crc` is their checksum.
+
+    Both are of the line without the folders of code files, which differ between machines.
+    """
 
     stream: Annotated[str, _TEXT]
     size: Annotated[int, _NUMBER]
