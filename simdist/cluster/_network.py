@@ -89,6 +89,8 @@ class Network:
         self._timer_ns: int | None = None
         self._delays: list[_Delay] = []
         self._barriers: list[_Cut | _Hold] = []
+        # True once any condition was added: closed forms no longer tell the whole story. Hot: so a plain attribute.
+        self.disturbed = False
         self.listeners: list[Callable[[], None]] = []  # told when a condition comes or goes
 
     # -- flows -------------------------------------------------------------------------------------------------------
@@ -206,11 +208,6 @@ class Network:
             moment = max(end for end in ends if end is not None)
         return moment
 
-    @property
-    def disturbed(self) -> bool:
-        """True if any condition was ever added: closed forms no longer tell the whole story."""
-        return bool(self._barriers or self._delays)
-
     def delay(
         self, source: int, target: int, delay_ns: int, *, start_ns: int = 0, until_ns: int | None = None
     ) -> Condition:
@@ -247,6 +244,7 @@ class Network:
         self._tell()
 
     def _added(self, what: _Delay | _Cut | _Hold) -> Condition:
+        self.disturbed = True
         self._tell()
         return Condition(what)
 

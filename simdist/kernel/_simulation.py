@@ -226,6 +226,14 @@ class Simulation:
         """Withdraw a deadline; does nothing if there is none."""
         self._deadlines.pop(thing, None)
 
+    def move_deadline(self, thing: Expiring, deadline_ns: int | None) -> None:
+        """Watch it at another moment than before, or (None) no more."""
+        self._deadlines.pop(thing, None)
+        thing.deadline_ns = deadline_ns
+        if deadline_ns is not None:
+            self._deadlines[thing] = None
+            self._earliest_deadline = min(self._earliest_deadline, deadline_ns)
+
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     def spawn(self, function: Callable[[], None], name: str, context: Any = None) -> Task:

@@ -18,7 +18,7 @@ def collective(ranks: int = 3) -> Collective:
         name="0",
         counted=0,
         backend=SimpleNamespace(algorithm=SimpleNamespace(lets_some_go=lambda operation, ranks: False)),
-        simulation=SimpleNamespace(unwatch_deadline=lambda thing: None, now_ns=0),
+        simulation=SimpleNamespace(move_deadline=lambda thing, moment: None, now_ns=0),
         collectives={},
     )
     made = Collective(group, Operation("all_reduce", 4), 7)

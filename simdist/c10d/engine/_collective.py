@@ -402,11 +402,7 @@ class Collective:
 
     def move_deadline(self, deadline_ns: int | None) -> None:
         """Expire at another moment than before, or never."""
-        simulation = self.communicator.simulation
-        simulation.unwatch_deadline(self)
-        self.deadline_ns = deadline_ns
-        if deadline_ns is not None:
-            simulation.watch_deadline(self)
+        self.communicator.simulation.move_deadline(self, deadline_ns)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 

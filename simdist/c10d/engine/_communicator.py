@@ -20,7 +20,7 @@ from simdist.c10d.engine._wire import FollowedLoad, WireCost
 from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
-from simdist.cluster import Load, Network
+from simdist.cluster import Load, Network, Path
 from simdist.errors import InternalError, SimdistError
 from simdist.kernel import Simulation
 from simdist.process import SimProcess, Strike, carry_out, refusal_of
@@ -113,6 +113,7 @@ class Communicator:
         self.backend = backend
         self.algorithm: Algorithm = backend.algorithm  # which may be one that fits the group's ranks
         self.strict = strict  # what the backend accepts in silence is an error
+        self._ways: dict[tuple[int, int], Path] = {}  # between group ranks, undisturbed
         self.members: list[Member | None] = [None] * size
         self.joined = 0
         self.connected = False  # all members have met
@@ -300,15 +301,27 @@ class Communicator:
 
     def latency_ns(self, source: int, target: int, now_ns: int) -> int:
         """One-way latency between two group ranks."""
-        return self.network.latency_ns(self._global(source), self._global(target), now_ns)
+        network = self.network
+        if network.disturbed:
+            return network.latency_ns(self._global(source), self._global(target), now_ns)
+        way = self._ways.get((source, target))
+        return (self._way(source, target) if way is None else way).latency_ns
 
     def byte_ns(self, source: int, target: int) -> float:
         """Transfer time per byte between two group ranks."""
-        return self.network.path(self._global(source), self._global(target)).byte_ns
+        way = self._ways.get((source, target))
+        return (self._way(source, target) if way is None else way).byte_ns
+
+    def _way(self, source: int, target: int) -> Path:
+        way = self._ways[source, target] = self.network.path(self._global(source), self._global(target))
+        return way
 
     def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
         """When a message that leaves now gets through."""
-        return self.network.open_from_ns(self._global(source), self._global(target), now_ns)
+        network = self.network
+        if not network.disturbed:
+            return now_ns
+        return network.open_from_ns(self._global(source), self._global(target), now_ns)
 
     def wire_cost(self, operation: Operation) -> WireCost:
         """What an operation that needs everyone costs, from the last arrival to completion."""

@@ -449,7 +449,9 @@ class Flow:
             state.receives.append((peer, len(channel.receives) - 1, channel))
         if self._script is not None:
             self._script.append((_POST, state, post, rank, peer))
-        self._match(key[0], key[1], channel)
+        matched = len(channel.ends)
+        if matched < len(channel.sends) and matched < len(channel.receives):
+            self._match(key[0], key[1], channel)
         return None
 
     def _match(self, source: int, target: int, channel: _Channel) -> None:
