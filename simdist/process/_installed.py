@@ -14,9 +14,11 @@ from simdist.process import (
     _environ,
     _exits,
     _left_behind,
+    _libraries,
     _locks,
     _multiprocessing,
     _process_wide,
+    _shared_memory,
     _signals,
     _stdio,
     _tempfiles,
@@ -46,6 +48,7 @@ _ALWAYS = tuple(
         _locks,
         _multiprocessing,
         _process_wide,
+        _shared_memory,
         _signals,
         _tempfiles,
         _threads,
@@ -59,6 +62,7 @@ def install(patches: Patches, simulation: Simulation) -> None:
     """Let the tasks of a simulation see their own process, and everybody else the host's."""
     _locks.begin(patches, _locks.Locks(simulation))
     patches.install(_ALWAYS)
+    _libraries.install(patches)
     _environ.begin(patches)
     _stdio.install(patches)
     _locks.bind_again()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from simdist.frames import user_line
+from simdist.process._libraries import Finder
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
 __all__ = ["LeftBehind", "install"]
@@ -43,7 +44,11 @@ class LeftBehind:
             table[:] = before
 
     def _changed(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
-        return (each for each in self._tables if each[1] != each[2])
+        return (each for each in self._tables if _without_ours(each[1]) != each[2])
+
+
+def _without_ours(table: list[Any]) -> list[Any]:
+    return [each for each in table if type(each) is not Finder]
 
 
 def _telling(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

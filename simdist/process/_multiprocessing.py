@@ -5,7 +5,8 @@ one slot, from the moment on that a rank makes a process, a pipe or a lock. Proc
 `_child_processes`; pipes are those of `_pipes`; locks are real ones on which tasks wait (`_locks`).
 
 The helper process that cleans up semaphores and shared memory after a crash is never started: what ranks leave is
-unlinked when their world ends. Servers (`multiprocessing.Manager`, `Listener`) are refused: they wait on sockets.
+unlinked when their world ends (`_shared_memory`). Servers (`multiprocessing.Manager`, `Listener`) are refused: they
+wait on sockets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from multiprocessing import (
     popen_forkserver,
     popen_spawn_posix,
     resource_sharer,
-    resource_tracker,
     synchronize,
     util,
 )
@@ -388,8 +388,6 @@ _FROM_THEN_ON = _replacements(
         (synchronize.SemLock, "__getstate__", _get_lock_state),
         (synchronize.SemLock, "__setstate__", _set_lock_state),
         (util, "_close_stdin", _of_host_alone),
-        (resource_tracker.ResourceTracker, "ensure_running", _of_host_alone),
-        (resource_tracker.ResourceTracker, "_send", _of_host_alone),
     )
 )
 

@@ -66,6 +66,7 @@ class SimProcess:
         self.on_forget: Callable[[], None] | None = None  # called when its world is gone; of a child
         self.lineage = ""  # which child of which child it is
         self.death_signal = 0  # sent to it when its parent has ended
+        self.began_ns = simulation.now_ns
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host

@@ -1,0 +1,62 @@
+"""Installed libraries that look behind what a rank is shown, and are told better once somebody imports them.
+
+A world that imports none of them pays for a finder that nobody asks, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from simdist.process import _filelock, _psutil
+from simdist.process._runtime import Patches
+
+__all__ = ["Finder", "install"]
+
+_TOLD: Mapping[str, Callable[[Patches], None]] = {"filelock": _filelock.tell, "psutil": _psutil.tell}
+
+
+def install(patches: Patches) -> None:
+    """Tell those that are imported; and the others when they are."""
+    missing = []
+    for name, tell in _TOLD.items():
+        if name in sys.modules:
+            tell(patches)
+        else:
+            missing.append(name)
+    if missing:
+        patches.on_undo(Finder(patches, missing, sys.meta_path).withdraw)
+
+
+class Finder:
+    """Stands in front of `finders` until all libraries of these names are imported."""
+
+    def __init__(self, patches: Patches, names: list[str], finders: list[Any]) -> None:
+        self._patches = patches
+        self._names = names
+        self._finders = finders
+        finders.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The module's own spec, with something to do once it is there; None for every other module."""
+        if name not in self._names:
+            return None
+        self._names.remove(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                _TOLD[name](self._patches)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def withdraw(self) -> None:
+        """Look no longer."""
+        if self in self._finders:
+            self._finders.remove(self)

@@ -1,0 +1,65 @@
+"""Blocks of `multiprocessing.shared_memory` that a rank makes, real ones.
+
+A real process has a helper process beside it, the resource tracker, which removes what is left when its processes have
+ended. Ranks have none: what they leave is removed when their world ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from typing import Any
+
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+
+__all__ = ["install"]
+
+_BLOCKS = object()  # where a runtime keeps the names of those that are there
+_tracker: Any = resource_tracker  # has what the stubs leave out
+
+
+def install(patches: Patches) -> None:
+    """Let ranks have no resource tracker."""
+    patches.redirect(_REPLACEMENTS)
+
+
+def _ensure_running(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def ensure_running(self: Any) -> None:
+        if current_process() is None:
+            original(self)
+
+    return ensure_running
+
+
+def _send(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def send(self: Any, command: str, name: str, kind: str) -> None:
+        runtime = current_runtime()
+        if runtime is None:
+            original(self, command, name, kind)
+        elif kind == "shared_memory":
+            blocks: dict[str, None] | None = runtime.extras.get(_BLOCKS)
+            if blocks is None:
+                blocks = runtime.extras[_BLOCKS] = {}
+                runtime.patches.on_undo(functools.partial(_remove, blocks))
+            if command == "REGISTER":
+                blocks[name] = None
+            else:
+                blocks.pop(name, None)
+
+    return send
+
+
+def _remove(blocks: dict[str, None]) -> None:
+    for name in blocks:
+        with contextlib.suppress(FileNotFoundError):
+            _tracker._CLEANUP_FUNCS["shared_memory"](name)
+
+
+_REPLACEMENTS = (
+    Replacement(resource_tracker.ResourceTracker, "ensure_running", _ensure_running),
+    Replacement(resource_tracker.ResourceTracker, "_send", _send),
+)
