@@ -195,6 +195,7 @@ class RunSettings:
     start_time: datetime.datetime = START_TIME
     isolate: bool | Sequence[str] = False
     share: Sequence[str] = ()
+    program_ns: int = 0
     disk: Mount | str | os.PathLike[str] | None = None
     strict: bool | None = None  # None: only for the ideal backend
     record_results: bool = False
@@ -220,6 +221,7 @@ SETTINGS: Mapping[str, Spec] = {
     "start_time": Moment(),
     "isolate": _Isolate(),
     "share": ListOf(_MODULE, of="names of modules"),
+    "program_ns": Duration(),
     "strict": Maybe(Truth()),
     "record_results": Truth(),
     "stall_s": Number(above=0),

@@ -41,6 +41,7 @@ from simdist.records import started
 from simdist.result import RankResult, RunResult
 from simdist.storage import Mount
 from simdist.trace import EventStream
+from simdist.values import program_lines
 
 if TYPE_CHECKING:
     from simdist.files import Disks
@@ -130,6 +131,7 @@ class World:
         network.clock = self._simulation
         self._simulation.wrap_steps(unseen_steps)
         self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed)
+        self._runtime.programs.duration_ns = spec.program_ns
         self._epoch_ns = (spec.start_time - _EPOCH) // _MICROSECOND * 1000
         for observer in observers():
             observer.world_begins(self._simulation.bus)
@@ -491,6 +493,7 @@ class World:
             backend=self._spec.backend,
             policy=self._spec.policy,
             strict=self._strict,
+            programs=program_lines(self._runtime.programs.started()),
             shared_state=self._runtime.left_behind.changes(),
         )
 

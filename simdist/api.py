@@ -43,6 +43,7 @@ def run(
     start_time: datetime.date = START_TIME,
     isolate: bool | Sequence[str] = False,
     share: Sequence[str] = (),
+    program_ns: int = 0,
     disk: Mount | str | os.PathLike[str] | None = None,
     strict: bool | None = None,
     record_results: bool = False,
@@ -88,6 +89,9 @@ def run(
             rank (`simdist.process.PER_RANK`). Names of further modules may stand instead of True. What `fn` closes over
             and its arguments stay shared.
         share: names of modules that are shared all the same.
+        program_ns: how long a program outside the simulation takes that a rank starts (`subprocess`, `os.system`), in
+            virtual time: whoever waits for it goes on after that. One that is to run until a rank ends it needs a long
+            one. `RunResult.programs` names them, for what they answer is no function of the seed.
         stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
             that the simulation does not know. One that computes may for ten times as long. One that keeps even
             Python's lock (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,
@@ -119,6 +123,7 @@ def run(
         "start_time": start_time,
         "isolate": isolate,
         "share": share,
+        "program_ns": program_ns,
         "max_restarts": max_restarts,
         "min_hosts": min_hosts,
         "cluster": cluster,

@@ -40,6 +40,7 @@ LAYERS: dict[str, set[str]] = {
     "_tell": {"records", "process", "torch"},
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
+        "values",
         "errors",
         "frames",
         "records",

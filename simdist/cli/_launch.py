@@ -48,6 +48,8 @@ def launch_words(words: Sequence[str]) -> int:
     outputs.write_events(result, plan.script)
     if not result.ok:
         _tell(result, summary)
+    for line in result.programs:
+        say(f"simdist: outside the simulation: {line}", err=True)
     for line in written.lines():
         say(f"simdist: ranks left in state that they share: {line}", err=True)
     same = True

@@ -133,7 +133,7 @@ def _json_text(report: ScenarioReport, determinism: DeterminismReport | None) ->
     if determinism is not None:
         digest = determinism.other_digests[0] if determinism.other_digests else ""
         other = {"digest": digest, "hash_seed": determinism.hash_seed}
-        summary["determinism"] = {"ok": determinism.ok, **other}
+        summary["determinism"] = {"ok": determinism.ok, **other, "programs": list(determinism.programs)}
     return json.dumps(summary, indent=2) + "\n"
 
 

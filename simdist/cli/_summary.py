@@ -22,7 +22,15 @@ from simdist.scenario import (
 if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport
 
-__all__ = ["heading", "print_failures", "print_ranks", "print_shared", "print_summary", "print_timeline"]
+__all__ = [
+    "heading",
+    "print_failures",
+    "print_programs",
+    "print_ranks",
+    "print_shared",
+    "print_summary",
+    "print_timeline",
+]
 
 _FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
 _TIMELINE = 20
@@ -40,6 +48,7 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     if result.deadlock is not None:
         heading(out, "deadlock")
         _indented(out, str(result.deadlock))
+    print_programs(out, result.programs)
     print_shared(out, result.shared_state)
     heading(out, "expectations")
     verdicts = [*report.verdicts, *([] if determinism is None else [_verdict(determinism)])]
@@ -57,6 +66,14 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     out.print(f"virtual time {format_duration(result.virtual_time_ns)}, {len(result.events)} events")
     out.print(f"digest       {result.digest}")
     out.print(Text(f"replay       {plan.replay}"), soft_wrap=True)
+
+
+def print_programs(out: Console, lines: Sequence[str]) -> None:
+    """What ran beside the simulation."""
+    if lines:
+        heading(out, "programs outside the simulation")
+        for line in lines:
+            _indented(out, line)
 
 
 def print_shared(out: Console, lines: Sequence[str]) -> None:
@@ -148,7 +165,8 @@ def _happened(event: Event) -> str:
 def _verdict(determinism: DeterminismReport) -> Verdict:
     where = f"in a fresh process with PYTHONHASHSEED={determinism.hash_seed}"
     if determinism.ok:
-        return Verdict("determinism", True, f"the same digest {where}")
+        outside = "; no seed decides what the programs outside the simulation do" if determinism.programs else ""
+        return Verdict("determinism", True, f"the same digest {where}{outside}")
     digest = determinism.other_digests[0] if determinism.other_digests else "none"
     return Verdict("determinism", False, f"another digest {where}, from {determinism.where} on: {digest}")
 

@@ -71,9 +71,9 @@ def check_recording(
     second = fresh(replace(job, shake=True), seed)
     difference = compare(first, second)
     if difference is None:
-        return DeterminismReport(target, first.digests, second.digests, seed)
+        return DeterminismReport(target, first.digests, second.digests, seed, programs=first.programs)
     cause = _explained(first, second, difference, job, again, fresh, seed)
-    return DeterminismReport(target, first.digests, second.digests, seed, difference, cause)
+    return DeterminismReport(target, first.digests, second.digests, seed, difference, cause, first.programs)
 
 
 def _explained(

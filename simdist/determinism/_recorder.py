@@ -27,6 +27,7 @@ from simdist.records import (
     FaultTold,
     Issued,
     Printed,
+    ProgramStarted,
     Record,
     Slept,
     StepBegun,
@@ -35,7 +36,16 @@ from simdist.records import (
 
 __all__ = ["record", "recording"]
 
-_ON_RANK = (Issued, Slept, Delayed, StepBegun, StoreAsked, Printed, FaultTold)  # made by the rank's own thread
+_ON_RANK = (
+    Issued,
+    Slept,
+    Delayed,
+    StepBegun,
+    StoreAsked,
+    Printed,
+    ProgramStarted,
+    FaultTold,
+)  # made by the rank's own thread
 
 
 class _Recorder:

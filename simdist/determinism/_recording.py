@@ -7,7 +7,8 @@ from typing import Any
 
 from simdist.determinism._lines import LineTrace
 from simdist.frames import Line
-from simdist.records import Record
+from simdist.records import ProgramStarted, Record
+from simdist.values import program_lines
 
 __all__ = ["MAIN", "Noted", "Recording", "Seen", "WorldRecord"]
 
@@ -71,3 +72,9 @@ class Recording:
     def digests(self) -> tuple[str, ...]:
         """The digest of each world."""
         return tuple(world.digest for world in self.worlds)
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The programs outside the simulation that ranks started, each with its line."""
+        records = (noted.record for world in self.worlds for noted in world.events)
+        return program_lines((each.name, each.where, each.rank) for each in records if isinstance(each, ProgramStarted))

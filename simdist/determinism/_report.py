@@ -31,6 +31,7 @@ class DeterminismReport:
     hash_seed: str
     difference: Difference | None = None
     cause: Cause | None = None
+    programs: tuple[str, ...] = ()  # outside the simulation that ranks started; no seed decides what they answer
 
     @property
     def ok(self) -> bool:
@@ -50,7 +51,7 @@ class DeterminismReport:
     def __str__(self) -> str:
         fresh = f"in a fresh process with PYTHONHASHSEED={self.hash_seed}"
         if self.difference is None:
-            return f"{self.target}: the same {fresh}"
+            return "\n".join([f"{self.target}: the same {fresh}", *self.program_lines()])
         return "\n".join([f"{self.target}: not the same {fresh}, from {self.where} on", *self.lines()])
 
     def lines(self) -> list[str]:
@@ -67,7 +68,13 @@ class DeterminismReport:
         code = [
             f"      {at[0].rpartition('/')[2]}:{at[1]}  {source_line(at[0], at[1])}" for at in sites if at is not None
         ]
-        return [*lines, *code, *self._cause_lines()]
+        return [*lines, *code, *self._cause_lines(), *self.program_lines()]
+
+    def program_lines(self) -> list[str]:
+        """The programs that ran outside, which may answer something else another time; nothing if there are none."""
+        if not self.programs:
+            return []
+        return ["no seed decides what programs outside the simulation do:", *(f"  {line}" for line in self.programs)]
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The first differing event field by field: a star where it differs, the name, and both versions."""

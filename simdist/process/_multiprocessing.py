@@ -245,17 +245,6 @@ def _poll(original: Callable[..., Any]) -> Callable[..., Any]:
     return poll
 
 
-def _waitpid(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-    @functools.wraps(original)
-    def waitpid(pid: int, options: int, /) -> Any:
-        process = current_process()
-        if process is None or not process.children:
-            return original(pid, options)
-        return wait_for_child(pid, options) or original(pid, options)
-
-    return waitpid
-
-
 def _wait(original: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(original)
     def wait() -> Any:
@@ -382,7 +371,6 @@ _FROM_THEN_ON = _replacements(
         (popen_forkserver.Popen, "duplicate_for_child", _duplicate_for_child),
         (popen_forkserver.Popen, "poll", _poll),
         (vars(popen_forkserver)["_DupFd"], "detach", _detach),
-        (os, "waitpid", _waitpid),
         (os, "wait", _wait),
         (connection, "rebuild_connection", _rebuild_connection),
         (synchronize.SemLock, "__getstate__", _get_lock_state),

@@ -17,6 +17,7 @@ from simdist.records import child_ended, ended, printed
 
 if TYPE_CHECKING:
     from simdist.process._descriptor import Descriptor
+    from simdist.process._programs import Program
     from simdist.process._randomness import States
 
 __all__ = ["ORPHAN_NS", "SimProcess"]
@@ -63,6 +64,7 @@ class SimProcess:
         self.parent_pid = parent_pid  # the launcher's on its host, or that of the process that started this one
         self.parent: SimProcess | None = None  # none of a rank's own
         self.children: dict[int, SimProcess] = {}  # by pid, until somebody waited for their end
+        self.programs: dict[int, Program] = {}  # outside the simulation that it started, by pid, until they have ended
         self.on_forget: Callable[[], None] | None = None  # called when its world is gone; of a child
         self.lineage = ""  # which child of which child it is
         self.death_signal = 0  # sent to it when its parent has ended

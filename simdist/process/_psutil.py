@@ -58,7 +58,10 @@ def _is_zombie(process: SimProcess) -> bool:
 def _table(process: SimProcess) -> dict[int, int]:
     """The parent of each, by pid."""
     launcher = process.oldest.parent_pid
-    found = {launcher: 1, **{other.pid: other.parent_pid for other in _seen_from(process)}}
+    found = {launcher: 1}
+    for other in _seen_from(process):
+        found[other.pid] = other.parent_pid
+        found |= dict.fromkeys(other.programs, other.pid)
     return dict(sorted(found.items()))
 
 
@@ -99,6 +102,8 @@ def _class(original: type[Any]) -> Callable[[int], Any]:
     def process_of(pid: int) -> Any:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
+            return original(pid)
+        if pid in process.programs:
             return original(pid)
         if pid == process.oldest.parent_pid:
             return simulated(pid, process.oldest, None)

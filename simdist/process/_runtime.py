@@ -11,6 +11,7 @@ from simdist.errors import SimdistError
 from simdist.kernel import Simulation
 from simdist.process._patches import Patches, Replacement
 from simdist.process._process import SimProcess
+from simdist.process._programs import Programs
 from simdist.process._slots import Slot, Slots
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Runtime:
         # Called with parent, child and whether it is forked, by a rank that starts a process.
         self.child_begins: list[Callable[[SimProcess, SimProcess, bool], None]] = []
         self.cores: set[int] | None = None  # that the host may use; its ranks take turns on one
+        self.programs = Programs()  # outside the simulation that its ranks start
         self._noticing = False  # writes to file descriptors
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
@@ -91,6 +93,7 @@ class Runtime:
         """Put everything back."""
         global _active
         self.patches.undo()
+        self.programs.end()
         if _active is self:
             _active = None
             self.left_behind.restore()

@@ -10,6 +10,7 @@ In doubt: "when it next waits" is later than in an interpreter, which looks betw
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -59,6 +60,10 @@ def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
             if number != 0:
                 raise UnsupportedError(f"rank {process.rank}: signals to the launcher are not simulated")
             return
+        program = None if process is None else process.programs.get(pid)
+        if program is not None:
+            program.signal(number)
+            return
         target = runtime.processes.get(pid)
         if target is None or not target.running:
             raise ProcessLookupError(3, "No such process")
@@ -71,6 +76,26 @@ def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
             process.handle_signals()
 
     return kill
+
+
+def _killpg(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    @functools.wraps(original)
+    def killpg(group: int, number: int) -> None:
+        process = current_process()
+        if process is None:
+            original(group, number)
+            return
+        program = process.programs.get(group)
+        if program is None or os.getpgid(group) != group:
+            raise UnsupportedError(
+                f"rank {process.rank}: os.killpg reaches the group of a program that this rank has started in a "
+                f"session of its own, and no other; {group} would be the whole world's, or none"
+            )
+        program.signal(number)
+        with contextlib.suppress(ProcessLookupError):
+            original(group, number)
+
+    return killpg
 
 
 def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
@@ -229,6 +254,7 @@ def _siginterrupt(original: Callable[[int, bool], None]) -> Callable[[int, bool]
 _BLOCKING = ("pthread_kill", "pthread_sigmask", "sigpending", "sigtimedwait", "sigwait", "sigwaitinfo")
 _MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
     (os, "kill", _kill),
+    (os, "killpg", _killpg),
     (signal, "raise_signal", _raise_signal),
     (signal, "signal", _signal),
     (signal, "getsignal", _getsignal),

@@ -12,6 +12,8 @@ __all__ = [
     "ChildStarted",
     "Ended",
     "Printed",
+    "ProgramEnded",
+    "ProgramStarted",
     "SamplesTold",
     "Slept",
     "Started",
@@ -21,6 +23,8 @@ __all__ = [
     "child_started",
     "ended",
     "printed",
+    "program_ended",
+    "program_started",
     "samples_told",
     "slept",
     "started",
@@ -64,6 +68,22 @@ class ChildEnded(Record):
     pid: Annotated[int, _NUMBER]
     status: Annotated[str, _TEXT]
     exit_code: Annotated[int | None, _NUMBER]
+
+
+@record("program-start")
+class ProgramStarted(Record):
+    """The rank starts a program outside the simulation, at the line `where` of the user's."""
+
+    name: Annotated[str, _TEXT]
+    where: Annotated[str, _TEXT]
+
+
+@record("program-exit")
+class ProgramEnded(Record):
+    """The rank learns that such a program has ended."""
+
+    name: Annotated[str, _TEXT]
+    exit_code: Annotated[int, _NUMBER]
 
 
 @record("sleep")
@@ -111,6 +131,8 @@ started = packer(Started)
 ended = packer(Ended)
 child_started = packer(ChildStarted)
 child_ended = packer(ChildEnded)
+program_started = packer(ProgramStarted)
+program_ended = packer(ProgramEnded)
 slept = packer(Slept)
 step_begun = packer(StepBegun)
 state_told = packer(StateTold)

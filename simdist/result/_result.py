@@ -125,7 +125,8 @@ class RunResult:
     ranks that waited for each other, if there was one; with a backend that has timeouts the ranks then went on to
     time out. `replay` is the call or command that repeats the run. `backend`, `policy` and `strict` are the run's
     settings; empty where nobody knows them. `faults` tells of each fault whether it struck. `shared_state` names what
-    ranks changed in the host's process that all of them share, and that nothing keeps apart.
+    ranks changed in the host's process that all of them share, and that nothing keeps apart. `programs` names the
+    programs outside the simulation that ranks started, with the line: what these answer is no function of the seed.
     """
 
     digest: str
@@ -141,6 +142,7 @@ class RunResult:
     strict: bool = False
     faults: tuple[FaultResult, ...] = ()
     shared_state: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -188,6 +190,7 @@ class RunResult:
             "ranks": [rank.summary() for rank in self.ranks],
             "faults": [fault.summary() for fault in self.faults],
             "shared_state": list(self.shared_state),
+            "programs": list(self.programs),
             "report": None if self.ok else str(report_of(self)),
         }
 

@@ -106,9 +106,11 @@ class _Loader:
         expect = self._expect()
         if top is None or workload is None or env is None or expect is None or self.problems:
             return None
+        header = dict(top)
         return Plan(
             source=self.source,
-            **dict(top),
+            program_ns=header.pop("program_time"),
+            **header,
             workload=workload,
             cluster=cluster,
             disk=disk,

@@ -90,6 +90,7 @@ class Plan:
     start_time: datetime.datetime = START_TIME
     isolate: bool | Sequence[str] = ()  # the modules that each rank imports for itself, besides the user's; or False
     share: Sequence[str] = ()
+    program_ns: int = 0  # `program_time` in the file: what a program outside the simulation takes
     strict: bool | None = None
     portable: bool = False  # the same file is meant for real processes too
     time_scale: float = 1.0  # there: real seconds per virtual second

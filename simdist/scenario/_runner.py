@@ -133,6 +133,7 @@ def simulate(
             env=dict(plan.env),
             policy=plan.policy,
             start_time=plan.start_time,
+            program_ns=plan.program_ns,
             isolate=plan.isolate,
             share=plan.share,
             strict=plan.strict,

@@ -120,6 +120,7 @@ HEADER = section(
         "start_time": (SETTINGS["start_time"], START_TIME),
         "isolate": (SETTINGS["isolate"], ()),
         "share": (SETTINGS["share"], ()),
+        "program_time": (SETTINGS["program_ns"], 0),
         "strict": (SETTINGS["strict"], None),
         "portable": (Truth(), False),
         "time_scale": (Number(above=0), 1.0),

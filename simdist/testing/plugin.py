@@ -19,7 +19,8 @@ of `self` in a test class), as processes would. Inside, `monkeypatch.setenv`, `c
 | seeds | (0,) | a count or the seeds themselves: one test for each |
 | policy | None | order of ranks that could run at once: "fifo" or "random"; None: fifo for seed 0, else random |
 | faults | () | faults from `simdist.faults`, or a function of the seed that returns them |
-| strict | None | as `simdist.run`'s, as are max_restarts, cluster, env, start_time, isolate, share and stall_s |
+| strict | None | as `simdist.run`'s |
+| max_restarts, cluster, env, start_time, isolate, share, program_ns, stall_s | | likewise |
 
 A parametrized argument of the test with the name of a keyword (`parametrize("world_size", [2, 4])`) sets it. Markers of
 class and module are defaults for the function's. `rank` and `world_size` are fixtures.
@@ -108,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "simdist(world_size=4, *, backend, seeds, faults, strict, policy, init, timeout, max_restarts, cluster, env, "
-        "start_time, isolate, share, stall_s): run the test's body on every rank of a simulated world",
+        "start_time, isolate, share, program_ns, stall_s): run the test's body on every rank of a simulated world",
     )
     config.addinivalue_line(
         "markers",

@@ -13,6 +13,7 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 |---|---|
 | start, exit, restart | life, pid, host; status, exit_code, life; life |
 | child-start, child-exit | pid, name; pid, status, exit_code: of a process that a rank starts with multiprocessing |
+| program-start, program-exit | name, where (line of the user); name, exit_code: of a program outside the simulation |
 | group | group, ranks (global, in group order), desc: the members have met; rank -1 |
 | issue | op, group, seq, nbytes, dtype, shape, peer (other end, or root, as a group rank; -1: none), async_op, tag |
 | delay | duration_ns, op: a fault holds the rank up before it issues the operation |

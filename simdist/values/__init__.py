@@ -11,7 +11,7 @@ library.
 """
 
 from simdist.values._plain import awkward_character, escaped, plain, repr_of, text_of
-from simdist.values._ranks import number_text, rank_text, without_source
+from simdist.values._ranks import number_text, program_lines, rank_text, without_source
 from simdist.values._specs import (
     FILE,
     JSON,
@@ -87,6 +87,7 @@ __all__ = [
     "parse_size",
     "place",
     "plain",
+    "program_lines",
     "rank_text",
     "repr_of",
     "shortened",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["number_text", "rank_text", "without_source"]
+__all__ = ["number_text", "program_lines", "rank_text", "without_source"]
 
 
 def rank_text(ranks: Iterable[int]) -> str:
@@ -28,3 +28,18 @@ def number_text(numbers: Iterable[int]) -> str:
 def without_source(message: str) -> str:
     """`message` without the place in C++ that torch and Gloo put before it in brackets, which varies with the build."""
     return re.sub(r"^\[[^\]\s]+\.\w+:\d+\]\s*", "", message)
+
+
+def program_lines(started: Iterable[tuple[str, str, int]]) -> tuple[str, ...]:
+    """For the name, the line and the rank of each start of a program: `git, started at train.py:12 by ranks 0-3`."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for name, where, rank in started:
+        ranks.setdefault((name, where), []).append(rank)
+    return tuple(
+        f"{name}, started{f' at {where}' if where else ''} by {rank_text(by)}{_times(by)}"
+        for (name, where), by in ranks.items()
+    )
+
+
+def _times(ranks: list[int]) -> str:
+    return f", {len(ranks)} times" if len(ranks) > len(set(ranks)) else ""

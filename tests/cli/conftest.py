@@ -42,6 +42,10 @@ def draws_from_the_hash():
 def touches(folder):
     open(os.path.join(folder, "out.txt"), "w").close()
     return sorted(os.listdir(folder))
+
+
+def asks_a_program():
+    return os.system("echo hello")
 """
 
 

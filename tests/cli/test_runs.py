@@ -130,6 +130,15 @@ def test_each_run_has_a_fresh_folder_that_is_gone_after_it(job: Job, simdist: Si
         assert json.loads((tmp_path / "o.json").read_text())["ranks"][0]["value"] == ["out.txt"]
 
 
+def test_a_run_names_programs_that_take_the_time_that_the_file_says(job: Job, simdist: Simdist) -> None:
+    result = simdist("run", job("asks_a_program"), "--set", 'program_time="5ms"')
+
+    assert result.exit_code == 0, result.output
+    said = r"\n\nprograms outside the simulation\n  echo, started at job\.py:\d+ by ranks 0, 1\n\nexpectations"
+    assert re.search(said, result.stdout)
+    assert "virtual time 5 ms" in result.stdout
+
+
 @pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_repeats_itself_passes_the_determinism_check(job: Job, simdist: Simdist, tmp_path: Path) -> None:
     out = tmp_path / "out.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import subprocess
 import threading
 import time
 import warnings
@@ -138,6 +139,25 @@ def test_the_report_shows_both_versions_the_line_and_the_cause() -> None:
     assert report.cause is not None
     assert report.cause.source == "call = sleeping(lambda: next(values))"
     assert report.cause.line < report.cause.way[-1][1] or len(report.cause.way) > 1
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_programs_outside_the_simulation_are_named_with_their_line(*, same: bool) -> None:
+    values = itertools.count(1)
+
+    def program() -> None:
+        subprocess.run(["echo", "0" if same else str(next(values))], check=True)
+
+    def call() -> None:
+        simdist.run(program, world_size=1)
+
+    report = check(call, JOB, target="job", fresh=lambda job, _: record(call, lines=job.lines))
+
+    assert report.ok == same
+    assert str(report).splitlines()[-2:] == [
+        "no seed decides what programs outside the simulation do:",
+        f"  echo, started at test_check.py:{program.__code__.co_firstlineno + 1} by rank 0",
+    ]
 
 
 def test_what_differs_in_this_process_only_is_state_left_here() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import simdist
 from simdist.errors import UnsupportedError
 
+SECOND = 1_000_000_000
 ECHO = 'echo "$RANK of $WORLD_SIZE, $MINE"'
 
 
@@ -129,3 +134,202 @@ def test_what_would_leave_the_simulation_unseen_is_refused(start: Callable[[], A
     assert isinstance(error, UnsupportedError)
     assert named in str(error)
     assert multiprocessing.active_children() == []
+
+
+def with_the_end(seen: list[Any], wait: Callable[[], Any]) -> None:
+    seen.append(wait())
+    seen.append(time.monotonic())
+
+
+def test_who_waits_for_a_program_goes_on_when_its_virtual_time_is_over() -> None:
+    def body() -> list[Any]:
+        seen: list[Any] = []
+        with_the_end(seen, lambda: subprocess.run(["true"], check=True).returncode)
+        with_the_end(seen, lambda: os.system("exit 1"))
+        with_the_end(seen, lambda: subprocess.check_output(["echo", "hello"]))
+        program = subprocess.Popen(["false"])
+        time.sleep(3)
+        with_the_end(seen, program.wait)
+        early = subprocess.Popen(["true"])
+        time.sleep(9)
+        with_the_end(seen, early.wait)
+        return seen
+
+    result = simdist.run(body, world_size=1, program_ns=5 * SECOND)
+
+    assert result.values == [[0, 5.0, 256, 10.0, b"hello\n", 15.0, 1, 20.0, 0, 29.0]]
+
+
+def test_other_ranks_and_threads_go_on_while_a_program_takes_its_time() -> None:
+    def body() -> list[float]:
+        times: list[float] = []
+        thread = threading.Timer(2, lambda: times.append(time.monotonic()))
+        thread.start()
+        subprocess.run(["true"], check=True)
+        thread.join()
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            subprocess.run(["true"], check=True)
+        dist.barrier()
+        return [*times, round(time.monotonic(), 3)]
+
+    assert simdist.run(body, world_size=2, program_ns=5 * SECOND).values == [[2.0, 10.0]] * 2
+
+
+def test_a_program_is_there_until_its_virtual_time_is_over() -> None:
+    def body() -> list[Any]:
+        seen: list[Any] = []
+        program = subprocess.Popen(["sh", "-c", "exit 7"], stdout=subprocess.PIPE)
+        seen += [program.poll(), program.returncode]
+        with pytest.raises(subprocess.TimeoutExpired, match=r"'exit 7'\]' timed out after 2 seconds"):
+            program.wait(timeout=2)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.communicate(timeout=1)
+        seen += [time.monotonic(), program.poll()]
+        while program.poll() is None:
+            time.sleep(0.5)
+        return [*seen, time.monotonic(), program.returncode, program.communicate()]
+
+    assert simdist.run(body, world_size=1, program_ns=5 * SECOND).values == [
+        [None, None, 3.0, None, 5.0, 7, (b"", None)]
+    ]
+
+
+def test_an_event_loop_waits_for_a_program_in_virtual_time() -> None:
+    async def ask() -> tuple[bytes, int | None, float]:
+        program = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
+        other = asyncio.create_task(asyncio.sleep(7))
+        said = (await program.communicate())[0], program.returncode, time.monotonic()
+        await other
+        return said
+
+    result = simdist.run(lambda: asyncio.run(ask()), world_size=2, program_ns=5 * SECOND)
+
+    assert result.values == [(b"hello\n", 0, 5.0)] * 2
+    assert result.virtual_time_ns == 7 * SECOND
+
+
+def test_a_loop_that_only_asks_for_the_end_comes_to_it() -> None:
+    def body() -> int:
+        program = subprocess.Popen(["true"])
+        while program.poll() is None:
+            pass
+        return program.returncode
+
+    result = simdist.run(body, world_size=1, program_ns=5_000_000)
+
+    assert result.values == [0]
+    assert 5_000_000 <= result.virtual_time_ns < 10_000_000
+
+
+@pytest.mark.simdist(world_size=1, program_ns=5 * SECOND)
+def test_a_marker_says_how_long_programs_take() -> None:
+    subprocess.run(["true"], check=True)
+
+    assert time.monotonic() == 5.0
+
+
+def test_run_with_a_timeout_kills_in_virtual_time() -> None:
+    def body() -> tuple[float, str]:
+        with pytest.raises(subprocess.TimeoutExpired) as caught:
+            subprocess.run(["true"], timeout=2, check=False)
+        return time.monotonic(), str(caught.value)
+
+    assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [
+        (2.0, "Command '['true']' timed out after 2 seconds")
+    ]
+
+
+@pytest.mark.parametrize("command", [["sleep", "1000"], ["true"]], ids=["that runs on", "that has long ended"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_a_program_at_once(command: list[str], number: int) -> None:
+    def body() -> tuple[int, float]:
+        program = subprocess.Popen(command)
+        if command == ["true"]:
+            os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(2)
+        os.kill(program.pid, 0)
+        program.send_signal(number)
+        return program.wait(timeout=3), time.monotonic()
+
+    assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [(-number, 2.0)]
+
+
+def test_a_thread_that_waits_for_a_program_is_woken_by_the_signal_that_ends_it() -> None:
+    def body() -> tuple[int, float]:
+        program = subprocess.Popen(["sleep", "1000"])
+        threading.Timer(2, program.terminate).start()
+        return program.wait(), time.monotonic()
+
+    assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [(-15, 2.0)]
+
+
+def test_programs_without_a_time_can_be_ended_and_signalled_by_pid_and_group() -> None:
+    def body() -> list[int]:
+        first = subprocess.Popen(["sleep", "1000"])
+        first.terminate()
+        second = subprocess.Popen(["sleep", "1000"])
+        os.kill(second.pid, signal.SIGINT)
+        third = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        os.killpg(os.getpgid(third.pid), signal.SIGKILL)
+        return [first.wait(), second.wait(timeout=1), third.wait()]
+
+    assert simdist.run(body, world_size=1).values == [[-15, -2, -9]]
+
+
+def test_the_group_of_the_world_is_out_of_reach() -> None:
+    result = simdist.run(lambda: os.killpg(os.getpgrp(), signal.SIGTERM), world_size=1)
+
+    assert isinstance(result.ranks[0].exception, UnsupportedError)
+    assert "would be the whole world's, or none" in str(result.ranks[0].exception)
+
+
+def test_a_program_that_outlives_its_virtual_time_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simdist.process._programs._PATIENCE_S", 0.1)
+
+    result = simdist.run(lambda: subprocess.Popen(["sleep", "1000"]).poll(), world_size=1)
+
+    assert str(result.ranks[0].exception) == (
+        "rank 0: the program 'sleep' has come to the end of its virtual time, and runs on for more than 0.1 real "
+        "seconds; program_ns (in files program_time) says how long the programs of ranks take, and one that is to run "
+        "until it is told to end needs more than that"
+    )
+
+
+def test_a_program_that_nobody_ends_goes_with_its_world() -> None:
+    result = simdist.run(lambda: subprocess.Popen(["sleep", "1000"]).pid, world_size=1)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(result.values[0], 0)
+
+
+def test_a_run_names_the_programs_that_its_ranks_started() -> None:
+    def body() -> None:
+        for _ in range(2):
+            subprocess.run(["echo", "/tmp/some/file"], check=True)
+        os.system("true && false")
+
+    result = simdist.run(body, world_size=2)
+
+    line = body.__code__.co_firstlineno
+    assert result.programs == (
+        f"echo, started at test_children.py:{line + 2} by ranks 0, 1, 4 times",
+        f"true, started at test_children.py:{line + 3} by ranks 0, 1",
+    )
+    assert result.summary()["programs"] == list(result.programs)
+    of_rank = [event.data for event in result.events if event.rank == 1 and event.kind.startswith("program-")]
+    assert of_rank[-2:] == [
+        {"name": "true", "where": f"test_children.py:{line + 3}"},
+        {"name": "true", "exit_code": 1},
+    ]
+
+
+def test_psutil_counts_programs_among_the_children_of_their_rank() -> None:
+    psutil = pytest.importorskip("psutil")
+
+    def body() -> bool:
+        program = subprocess.Popen(["sleep", "1000"])
+        (child,) = psutil.Process().children()
+        return bool(child.pid == program.pid and child.name() == "sleep" and psutil.pid_exists(child.pid))
+
+    assert simdist.run(body, world_size=1).values == [True]

@@ -65,6 +65,7 @@ class Settings:
     start_time: datetime.datetime = START_TIME
     isolate: bool | Sequence[str] = False
     share: Sequence[str] = ()
+    program_ns: int = 0
     stall_s: float = 30.0
 
     def faults_for(self, seed: int) -> tuple[Fault, ...]:
@@ -281,6 +282,7 @@ MARKER: Mapping[str, Spec] = {
     "cluster": _OrFunction(SETTINGS["cluster"]),
     "env": SETTINGS["env"],
     "start_time": SETTINGS["start_time"],
+    "program_ns": SETTINGS["program_ns"],
     "isolate": SETTINGS["isolate"],
     "share": SETTINGS["share"],
     "stall_s": SETTINGS["stall_s"],

@@ -90,6 +90,7 @@ class Worlds:
             start_time=settings.start_time,
             isolate=settings.isolate,
             share=settings.share,
+            program_ns=settings.program_ns,
             argv=argv,
             policy=policy_for(settings.policy, seed),
             strict=settings.strict,
