@@ -137,7 +137,10 @@ def _installed() -> tuple[str, ...]:
 
     if not hasattr(sysconfig, "get_path"):  # asked about what happens in that very import; the answer here is not kept
         return tuple(f"{prefix}{os.sep}lib{os.sep}" for prefix in (sys.prefix, sys.base_prefix))
-    return tuple(sorted({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
+    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    # Those of the system too, which an environment may have beside its own, and the user's.
+    found |= {place for place in sys.path if PurePath(place).name in ("site-packages", "dist-packages")}
+    return tuple(sorted(place + os.sep for place in found))
 
 
 @functools.cache

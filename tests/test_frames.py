@@ -79,6 +79,17 @@ def test_the_line_and_the_frame_of_the_user_are_the_innermost() -> None:
     assert user_line(None) == ""
 
 
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
+def test_what_a_second_folder_for_packages_holds_is_installed(tmp_path: Path, name: str) -> None:
+    """As in an environment made with `--system-site-packages`."""
+    code = f"import sys; sys.path.append({str(tmp_path / name)!r}); from simdist.frames import is_user_file as users; "
+    code += f"print(users({str(tmp_path / name / 'lib.py')!r}), users({str(tmp_path / 'mine.py')!r}))"
+
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert said == "False True\n"
+
+
 def test_without_torch_no_frame_is_torchs() -> None:
     program = (
         "from simdist.frames import torch_folder; import sys; assert 'torch' not in sys.modules; print(torch_folder())"

@@ -19,6 +19,7 @@ PROGRAMS = Path(__file__).parents[2] / "scenarios" / "programs"
 FILES = sorted(PROGRAMS.glob("*.toml"))
 LIBRARIES = {
     "plain_ddp": "tensorboard",
+    "stateful_loader": "torchdata",
     "with_accelerate": "accelerate",
     "with_fabric": "lightning",
     "with_hydra": "hydra",
