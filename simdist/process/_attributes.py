@@ -12,8 +12,12 @@ in the slot.
 Only what the user's code sets is kept apart, and what a rank's own libraries do, directly or by `unittest.mock` and
 pytest's monkeypatch. What shared libraries set in themselves (imports, caches) is for all, as their modules are.
 
-Invariant: an attribute is in `_of_host` from the first time that a rank has set it; `_of_rank` has it for each process
-that has set it, except while that process has the baton: then the module or class has it.
+A process that a rank has started has in the same way what it sets on a module or a class of a library, which it shares
+with its parent; and so it is, from the first such process on, in a world whose ranks share all modules.
+
+Invariant: an attribute is in `_of_host` from the first time that a rank has set it, with what those have who have not;
+`_of_rank` has it for each process that has set it, except while that process has the baton: then the module or class
+has it.
 
 In doubt: what is written past the attribute is not seen: `vars(module)[...]`, `global` in a shared module's function,
 the inside of a list. The layout is CPython's, and looked at before it is used: where it is another, nothing is kept
@@ -26,14 +30,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
 from simdist.frames import is_ours, is_user_file
+from simdist.process._fork_copies import is_users
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Runtime, current_process
+from simdist.process._runtime import Patches, Runtime, current_process
 from simdist.process._sharing import Sharing
 from simdist.process._slots import Slot
 from simdist.process._tempfiles import FOLDER_SLOT
@@ -119,12 +125,16 @@ class _Kind:
 
 
 class AttributeViews:
-    """What each process has set on which module or class that all share."""
+    """What each process has set on which module or class that all share, or that a child shares with its parent.
 
-    def __init__(self, runtime: Runtime, sharing: Sharing) -> None:
+    Without `sharing` only what ranks' children set is kept apart.
+    """
+
+    def __init__(self, runtime: Runtime, sharing: Sharing | None) -> None:
         self._runtime = runtime
         self._sharing = sharing
         self._of_host: dict[tuple[int, str], tuple[_Kind, Any, str, Any]] = {}
+        self._forked: set[SimProcess] = set()  # which have the user's modules for themselves
         self._of_rank: dict[SimProcess, dict[tuple[int, str], Any]] = {}
         self._present: SimProcess | None = None
         self._exchanged: list[tuple[type, int]] = []  # types, and the function that stood in their slot
@@ -134,8 +144,12 @@ class AttributeViews:
         self._made: dict[_Kind, dict[str, Any]] = {}  # the methods that do
         self._notices = False  # False as well while compiled code is loaded
 
-    def install(self) -> None:
-        """Notice what is set from now on."""
+    def install(self, patches: Patches) -> None:
+        """Notice what is set from now on, by the process that has the baton and all others."""
+        self._present = current_process()
+        loader = importlib.machinery.ExtensionFileLoader
+        for name in ("create_module", "exec_module"):
+            patches.replace(loader, name, self.without(getattr(loader, name)))
         for kind in self._kinds:
             made = self._made[kind] = {"__setattr__": self._setting(kind), "__delattr__": self._deleting(kind)}
             self._cover(kind, made)
@@ -207,6 +221,7 @@ class AttributeViews:
         self._notices = False
         self._of_host.clear()
         self._of_rank.clear()
+        self._forked.clear()
 
     def switch(self, entering: SimProcess | None) -> None:
         """The baton goes to another process, or to the host."""
@@ -216,15 +231,18 @@ class AttributeViews:
         leaving = self._present
         held = {} if leaving is None else self._of_rank.get(leaving, {})
         coming = {} if entering is None else self._of_rank.get(entering, {})
-        for key, (kind, owner, name, of_host) in self._of_host.items():
+        for key, (kind, owner, name, of_host) in list(self._of_host.items()):
             if key in held:
                 held[key] = vars(owner).get(name, _MISSING)
+            elif key in coming:
+                self._of_host[key] = kind, owner, name, vars(owner).get(name, _MISSING)
             if key in held or key in coming:
                 kind.put(owner, name, coming.get(key, of_host))
         self._present = entering
 
     def inherit(self, child: SimProcess) -> None:
         """The process with the baton starts a forked child, which goes on with what it has set."""
+        self._forked.add(child)
         held = {} if self._present is None else self._of_rank.get(self._present, {})
         if held:
             self._of_rank[child] = {
@@ -251,7 +269,9 @@ class AttributeViews:
 
     def _notice(self, kind: _Kind, owner: Any, name: str, frame: FrameType | None) -> None:
         process = current_process()
-        if process is None or process is not self._present or not self._is_rank_s(frame) or not self._is_shared(owner):
+        if process is None or process is not self._present or not self._is_rank_s(frame):
+            return
+        if not self._is_shared(process, owner):
             return
         elsewhere = _ELSEWHERE.get(owner.__name__, {}) if isinstance(owner, ModuleType) else {}
         if name in elsewhere:
@@ -269,10 +289,18 @@ class AttributeViews:
         while frame is not None:
             name = frame.f_globals.get("__name__") or ""
             if name not in _MESSENGERS and frame.f_code.co_name not in _METHODS:
-                return self._sharing.isolates(name) or (is_user_file(frame.f_code.co_filename) and not is_ours(frame))
+                users = is_user_file(frame.f_code.co_filename) and not is_ours(frame)
+                return users or (self._sharing is not None and self._sharing.isolates(name))
             frame = frame.f_back
         return False
 
-    def _is_shared(self, owner: Any) -> bool:
+    def _is_shared(self, process: SimProcess, owner: Any) -> bool:
+        """True for what the process has in common with others, and would not have if they were real."""
         name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
-        return isinstance(name, str) and not self._sharing.isolates(name) and name != "builtins"
+        if not isinstance(name, str):
+            return False
+        if self._sharing is None:
+            return process.parent is not None and not (process in self._forked and is_users(owner))
+        if self._sharing.isolates(name):
+            return process in self._forked and not is_users(owner)
+        return name != "builtins"

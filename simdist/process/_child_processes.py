@@ -30,6 +30,7 @@ from multiprocessing import process as processes
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
+from simdist.process._attributes import AttributeViews
 from simdist.process._fork_copies import ForkCopies
 from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
@@ -186,6 +187,8 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
         echo=parent.echo,
     )
     child.parent = parent
+    if runtime.isolation is None:
+        _attributes_in(runtime, child, forked=forked)
     child.stdout, child.stderr = parent.stdout, parent.stderr
     child.lineage = f"{parent.lineage} child {len(parent.children)}"
     random_states = runtime.slots.random
@@ -202,6 +205,18 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
     for begins in runtime.child_begins:
         begins(parent, child, forked)
     return child
+
+
+def _attributes_in(runtime: Runtime, child: SimProcess, *, forked: bool) -> None:
+    """Without isolation ranks share what they set on modules and classes, but no real process does so with a child."""
+    views: AttributeViews | None = runtime.extras.get(AttributeViews)
+    if views is None:
+        views = runtime.extras[AttributeViews] = AttributeViews(runtime, None)
+        runtime.patches.on_undo(views.restore)
+        views.install(runtime.patches)
+        runtime.slots.add(lambda leaving, entering: views.switch(entering))
+    if forked:
+        views.inherit(child)
 
 
 def _begin(

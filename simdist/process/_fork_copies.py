@@ -12,7 +12,8 @@ Invariant: `_present` is the child whose contents are in place, or None while th
 other children are in their `_Copy`.
 
 In doubt: installed libraries, and the user's modules that only a name in `sys.modules` leads to, stay shared between
-parent and child; what is written there is seen by both.
+parent and child. What is set as an attribute of them is the child's own all the same (`_attributes`); what is written
+inside them is seen by both.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from simdist.process._forked import Copies
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
 
-__all__ = ["ForkCopies"]
+__all__ = ["ForkCopies", "is_users"]
 
 _Dict = dict[str, Any]
 _EMPTY = object()
@@ -98,7 +99,7 @@ class _Fork:
         """The child reaches a module, a class or a function."""
         if id(holder) not in self._judged:
             self._judged[id(holder)] = holder
-            if _is_users(holder):
+            if is_users(holder):
                 self._waiting.append(holder)
 
     def take(self, earlier: _Copy | None) -> None:
@@ -244,11 +245,12 @@ def _running_modules(frame: FrameType | None) -> Iterable[Any]:
         frame = frame.f_back
 
 
-def _is_users(holder: Any) -> bool:
+def is_users(holder: Any) -> bool:
+    """True for a module, a class or a function of the user's code."""
     if isinstance(holder, FunctionType):
         return is_user_file(holder.__code__.co_filename)
     if isinstance(holder, ModuleType):
         file = vars(holder).get("__file__")
         return is_user_file(file) if isinstance(file, str) else vars(holder).get("__name__") == "__main__"
     module = sys.modules.get(holder.__module__) if isinstance(getattr(holder, "__module__", None), str) else None
-    return isinstance(module, ModuleType) and _is_users(module)
+    return isinstance(module, ModuleType) and is_users(module)

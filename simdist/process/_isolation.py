@@ -128,10 +128,7 @@ class Isolation:
         self._original_lock = _bootstrap._get_module_lock
         self._patches.replace(_bootstrap, "_get_module_lock", self._module_lock)
         self._logging.install()
-        self._attributes.install()
-        loader = importlib.machinery.ExtensionFileLoader
-        for name in ("create_module", "exec_module"):
-            self._patches.replace(loader, name, self._attributes.without(getattr(loader, name)))
+        self._attributes.install(self._patches)
         self._patches.replace(sys, "meta_path", [self._finder, *sys.meta_path])
         self._host.paths = [getattr(sys, name) for name in _PATHS]
         runtime.slots.add(self._switch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing as mp
 import threading
 import time
@@ -203,6 +204,80 @@ def parents_settings() -> list[Any]:
     found = [answers.get(), answers.get(), library.dialect]
     process.join()
     return found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("isolate", [False, ["networkx"]], ids=["shared", "isolated"])
+def test_what_a_child_sets_on_a_library_never_reaches_its_parent(method: str, isolate: bool | list[str]) -> None:
+    result = simdist.run(childs_settings, args=(method,), world_size=2, isolate=isolate)
+
+    result.raise_for_failure()
+    assert result.values == [["child's", "child's", True, "child's", (None, None, False, None)]] * 2
+    assert settings_of_libraries() == (None, None, False, None)
+
+
+def settings_of_libraries() -> tuple[Any, ...]:
+    import decimal
+
+    import networkx
+
+    library: Any = networkx
+    return (
+        getattr(library, "dialect", None),
+        getattr(library.Graph, "dialect", None),
+        hasattr(decimal, "dialect"),
+        getattr(torch.nn.Linear, "dialect", None),
+    )
+
+
+def settle(answers: Any) -> None:
+    import decimal
+
+    import networkx
+
+    libraries: list[Any] = [networkx, networkx.Graph, decimal, torch.nn.Linear]
+    for library in libraries:
+        library.dialect = "child's"
+    time.sleep(1)
+    for each in settings_of_libraries():
+        answers.put(each)
+
+
+def childs_settings(method: str) -> list[Any]:
+    context = mp.get_context(method)
+    answers: Any = context.SimpleQueue()
+    process = context.Process(target=settle, args=(answers,))  # type: ignore[attr-defined]
+    process.start()
+    time.sleep(0.5)
+    between = settings_of_libraries()
+    found = [answers.get() for _ in range(4)]
+    process.join()
+    assert between == settings_of_libraries()
+    return [*found, between]
+
+
+def test_what_a_parent_sets_on_a_library_after_its_child_did_stays() -> None:
+    def body() -> list[Any]:
+        library: Any = json
+
+        def child() -> None:
+            library.dialect = "child's"
+            time.sleep(2)
+            assert library.dialect == "child's"
+
+        process = mp.get_context("fork").Process(target=child)
+        process.start()
+        time.sleep(1)
+        library.dialect = "parent's"
+        process.join()
+        assert process.exitcode == 0
+        return [library.dialect]
+
+    try:
+        assert simdist.run(body, world_size=1).values == [["parent's"]]
+        assert vars(json)["dialect"] == "parent's"  # ranks share modules there, with the host too
+    finally:
+        vars(json).pop("dialect", None)
 
 
 def test_what_can_not_be_copied_is_shared() -> None:

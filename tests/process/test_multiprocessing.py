@@ -424,6 +424,7 @@ def test_nothing_is_left_behind() -> None:
         os._exit(3)
 
     simdist.run(body, world_size=2)
+    gc.collect()  # of the tests before
     before = open_files(), vars(multiprocessing.process)["_current_process"], multiprocessing.active_children()
     simdist.run(body, world_size=2)
 
