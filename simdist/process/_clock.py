@@ -1,6 +1,8 @@
 """Virtual time behind `time.*` and `datetime`.
 
-Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What
+Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. But
+`perf_counter`, which durations are measured with, shows a nanosecond more at each further look at the same moment: what
+a program computes in between takes no virtual time, and it divides by the duration all the same. What
 has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the process's `epoch_ns`, the moment at
 which its world began.
 """
@@ -23,7 +25,7 @@ from simdist.records import slept
 __all__ = ["install", "taken_early"]
 
 _USUAL = {signal.SIGINT}  # the handlers of a process that has set none
-_COUNTING = ("monotonic", "perf_counter", "process_time", "thread_time")
+_COUNTING = ("monotonic", "process_time", "thread_time")
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
 } | {5}  # CLOCK_REALTIME_COARSE, which the module does not name
@@ -60,6 +62,29 @@ def _nanoseconds(original: Callable[[], int]) -> Callable[[], int]:
     def clock() -> int:
         process = current_process()
         return original() if process is None else process.simulation.read_clock()
+
+    return clock
+
+
+def _look(process: SimProcess) -> int:
+    process.looked_ns = max(process.simulation.read_clock(), process.looked_ns + 1)
+    return process.looked_ns
+
+
+def _measured_s(original: Callable[[], float]) -> Callable[[], float]:
+    @functools.wraps(original)
+    def clock() -> float:
+        process = current_process()
+        return original() if process is None else _look(process) / 1e9
+
+    return clock
+
+
+def _measured_ns(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def clock() -> int:
+        process = current_process()
+        return original() if process is None else _look(process)
 
     return clock
 
@@ -230,6 +255,8 @@ def _replacements() -> Iterator[Replacement]:
     for name in _COUNTING:
         yield Replacement(time, name, _seconds)
         yield Replacement(time, f"{name}_ns", _nanoseconds)
+    yield Replacement(time, "perf_counter", _measured_s)
+    yield Replacement(time, "perf_counter_ns", _measured_ns)
     for name in ("localtime", "gmtime", "ctime"):
         yield Replacement(time, name, _defaulting_to_now)
     yield Replacement(time, "strftime", _strftime)

@@ -69,6 +69,7 @@ class SimProcess:
         self.lineage = ""  # which child of which child it is
         self.death_signal = 0  # sent to it when its parent has ended
         self.began_ns = simulation.now_ns
+        self.looked_ns = -1  # what its `time.perf_counter` showed last
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host

@@ -18,7 +18,7 @@ from simdist.errors import ArgumentError
 from tests.beside import wait_for_host
 from tests.strategies import delays_ns
 
-SECONDS = ("monotonic", "perf_counter", "process_time", "thread_time")
+SECONDS = ("monotonic", "process_time", "thread_time")
 BEGIN_S = 1_767_225_600  # the first second of 2026, since 1970
 
 
@@ -255,3 +255,19 @@ def test_a_loop_that_only_looks_at_the_clock_ends() -> None:
 
     assert results[0].values == [[True, True]] * 2
     assert results[0].virtual_time_ns == results[1].virtual_time_ns
+
+
+@pytest.mark.parametrize("name", ["perf_counter", "perf_counter_ns"])
+def test_a_duration_that_is_measured_is_never_nothing(name: str) -> None:
+    second = 1_000_000_000 if name.endswith("_ns") else 1.0
+    clock = getattr(time, name)
+
+    def body() -> list[float]:
+        looks = [clock(), clock(), clock()]
+        time.sleep(1)
+        return [*looks, clock(), clock()]
+
+    found = simdist.run(body, world_size=2, policy="random").values
+
+    assert found == [[pytest.approx(second * each, rel=1e-15) for each in (0, 1e-9, 2e-9, 1, 1.000000001)]] * 2
+    assert found[0][0] < found[0][1] < found[0][2] < found[0][3] == second < found[0][4]
