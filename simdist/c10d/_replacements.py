@@ -26,6 +26,7 @@ _registry: Any = _c  # has what the stubs leave out
 def install(patches: Patches) -> None:
     """Replace it all."""
     patches.redirect(_OF_RPC)
+    patches.wrap(_registry, "_set_allow_inflight_collective_as_graph_input", _refused_registry)
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _logging_data)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", _ddp_init)
@@ -61,6 +62,19 @@ def _refused_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return init_rpc
+
+
+def _refused_registry(original: Callable[[bool], None]) -> Callable[[bool], None]:
+    def allow(value: bool) -> None:
+        process = current_process()
+        if process is not None and value:
+            raise UnsupportedError(
+                f"rank {process.rank}: allow_inflight_collective_as_graph_input_ctx is not simulated: wait_tensor in "
+                "compiled code finds works of C++ only; call wait() on the work before the compiled function"
+            )
+        original(value)
+
+    return allow
 
 
 _OF_RPC = (Replacement(dist.rpc, "init_rpc", _refused_rpc),) if dist.rpc.is_available() else ()

@@ -291,3 +291,16 @@ def test_after_a_refusal_the_group_is_whole() -> None:
         return tensor.item()
 
     assert in_group(body, 2) == [2.0, 2.0]
+
+
+def test_the_registry_of_works_for_compiled_code_is_refused_with_another_way() -> None:
+    from torch.distributed import _functional_collectives
+
+    def enter() -> None:
+        with _functional_collectives.allow_inflight_collective_as_graph_input_ctx():
+            raise AssertionError("unreachable")
+
+    text = str(in_group(lambda rank: attempt(enter), 1)[0])
+
+    assert "allow_inflight_collective_as_graph_input_ctx is not simulated" in text
+    assert text.endswith("call wait() on the work before the compiled function")

@@ -65,6 +65,28 @@ class Case:
         return dist.distributed_c10d._get_default_group()
 
 
+def play(
+    case: Callable[[Case], None], tmp_path: Path, *, size: int = 2, devices: int = 0, env: Any = ()
+) -> simdist.RunResult:
+    """The world of a case: its ranks, each on a device of one host, with the variables that torch's tests set."""
+    return simdist.run(
+        case,
+        world_size=size,
+        args=[Case(str(tmp_path / "store"))],
+        backend="nccl",
+        cluster=build(size, devices_per_host=devices or size),
+        env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **dict(env)},
+    )
+
+
+def hold(result: simdist.RunResult) -> None:
+    """Every rank has ended well; what failed on the first that has not is raised."""
+    failed = next((rank.exception for rank in result.ranks if rank.exception is not None), None)
+    if failed is not None:
+        raise failed
+    result.raise_for_failure()
+
+
 def raises(kind: type[BaseException], call: Callable[[], Any], text: str = "") -> BaseException:
     """What a call raises, which has to be of that kind."""
     with pytest.raises(kind, match=text or None) as caught:
@@ -866,25 +888,12 @@ STATE = {
 @pytest.mark.parametrize("name", [name for name, state in STATE.items() if state == PASSES])
 def test_torchs_own(name: str, tmp_path: Path) -> None:
     size = 4 if name in FOUR_RANKS else 2
-    cluster = build(size, devices_per_host=4 if name in FOUR_DEVICES else size)
-    case = globals()[f"case_{name}"]
-
-    result = simdist.run(
-        case,
-        world_size=size,
-        args=[Case(str(tmp_path / "store"))],
-        backend="nccl",
-        cluster=cluster,
-        env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
-    )
+    result = play(globals()[f"case_{name}"], tmp_path, size=size, devices=4 if name in FOUR_DEVICES else size)
 
     if name == "nan_assert":
         assert {rank.exit_code for rank in result.ranks} <= {signal.SIGABRT, -signal.SIGABRT}
     else:
-        failed = next((rank.exception for rank in result.ranks if rank.exception is not None), None)
-        if failed is not None:
-            raise failed
-        result.raise_for_failure()
+        hold(result)
 
 
 def test_nine_tenths_of_torchs_tests_pass() -> None:

@@ -1,7 +1,7 @@
 """PyTorch's own tests of DDP over NCCL (test_c10d_nccl.py), the part that follows `test_torch_suite.py`'s, by name.
 
-As there: `STATE` has every test of that part, and what became of it: from several outputs to complex parameters. What
-the file has behind them (activation checkpoints, recorders, sparse and float8 collectives) is not here.
+As there: `STATE` has every test of that part, and what became of it: from several outputs to the sizes of buckets.
+`test_torch_suite_errors.py`, `_groups` and `_records` have what the file has behind them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import simdist
-from simdist.cluster import build
-from tests.c10d.nccl.test_torch_suite import PASSES, Case, TwoOutputs, dist, net, own_devices, raises
+from tests.c10d.nccl.test_torch_suite import PASSES, Case, TwoOutputs, dist, hold, net, own_devices, play, raises
 
 default: Any = default_hooks
 power: Any = powerSGD_hook
@@ -378,6 +376,37 @@ def case_ddp_complex_params(self: Case) -> None:
     torch.accelerator.synchronize(self.device)
 
 
+class TwoLayers(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(10, 20), nn.Linear(20, 10)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Both."""
+        return self.last(F.relu(self.first(x)))
+
+
+def case_bucket_cap_mb_list_initialization(self: Case) -> None:
+    self.init()
+    model = ddp(self, TwoLayers(), bucket_cap_mb_list=[10, 25, 50])
+    assert model.bucket_bytes_cap_list == [cap * 1024 * 1024 for cap in (10, 25, 50)]
+    assert model.bucket_bytes_cap == 50 * 1024 * 1024
+
+
+def case_bucket_cap_mb_list_default_behavior(self: Case) -> None:
+    self.init()
+    model = ddp(self, TwoLayers())
+    assert (model.bucket_bytes_cap, model.bucket_bytes_cap_list) == (25 * 1024 * 1024, [])
+
+
+def case_bucket_cap_mb_alone(self: Case) -> None:
+    self.init()
+    model = ddp(self, TwoLayers(), bucket_cap_mb=100)
+    assert (model.bucket_bytes_cap, model.bucket_bytes_cap_list) == (100 * 1024 * 1024, [])
+
+
 # -- the table -------------------------------------------------------------------------------------------------------
 
 FOUR_DEVICES = ("grad_layout_2devicemodule",)
@@ -387,18 +416,4 @@ STATE = {name.removeprefix("case_"): PASSES for name in list(globals()) if name.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", list(STATE))
 def test_torchs_own(name: str, tmp_path: Path) -> None:
-    cluster = build(2, devices_per_host=4 if name in FOUR_DEVICES else 2)
-
-    result = simdist.run(
-        globals()[f"case_{name}"],
-        world_size=2,
-        args=[Case(str(tmp_path / "store"))],
-        backend="nccl",
-        cluster=cluster,
-        env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
-    )
-
-    failed = next((rank.exception for rank in result.ranks if rank.exception is not None), None)
-    if failed is not None:
-        raise failed
-    result.raise_for_failure()
+    hold(play(globals()[f"case_{name}"], tmp_path, devices=4 if name in FOUR_DEVICES else 2))

@@ -83,7 +83,11 @@ class NcclProcessGroup(NcclReductions):
                 calls.append(Call(operation, data, [], [output]))
             return calls
 
-        return self._collective("all_gather", ("COALESCED", "ALLGATHER_coalesced"), make, [tensor], outputs, opts)
+        sources = [tensor if rank == self.rank() else output for rank, output in enumerate(outputs)]
+        return self._collective(
+            *("all_gather", ("ALLGATHER", "ALLGATHER_coalesced"), make, [tensor], outputs, opts),
+            inner=("_broadcast_oop", list(zip(sources, outputs, strict=True))),
+        )
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Gather every rank's tensor into one."""

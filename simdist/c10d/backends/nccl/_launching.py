@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,8 @@ class _Block:
     calls: list[Call] = field(default_factory=list)
     connection: Connection | None = None
     outputs: list[Any] = field(default_factory=list)
-    messages_only: bool = True
+    has_collectives: bool = False
+    has_messages: bool = False
     asynchronous: bool = False
     limit_ns: int = 0
 
@@ -118,10 +119,12 @@ class NcclGroup(NcclMember):
         opts: Any,
         *,
         blocks: bool = False,
+        inner: tuple[str, Sequence[tuple[Tensor, Tensor]]] | None = None,
     ) -> StreamWork | None:
         """Launch a collective, whose calls `make` makes once its communicator is there; one call, or several in one.
 
-        `kind` is what torch calls it, in messages and in the recorder.
+        `kind` is what torch calls it, in messages and in the recorder. `inner` says what torch makes it of: the
+        recorder has those calls, one for each pair of an input and an output, before that of them all.
         """
         index = inputs[0].get_device()
         if self._estimated is not None:
@@ -134,10 +137,15 @@ class NcclGroup(NcclMember):
         limit_ns = self._limit(opts)
         member, communicator = self._member, self._communicator
         block = self._block
-        if block is None:
+        if block is None or not block.has_collectives:  # those of a block share one number
             self._numbers = self._numbers[0] + 1, self._numbers[1]
             member.number += 1
-        entry = self._record(kind[1], inputs, outputs, limit_ns, is_message=False)
+        if inner is None:
+            entry = self._record(kind[1], inputs, outputs, is_message=False)
+        else:
+            for given, filled in inner[1]:
+                self._record(inner[0], [given], [filled], is_message=False)
+            entry = self._record_block(kind[1], is_message=False) if block is None else None
         calls = make()
         for call in calls:
             call.sequence = communicator.note_collective(
@@ -149,7 +157,7 @@ class NcclGroup(NcclMember):
             block.calls += calls
             block.connection = connection
             block.outputs += outputs
-            block.messages_only = False
+            block.has_collectives = True
             block.asynchronous = block.asynchronous or asynchronous
             block.limit_ns = limit_ns
             return None
@@ -158,13 +166,22 @@ class NcclGroup(NcclMember):
             asynchronous=asynchronous,
             blocks=blocks,
         )
+        if inner is not None:
+            work.numel_in = work.numel_out = 0
+        elif kind[0] == "COALESCED":
+            work.numel_in, work.numel_out = inputs[0].numel(), outputs[0].numel()
         return work if asynchronous else None
 
-    def _record(
-        self, name: str, inputs: list[Tensor], outputs: list[Tensor], limit_ns: int, *, is_message: bool
-    ) -> Entry | None:
-        recorder = self._nccl.recorder
+    def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor], *, is_message: bool) -> Entry | None:
         self._operations += 1
+        return self._noted(name, inputs, outputs, is_message=is_message)
+
+    def _record_block(self, name: str, *, is_message: bool) -> Entry | None:
+        """Record what launches the calls of a block, which is no operation of its own."""
+        return self._noted(name, [], [], is_message=is_message)
+
+    def _noted(self, name: str, inputs: list[Tensor], outputs: list[Tensor], *, is_message: bool) -> Entry | None:
+        recorder = self._nccl.recorder
         if not recorder.limit:
             return None
         collectives, messages = self._numbers
@@ -200,10 +217,13 @@ class NcclGroup(NcclMember):
             block.outputs.append(tensor)
             block.asynchronous = True
             block.limit_ns = self._timeout_ns
-            self._record(self._message_name(kind, peer), [tensor], [tensor], self._timeout_ns, is_message=True)
+            if not block.has_messages:  # those of a block share one number
+                self._numbers = self._numbers[0], self._numbers[1] + 1
+                block.has_messages = True
+            self._record(self._message_name(kind, peer), [tensor], [tensor], is_message=True)
             return None
         self._numbers = self._numbers[0], self._numbers[1] + 1
-        entry = self._record(self._message_name(kind, peer), [tensor], [tensor], self._timeout_ns, is_message=True)
+        entry = self._record(self._message_name(kind, peer), [tensor], [tensor], is_message=True)
         tensors = [tensor]
         return self._launch(
             *(connection, [call], kind, kind.upper(), tensors, tensors, self._timeout_ns, entry), asynchronous=True
@@ -240,7 +260,7 @@ class NcclGroup(NcclMember):
         *,
         asynchronous: bool,
         blocks: bool = False,
-    ) -> StreamWork:
+    ) -> NcclWork:
         communicator, member = self._communicator, self._member
         simulation, rank = communicator.simulation, self.rank()
         index, own, streams, _ = connection.ends[rank]
@@ -311,17 +331,13 @@ class NcclGroup(NcclMember):
         if not block.calls:
             return None
         assert block.connection is not None
-        collectives, messages = self._numbers
-        if block.messages_only:
-            self._numbers = collectives, messages + 1
-        else:
-            self._numbers = collectives + 1, messages
-            self._member.number += 1
-        entry = self._record("coalesced", [], [], block.limit_ns, is_message=block.messages_only)
-        return self._launch(
+        entry = self._record_block("coalesced", is_message=not block.has_collectives)
+        work = self._launch(
             *(block.connection, block.calls, "coalesced", "COALESCED", [], block.outputs, block.limit_ns, entry),
             asynchronous=block.asynchronous,
         )
+        work.numel_in = work.numel_out = 0
+        return work
 
     def _start_time_estimate(self) -> None:
         self._estimated = []

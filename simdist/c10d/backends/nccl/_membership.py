@@ -71,6 +71,7 @@ class NcclMember(GroupBackend):
         self.timing = self.environment.timing  # works know what they took
         self.hook: Hook | None = None  # called for each work that is over
         self._begun: list[NcclWork] = []  # collectives, where somebody may ask for the last that has begun
+        self._ended_ns = 0  # when the last work was over
         self._completed = -1  # the last number of a collective that is over
         self._operations = 0  # calls, those in blocks each for itself
         self._error = "SUCCESS"
@@ -230,8 +231,12 @@ class NcclMember(GroupBackend):
         self.hook = Hook(self, hook)
 
     def _wait_for_pending_works(self) -> None:
-        """Wait until everything is over, and every hook was called."""
+        """Wait until everything is over, every hook was called, and the watchdog has seen it."""
         self._drain()
+        simulation = self._communicator.simulation
+        seen_ns = self.watchdog.tick_after(self._ended_ns)
+        if seen_ns > simulation.now_ns:
+            simulation.sleep(seen_ns - simulation.now_ns)
 
     def _drain(self) -> None:
         for work in list(self._member.pending):
@@ -289,13 +294,14 @@ class NcclMember(GroupBackend):
             self._error = kind
         for futures in self.results.values():
             for future in futures:
-                result = _errors.WorkResult.__members__[kind]
+                result = int(_errors.WorkResult.__members__[kind])
                 self._member.process.deliver(functools.partial(future.set_result, result))
         self.results.clear()
 
     def on_done(self, work: NcclWork) -> None:
         """A work is over."""
         self.watchdog.forget(work)
+        self._ended_ns = max(self._ended_ns, work.ended_ns)
         if not work.aborted:
             self._extra_ns -= work.extra_ns
             self._extra_taken_ns -= work.extra_ns
@@ -304,7 +310,7 @@ class NcclMember(GroupBackend):
             if self.hook is not None:
                 self.hook.over(work)
         for future in self.results.pop(work, ()):
-            work.process.deliver(functools.partial(future.set_result, _errors.WorkResult.SUCCESS))
+            work.process.deliver(functools.partial(future.set_result, int(_errors.WorkResult.SUCCESS)))
 
     def abort_because(self, reason: str) -> None:
         """The communicators are ended, and the group is of no use any more; the program is not asked."""

@@ -118,13 +118,15 @@ class NcclReductions(NcclGroup):
         same = all(tensor.numel() == output.numel() for tensor in inputs)
         if not same and inputs[self.rank()].numel() != output.numel():
             raise ValueError("Tensor input and output of _reduce_oop must have the same number of elements ")
+        results = [output if rank == self.rank() else tensor for rank, tensor in enumerate(inputs)]
         return self._collective(
             "reduce_scatter",
-            ("REDUCE_SCATTER", "reduce_scatter"),
+            ("REDUCE_SCATTER", "reduce_scatter" if same else "REDUCE_SCATTER_coalesced"),
             lambda: [self._scattered(output, inputs, [flat(dense_tensor(tensor)) for tensor in inputs], opts, op)],
             inputs,
             [output],
             opts,
+            inner=None if same else ("_reduce_oop", list(zip(inputs, results, strict=True))),
         )
 
     def _scattered(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _distributed_c10d as _c
 
-from simdist.c10d.engine._stream_work import StreamFuture, StreamWork
-from simdist.device import Mark
+from simdist.c10d.engine._stream_work import StreamWork
+from simdist.c10d.surface._work import SimFuture
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._recorder import Entry
@@ -78,11 +78,14 @@ class NcclWork(StreamWork):
         begun_ns = max((part.begin.at_ns or 0 for part in self.calls), default=self.issued_ns)
         return max(0, self.ended_ns - max(begun_ns, self.issued_ns)) / 1e6
 
-    def get_future_result(self) -> StreamFuture:
-        """A future of how it ends: success, or what its watchdog has found."""
-        future = StreamFuture(self.process, self.index, self.streams, Mark(0))
+    def get_future_result(self) -> SimFuture:
+        """A future of how it ends, the number of a `WorkResult`: success, or what its watchdog has found.
+
+        It is the host's: not done before the work is over, where that of the values is.
+        """
+        future = SimFuture(self.process)
         if self.done:
-            future.set_result(_results.WorkResult.SUCCESS)
+            future.set_result(int(_results.WorkResult.SUCCESS))
         else:
             self.process.torch_state.futures[future] = None
             self.group.results.setdefault(self, []).append(future)
