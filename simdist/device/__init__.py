@@ -4,7 +4,8 @@ What a program does with CUDA it does here with torch's own code. A tensor of a 
 C++ object has the device and the dispatch keys of CUDA, and a pointer to host memory (`_aliases`). A CPU build of
 torch has no kernels for those keys: ours give the CPU's kernels CPU tensors over the same memory (`_kernels`,
 `_special`). What C++ asks about devices is answered at three places inside it (`_torch_core`), and `torch.cuda`, which
-stays as it is, finds the functions that a CUDA build has (`_bindings`). So what torch decides by device it decides
+stays as it is, finds the functions that a CUDA build has (`_bindings`). Sparse tensors are C++ objects over two of
+those (`_sparse`). So what torch decides by device it decides
 right: autograd, autocast, DDP's reducer, views, printing, pickling.
 
 Each host of the cluster has `devices_per_host` devices with `device_memory_bytes` each; a process sees those of its
@@ -18,8 +19,8 @@ other, in strict worlds. Kernels in C++ (`native/kernels.cpp`) can go before tho
 A world that has no devices pays nothing and changes nothing. One that has ends as if it had not been there: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
 
-In doubt: values are the CPU's, not a GPU's (no TF32, no Philox); quantized and sparse tensors, CUDA graphs, Triton and
-extensions in CUDA C++ are out of reach.
+In doubt: values are the CPU's, not a GPU's (no TF32, no Philox); quantized and compressed sparse tensors, CUDA graphs,
+Triton and extensions in CUDA C++ are out of reach.
 
 Open `_install.py` first, then `_kernels.py`.
 """

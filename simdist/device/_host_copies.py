@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import host
-from simdist.device._special import synchronize_current
+from simdist.device._sparse import assign, host_of, is_sparse
+from simdist.device._special import account_on, synchronize_current
 
 __all__ = ["HostCopies"]
 
@@ -30,6 +31,7 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
+        self.sparse = False  # one of the tensors is
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the tensor, which is kept with it
         self._originals: dict[int, Tensor] = {}
 
@@ -58,15 +60,22 @@ class HostCopies:
         return value
 
     def copy_back(self) -> None:
-        """Give the tensors of devices what their copies have. On any thread, for it touches host memory only."""
+        """Give the tensors of devices what their copies have.
+
+        On any thread, for it touches host memory only; with sparse tensors, which are made anew, on their process's.
+        """
         for tensor, copy in self._copies.values():
-            host(tensor.data).copy_(copy)
+            if is_sparse(tensor):
+                assign(tensor, copy, account_on(tensor._values(), tensor.get_device()))
+            else:
+                host(tensor.data).copy_(copy)
 
     def _copy_of(self, tensor: Tensor) -> Tensor:
         known = self._copies.get(id(tensor))
         if known is None:
             synchronize_current(tensor.get_device())
-            copy = host(tensor.data).clone()
+            self.sparse = self.sparse or is_sparse(tensor)
+            copy = (host_of(tensor) if is_sparse(tensor) else host(tensor.data)).clone()
             self._copies[id(tensor)] = known = tensor, copy
             self._originals[id(copy)] = tensor
         return known[1]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from simdist.device import _special
+from simdist.device import _sparse, _special
 from simdist.device._aliases import account_holding, host, raised, refuse, use
 from simdist.device._claims import Outstanding
 from simdist.device._idle import is_view
@@ -45,6 +45,8 @@ _CPU = torch._C.DispatchKeySet(_CPU_KEY)
 # Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
 _WHOLE = ("aten::convolution", "aten::convolution_backward")
 
+_OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS}  # kernels that are not just the CPU's
+
 _library: Any = None
 _names: list[str] = []  # of the operators that have a kernel here
 _spare_key = "PrivateUse3"  # under which kernels in C++ find these
@@ -62,7 +64,7 @@ def install(compiled: Any = None) -> None:
             _compiled.disable()
         if compiled is not None:
             compiled.connect(_provide, account_of, synchronize_current, _no_memory, refuse, Outstanding)
-            compiled.enable([name for name in _names if "aten::" + name not in _special.KERNELS])
+            compiled.enable([name for name in _names if "aten::" + name not in _OUR_OWN])
             compiled.observe(bool(_wrappers))
         _compiled = compiled
         keep_figures_in(None if compiled is None else compiled.Figures)
@@ -88,10 +90,11 @@ def _register() -> None:
     library: Any = torch.library.Library
     _library = library("aten", "IMPL")
     names = [name for name in known._dispatch_get_registrations_for_dispatch_key("CPU") if name.startswith("aten::")]
-    for name in dict.fromkeys([*names, *_special.KERNELS, *_WHOLE]):
+    for name in dict.fromkeys([*names, *_OUR_OWN, *_WHOLE]):
         if not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
             _library.m.impl(name.removeprefix("aten::"), "CUDA", _on_first_call(name))
             _names.append(name.removeprefix("aten::"))
+    _sparse.register(_library, known)
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
             _library.m.impl(name.removeprefix("aten::"), key, kernel)
@@ -122,7 +125,7 @@ def _on_first_call(name: str) -> Kernel:
 def _make(name: str) -> Kernel:
     base, _, overload = name.removeprefix("aten::").partition(".")
     op = getattr(getattr(torch.ops.aten, base), overload or "default")
-    made = _special.KERNELS.get(name) or _kernel_of(op)
+    made = _OUR_OWN.get(name) or _kernel_of(op)
     for wrapper in _wrappers:
         made = wrapper(op, made)
     return made

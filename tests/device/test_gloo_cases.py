@@ -1,7 +1,6 @@
 """Torch's own tests of Gloo on CUDA tensors (test_c10d_gloo.py of 2.13), by name: what each does, on virtual devices.
 
-`STATE` has every test of the part of that file that was at hand whose name says `cuda`: its cases here, or the reason
-why there is none.
+`STATE` has every test of the part of that file that was at hand whose name says `cuda`: its cases here.
 """
 
 from __future__ import annotations
@@ -185,15 +184,55 @@ def all_gathers_under_stress(group: Group, rank: int) -> None:
         assert numbers(future.value()) == [index + other for other in range(SIZE)]
 
 
-NO_SPARSE = "wants sparse tensors on a device, and a virtual device has none: kernels of another key (SparseCUDA)"
-STATE: dict[str, Sequence[Callable[[Group, int], None]] | str] = {
+def sparse_of(rank: int, size: int, sparse: int, dense: int) -> torch.Tensor:
+    indices = torch.zeros(sparse, rank + 1, dtype=torch.int64)
+    indices[0] = torch.arange(rank + 1)
+    shape = [size] * sparse + [2] * dense
+    return torch.sparse_coo_tensor(indices, torch.ones([rank + 1, *shape[sparse:]]), shape, check_invariants=False)
+
+
+KINDS = ((1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3))  # dimensions that are sparse, and that are not
+
+
+def sum_of(size: int, sparse: int, dense: int) -> torch.Tensor:
+    total = sparse_of(0, size, sparse, dense)
+    for rank in range(1, size):
+        total = total + sparse_of(rank, size, sparse, dense)
+    return total.to_dense()
+
+
+def sparse_all_reduces(group: Group, rank: int) -> None:
+    for count in (1, 2):
+        for kind in KINDS:
+            size = count * SIZE
+            tensors = [sparse_of(count * rank + index, size, *kind).cuda() for index in range(count)]
+            results = settled(group.allreduce(tensors))
+
+            for each in (*tensors, *results):
+                assert each.is_cuda
+                assert each.is_sparse
+                assert torch.equal(each.to_dense().cpu(), sum_of(size, *kind))
+
+
+def sparse_all_reduces_of_the_default_group(group: Group, rank: int) -> None:
+    dist: Any = c10d
+    dist.init_process_group("gloo", rank=rank, world_size=SIZE)
+    for kind in KINDS:
+        tensor = sparse_of(rank, SIZE, *kind).cuda()
+        dist.all_reduce(tensor, async_op=True).wait()
+
+        assert tensor.is_cuda
+        assert torch.equal(tensor.cpu().to_dense(), sum_of(SIZE, *kind))
+
+
+STATE: dict[str, Sequence[Callable[[Group, int], None]]] = {
     "test_broadcast_basics_cuda": [broadcasts],
     "test_broadcast_stress_cuda": [broadcasts_under_stress],
     "test_allreduce_basics_cuda": [all_reduces, reduces, all_reduce_of_halves],
     "test_allreduce_stress_cuda": [all_reduces_under_stress],
     "test_allreduce_coalesced_checks_cuda": [coalesced_all_reduces_are_refused, wrong_types],
-    "test_sparse_allreduce_basics_cuda": NO_SPARSE,
-    "test_sparse_allreduce_cuda_dispatched": NO_SPARSE,
+    "test_sparse_allreduce_basics_cuda": [sparse_all_reduces],
+    "test_sparse_allreduce_cuda_dispatched": [sparse_all_reduces_of_the_default_group],
     "test_scatter_basics_cuda": [scatters],
     "test_scatter_stress_cuda": [scatters_under_stress],
     "test_gather_basics_cuda": [gathers_under_stress],
@@ -203,7 +242,7 @@ STATE: dict[str, Sequence[Callable[[Group, int], None]] | str] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, state in STATE.items() if not isinstance(state, str)])
+@pytest.mark.parametrize("name", list(STATE))
 def test_torchs_own(name: str) -> None:
     def body() -> None:
         rank = int(os.environ["RANK"])
@@ -215,14 +254,10 @@ def test_torchs_own(name: str) -> None:
         options._devices = [gloo.create_device(interface="lo")]
         group = gloo(store, rank, SIZE, options)
         for case in STATE[name]:
-            assert not isinstance(case, str)
             case(group, rank)
 
     values(body, world_size=SIZE)
 
 
-def test_those_that_want_no_sparse_tensors_pass() -> None:
-    left_out = {name: state for name, state in STATE.items() if isinstance(state, str)}
-
-    assert set(left_out.values()) == {NO_SPARSE}
+def test_all_of_them_pass() -> None:
     assert len(STATE) == 13

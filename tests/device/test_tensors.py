@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, model, on_devices, values
 
 Tensor = torch.Tensor
@@ -292,12 +291,6 @@ def test_the_host_s_memory_is_given_back() -> None:
         tensor.grad = None
 
     assert resident() - before < 32 << 20
-
-
-@on_devices
-def test_sparse_tensors_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="a virtual device has no sparse_coo tensors; keep them on the CPU"):
-        random().to_sparse()
 
 
 @on_devices

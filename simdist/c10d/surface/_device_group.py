@@ -16,6 +16,7 @@ import torch
 from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.c10d.surface._layout import then
 from simdist.c10d.surface._modes import dispatch_modes, function_modes, visible
 from simdist.device import HostCopies
 from simdist.errors import UnsupportedError
@@ -79,9 +80,12 @@ def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             if work.error is None:
                 copies.copy_back()
 
-        # Not `then`, whose action comes before those that the operation itself has: this one is the last.
+        # Not `then`, whose action comes before those that the operation itself has: this one is the last. Sparse
+        # tensors are made anew, on their own rank, when all of those are over.
         if work.done:
             deliver()
+        elif copies.sparse:
+            then(work, lambda: work.process.deliver(copies.copy_back))
         else:
             work.after = [*(work.after or ()), deliver]
         return work

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.c10d.nccl.test_torch_suite import PASSES, Case, dist, hold, play, raises
 from tests.c10d.nccl.test_torch_suite_errors import ones, same
@@ -513,6 +515,30 @@ def case_broadcast_float8(self: Case) -> None:
 # -- one rank --------------------------------------------------------------------------------------------------------
 
 
+class Words(nn.Module):
+    """An embedding with sparse gradients, and a layer behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 10, sparse=True)
+        self.linear = nn.Linear(10, 1)
+
+    def forward(self, data: torch.Tensor) -> Any:
+        """The mean of the words goes through the layer."""
+        return self.linear(self.embedding(data).mean(dim=1))
+
+
+def case_ddp_set_sparse_metadata(self: Case) -> None:
+    self.init()
+    model: Any = DistributedDataParallel(Words().to(self.device))
+    model._set_sparse_metadata({"embedding.weight": torch.arange(5.0)})
+
+    def step() -> None:
+        model(torch.tensor([[1, 0, 0], [0, 0, 0], [0, 0, 0]], device=self.device)).sum().backward()
+
+    raises(RuntimeError, step, "NCCL does not support all_reduce with sparse tensors")
+
+
 def case_reduce_scatter(self: Case) -> None:
     self.init(device_id=self.device)
     own = torch.randn(8193, dtype=torch.bfloat16, device=self.device)
@@ -583,7 +609,7 @@ def case_comm_recursive_split_group(self: Case) -> None:
 
 ONE_RANK = (
     *("collectives", "allreduce_coalesced", "all_to_all_single", "allgather_base", "allgather_float8"),
-    "reduce_scatter",
+    *("ddp_set_sparse_metadata", "reduce_scatter"),
 )
 FOUR_RANKS = (
     *("new_group_local_sync", "new_group_local_sync_sanity_check", "new_group_local_sync_duplicated_pg"),
@@ -606,7 +632,6 @@ STATE = {
     "intra_node_comm_all_reduce": SYMMETRIC_MEMORY,
     "unwaited": NO_REGISTRY,
     "wait_tensor": NO_REGISTRY,
-    "ddp_set_sparse_metadata": "wants sparse tensors on a device",
     **{name.removeprefix("case_"): PASSES for name in list(globals()) if name.startswith("case_")},
 }
 
