@@ -9,6 +9,7 @@ import torch
 
 from simdist.c10d.backends.nccl import _folds
 from simdist.c10d.backends.nccl._folds import Operand
+from simdist.c10d.backends.nccl._preferences import Preferences
 from simdist.c10d.engine import StreamAlgorithm
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.surface import Operation
@@ -55,6 +56,9 @@ class NcclAlgorithm(StreamAlgorithm):
         from simdist.c10d.backends.nccl._tuned import TunedAlgorithm  # which few worlds need
 
         return TunedAlgorithm(cluster, cluster.nccl, ranks)
+
+    def heed(self, rank: int, preferences: Preferences | None) -> None:
+        """What the environment of a rank leaves of the choice; one ring is no choice."""
 
     def meets(self, operations: Sequence[Operation]) -> bool:
         """NCCL compares nothing: other bytes, kinds or roots hang; other types of equal size become one's own."""

@@ -147,6 +147,9 @@ class NcclGroup(NcclMember):
                 self._record(inner[0], [given], [filled], is_message=False)
             entry = self._record_block(kind[1], is_message=False) if block is None else None
         calls = make()
+        if self.preferences is not None and self._size > 1:
+            for call in calls:
+                self.preferences.require(call.operation)
         for call in calls:
             call.sequence = communicator.note_collective(
                 member, call.operation, call.reduction_operands, outputs, limit_ns, asynchronous=asynchronous
@@ -345,7 +348,7 @@ class NcclGroup(NcclMember):
     def _end_time_estimate(self) -> float:
         """Microseconds that the calls since then would take."""
         operations, self._estimated = self._estimated or [], None
-        return estimated_us(self._communicator, operations)
+        return estimated_us(self._communicator, operations, self.preferences)
 
     def _group_start(self) -> None:
         """Of `ncclGroupStart`: what aborts together need not wait for each other here anyway."""

@@ -13,6 +13,7 @@ from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
+from simdist.c10d.backends.nccl._preferences import Preferences, preferences, show_version
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._timing import Hook
 from simdist.c10d.backends.nccl._watchdog import Monitor, Watchdog
@@ -81,6 +82,7 @@ class NcclMember(GroupBackend):
             options.split_from.count_split(options.split_from.bound_device_id.index)
         self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
         self._bound: torch.device | None = None
+        self.preferences: Preferences | None = None  # what NCCL's variables leave of its choice, if they say something
         self._used: list[int] = []  # devices, in the order of their first use
         self._numbers = 0, 0  # collectives and messages so far
         self._aborted = ""  # why no call is possible any more
@@ -199,10 +201,16 @@ class NcclMember(GroupBackend):
         device = account_of(index).device
         streams = devices_of_this_process().streams
         limit_ns = self._timeout_ns  # the store's is that of the group
+        ranks = list(ranks)
+        show_version(self._nccl, ranks.index(self.rank()), index)
         made = self._communicator.connection(
-            *(key, list(ranks), self._member, index, device, streams, limit_ns),
+            *(key, ranks, self._member, index, device, streams, limit_ns),
             rest_ns=self.environment.connect_limit_ns,
         )
+        if len(ranks) > 1:
+            self.preferences = preferences(self.options.config)
+            algorithm: Any = self._communicator.streamed
+            algorithm.heed(self.rank(), self.preferences)
         self._connections[mine] = made
         self._nccl.recorder.configure(self, self._communicator.ranks)
         if index not in self._used:

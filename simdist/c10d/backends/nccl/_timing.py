@@ -15,6 +15,7 @@ from simdist.c10d.backends.nccl._log import log
 from simdist.cluster import NcclModel
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._preferences import Preferences
     from simdist.c10d.backends.nccl._work import NcclWork
     from simdist.c10d.surface._operation import Operation
 
@@ -91,7 +92,7 @@ class Hook:
             self._group.abort_because(text)
 
 
-def estimated_us(communicator: Any, operations: list[Operation]) -> float:
+def estimated_us(communicator: Any, operations: list[Operation], preferences: Preferences | None) -> float:
     """What operations would take, one after the other, in microseconds; by the cluster's model, or the usual one."""
     from simdist.c10d.backends.nccl._tuned import TunedAlgorithm
 
@@ -100,6 +101,7 @@ def estimated_us(communicator: Any, operations: list[Operation]) -> float:
     if len(ranks) == 1:
         return 0.0
     algorithm = TunedAlgorithm(cluster, cluster.nccl or NcclModel(), ranks)
+    algorithm.heed(0, preferences)
     latency_ns, byte_ns = communicator.slowest()
     costs = [algorithm.costs_ns(operation, len(ranks), latency_ns, byte_ns)[0] for operation in operations]
     return sum(costs) / 1000

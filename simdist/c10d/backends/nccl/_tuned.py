@@ -19,6 +19,7 @@ import torch
 from simdist.c10d.backends.nccl import _folds
 from simdist.c10d.backends.nccl._algorithm import Calls, NcclAlgorithm, operands
 from simdist.c10d.backends.nccl._folds import Tree
+from simdist.c10d.backends.nccl._preferences import Preferences
 from simdist.c10d.backends.nccl._tuning import Choice, Graph, choose, shrunk_channels
 from simdist.c10d.surface import Operation
 from simdist.cluster import Cluster, NcclModel
@@ -41,17 +42,37 @@ class TunedAlgorithm(NcclAlgorithm):
         self._model = model
         self.graph = graph_of(cluster, model, ranks)
         self._trees = trees_of(self.graph)
+        self._preferences: Preferences | None = None
+        self._first = -1  # the rank whose preferences these are
+
+    def heed(self, rank: int, preferences: Preferences | None) -> None:
+        """Choose by the environment of the ranks, which has to be the same on all.
+
+        Raises:
+            UnsupportedError: it is another here.
+        """
+        if self._first < 0:
+            self._first, self._preferences = rank, preferences
+        elif preferences != self._preferences:
+            raise UnsupportedError(
+                f"NCCL's variables (NCCL_ALGO, NCCL_PROTO, numbers of channels) are others on rank {rank} than on rank "
+                f"{self._first} of a group: real ones would hang, or mix data up; give all ranks the same"
+            )
 
     def choice(self, operation: Operation) -> Choice:
         """What NCCL takes for an operation."""
         name = "all_reduce" if operation.name == "barrier" else operation.name
         size = operation.size * (self.graph.ranks if name == "all_gather" else 1)
-        return choose(self.graph, name, size, algorithm=self._model.algorithm, protocol=self._model.protocol)
+        model = self._model
+        return choose(*(self.graph, name, size, self._preferences), algorithm=model.algorithm, protocol=model.protocol)
 
     def channels(self, operation: Operation) -> int:
         """Over how many channels an operation's bytes are spread."""
         size = operation.size * (self.graph.ranks if operation.name == "all_gather" else 1)
-        return shrunk_channels(self.graph, self.choice(operation), size)
+        channels = self.graph.channels
+        if self._preferences is not None:
+            channels = self._preferences.channels(channels)
+        return shrunk_channels(self.graph, self.choice(operation), size, channels)
 
     def costs_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> tuple[int, int]:
         """As the model estimates it; what is not modelled costs what it costs on the cluster's links."""

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._preferences import Preferences
 
 __all__ = ["ALGORITHMS", "PROTOCOLS", "Choice", "Graph", "choose", "estimates", "shrunk_channels"]
 
@@ -67,14 +71,17 @@ class Choice:
     time_us: float
 
 
-def estimates(graph: Graph, operation: str, size: int) -> list[Choice]:
+def estimates(graph: Graph, operation: str, size: int, preferences: Preferences | None = None) -> list[Choice]:
     """All choices for an operation on so many bytes, of all ranks together if they gather or scatter."""
+    asked = preferences is not None and preferences.forces(operation, "ll128")
     made = []
     for algorithm in ALGORITHMS:
         if algorithm == "tree" and operation != "all_reduce":
             continue
         for place, protocol in enumerate(PROTOCOLS):
-            if protocol == "ll128" and graph.links != "nvlink":
+            if protocol == "ll128" and graph.links != "nvlink" and not asked:
+                continue
+            if preferences is not None and not preferences.allows(operation, algorithm, protocol):
                 continue
             bandwidth = _bandwidth(graph, operation, algorithm, place)
             latency = _latency(graph, operation, algorithm, place)
@@ -88,20 +95,31 @@ def estimates(graph: Graph, operation: str, size: int) -> list[Choice]:
     return made
 
 
-def choose(graph: Graph, operation: str, size: int, *, algorithm: str = "auto", protocol: str = "auto") -> Choice:
-    """What takes the least time, of what is allowed; where nothing of it can be, of what can."""
-    every = estimates(graph, operation, size)
+def choose(
+    graph: Graph,
+    operation: str,
+    size: int,
+    preferences: Preferences | None = None,
+    *,
+    algorithm: str = "auto",
+    protocol: str = "auto",
+) -> Choice:
+    """What takes the least time, of what is allowed; where nothing of it can be, of what can.
+
+    Preferences are those of the ranks' environment, which has to leave something; they go before the others.
+    """
+    every = estimates(graph, operation, size, preferences)
     allowed = [each for each in every if algorithm in ("auto", each.algorithm)] or every
     allowed = [each for each in allowed if protocol in ("auto", each.protocol)] or allowed
     return min(allowed, key=lambda each: each.time_us)
 
 
-def shrunk_channels(graph: Graph, choice: Choice, size: int) -> int:
-    """How many channels so few bytes are spread over."""
+def shrunk_channels(graph: Graph, choice: Choice, size: int, channels: int | None = None) -> int:
+    """How many channels so few bytes are spread over, of so many, or of those of the graph."""
     threshold = {"ll": 8, "ll128": 8, "simple": 64}[choice.protocol]
     if choice.algorithm == "ring" and choice.protocol == "ll":
         threshold *= graph.ranks
-    channels = graph.channels
+    channels = graph.channels if channels is None else channels
     while channels > 1 and size < channels * _THREADS[choice.protocol] * threshold:
         channels -= 1
     return channels

@@ -1,0 +1,218 @@
+"""What NCCL's own variables leave of its choice: NCCL_ALGO, NCCL_PROTO, the numbers of channels; and what it says.
+
+A list names what is allowed, or after `^` what is not, for all functions; after that, behind `;`, for one:
+`NCCL_ALGO=ring,tree;allreduce:tree` (graph/tuning.cc of NCCL 2.29.7). A function that it leaves nothing for fails when
+it is called, words that NCCL does not know fail when a communicator is made. Numbers of channels say over how many a
+call's bytes are spread, not what NCCL's model takes for their bandwidth (graph/connect.cc).
+
+In doubt: a real NCCL whose ranks have other values hangs or mixes data up; here they are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simdist.c10d.backends.nccl._words import NCCL_VERSION, nccl_error
+from simdist.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._rank import RankNccl
+    from simdist.c10d.surface import Operation
+
+__all__ = ["Preferences", "preferences", "show_version"]
+
+_FUNCTIONS = {
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "all_reduce": "AllReduce",
+}
+_ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+_PROTOCOLS = ("ll", "ll128", "simple")
+_SWITCHES = frozenset(("collnetdirect", "nvls", "pat"))
+_POSSIBLE = {
+    "broadcast": frozenset(("ring",)),
+    "reduce": frozenset(("ring",)),
+    "all_gather": _SWITCHES | {"ring"},
+    "reduce_scatter": _SWITCHES | {"ring"},
+    "all_reduce": frozenset(_ALGORITHMS) - {"pat"},
+}
+_SIMULATED = frozenset(("ring", "tree"))
+_CHANNELS = 64  # at most
+_LISTS = ("NCCL_ALGO", "NCCL_PROTO")
+_NUMBERS = (
+    *("NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+    *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
+)
+_NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|\d+)")
+_TYPES = {
+    "int8": "Int8",
+    "int32": "Int32",
+    "int64": "Int64",
+    "float16": "Float16",
+    "float32": "Float32",
+    "float64": "Float64",
+    "bfloat16": "Bfloat16",
+    "float8_e4m3fn": "Float8e4m3",
+    "float8_e5m2": "Float8e5m2",
+}
+_LEVELS = {"VERSION": 1, "WARN": 2, "INFO": 3, "ABORT": 4, "TRACE": 5}
+_CUDA = "13.0"
+Lists = Mapping[str, frozenset[str]]  # by operation, what is allowed for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What a rank's environment and its group's config say; None where nothing is said.
+
+    Example:
+        >>> found = Preferences.read({"NCCL_ALGO": "ring;allreduce:^ring", "NCCL_MAX_NCHANNELS": "2"})
+        >>> found.allows("broadcast", "ring", "ll"), found.allows("all_reduce", "ring", "ll"), found.channels(12)
+        (True, False, 2)
+    """
+
+    algorithms: Lists | None = None
+    protocols: Lists | None = None
+    least: int = 0  # channels
+    most: int = _CHANNELS
+    said: str = ""  # the lists, as NCCL repeats them
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], config: Any = None) -> Preferences:
+        """What `environ` and the config of a group say.
+
+        Raises:
+            DistBackendError: a list has a word that NCCL does not know, in its words.
+        """
+        said = "".join(f" {name} was set to {environ[name]}." for name in _LISTS if name in environ)
+        numbers = {name: number for name in _NUMBERS if (number := _number(environ.get(name, ""))) is not None}
+        least = numbers.get("NCCL_MIN_NCHANNELS", numbers.get("NCCL_MIN_NRINGS", 0))
+        most = numbers.get("NCCL_MAX_NCHANNELS", numbers.get("NCCL_MAX_NRINGS", _CHANNELS))
+        blocks = [getattr(config, "min_ctas", 0), getattr(config, "max_ctas", 0)]
+        for place, name in enumerate(("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
+            if numbers.get(name, 0) > 0:
+                blocks[place] = numbers[name]
+        lowest, highest = (each if each > 0 else None for each in blocks)
+        return cls(
+            algorithms=_parsed(environ.get("NCCL_ALGO"), _ALGORITHMS),
+            protocols=_parsed(environ.get("NCCL_PROTO"), _PROTOCOLS),
+            least=min(max(least, lowest or 0, 0), _CHANNELS),
+            most=max(1, min(most, highest or _CHANNELS, _CHANNELS)),
+            said=said,
+        )
+
+    def channels(self, found: int) -> int:
+        """How many channels a communicator has whose graph has `found`."""
+        return max(min(found, self.most), self.least)
+
+    def allows(self, operation: str, algorithm: str, protocol: str) -> bool:
+        """True if both may be taken for an operation."""
+        return (self.algorithms is None or algorithm in self.algorithms[operation]) and (
+            self.protocols is None or protocol in self.protocols[operation]
+        )
+
+    def forces(self, operation: str, protocol: str) -> bool:
+        """True if a protocol is asked for, where NCCL would not take it by itself, too."""
+        return self.protocols is not None and protocol in self.protocols[operation]
+
+    def require(self, operation: Operation) -> None:
+        """Refuse an operation that nothing is left for.
+
+        Raises:
+            DistBackendError: in NCCL's words.
+            UnsupportedError: what is left is done by switches.
+        """
+        name = "all_reduce" if operation.name == "barrier" else operation.name
+        if name not in _FUNCTIONS:
+            return
+        left = _POSSIBLE[name] if self.algorithms is None else _POSSIBLE[name] & self.algorithms[name]
+        if not left or (self.protocols is not None and not self.protocols[name]):
+            kind = "Float32" if operation.name == "barrier" else _TYPES.get(operation.dtype_name)
+            raise nccl_error(
+                "ncclInvalidUsage",
+                f"Error : no algorithm/protocol available for function {_FUNCTIONS[name]} with datatype "
+                f"{'Unknown' if kind is None else f'nccl{kind}'}.{self.said}",
+            )
+        if not left & _SIMULATED:
+            raise UnsupportedError(
+                f"{self.said.strip()} That leaves {_FUNCTIONS[name]} to {', '.join(sorted(left))}, which switches do "
+                "and are not simulated; allow Ring or Tree as well"
+            )
+
+
+def preferences(config: Any) -> Preferences | None:
+    """Those of the calling rank and its group's config; None: it has none."""
+    environ = os.environ
+    said = any(name in environ for name in (*_LISTS, *_NUMBERS))
+    if not said and config.min_ctas <= 0 and config.max_ctas <= 0:
+        return None
+    return Preferences.read(environ, config)
+
+
+def _number(text: str) -> int | None:
+    """As C's strtoll reads it."""
+    if not text:
+        return None
+    match = _NUMBER.match(text)
+    if match is None:
+        return 0
+    digits = match[2]
+    base = 16 if digits[:2] in ("0x", "0X") else 8 if digits[0] == "0" else 10
+    if base == 8:
+        digits = re.match(r"[0-7]+", digits)[0]  # type: ignore[index]  # it begins with a 0
+    return int(digits, base) * (-1 if match[1] == "-" else 1)
+
+
+def _parsed(text: str | None, known: Iterable[str]) -> Lists | None:
+    entries = [entry for entry in (text or "").split(";") if entry]
+    if not entries:
+        return None
+    assert text is not None
+    every = frozenset(known)
+    found: dict[str, frozenset[str]] = {}
+    for entry in entries:
+        words = [each for each in entry.split(":") if each]
+        if len(words) < 2 and (entry is not entries[0] or text[0] == ";"):
+            raise _refused(f'All entries except the first must have a prefix: "{text}"')
+        names = words[-1] if len(words) < 2 else words[1]
+        functions = list(_FUNCTIONS)
+        if len(words) > 1:
+            functions = [name for name, function in _FUNCTIONS.items() if function.lower() == words[0].lower()]
+        banned = names.startswith("^")
+        listed = [each for each in names.removeprefix("^").split(",") if each]
+        for each in listed:
+            if functions and each.lower() not in every:
+                raise _refused(f'Unrecognized element token "{each}" when parsing "{text}"')
+        if not functions:
+            raise _refused(f'Unrecognized prefix token "{words[0]}" when parsing "{text}"')
+        chosen = frozenset(each.lower() for each in listed)
+        found |= dict.fromkeys(functions, every - chosen if banned else chosen)
+    return {name: found.get(name, every) for name in _FUNCTIONS}
+
+
+def _refused(warning: str) -> BaseException:
+    return nccl_error("ncclInvalidUsage", warning)
+
+
+def show_version(nccl: RankNccl, rank: int, index: int) -> None:
+    """Write the line of NCCL's version, once per process, if NCCL_DEBUG asks for it: from INFO on, or on rank 0."""
+    level = _LEVELS.get(os.environ.get("NCCL_DEBUG", "").upper(), 0)
+    if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not nccl.once("version"):
+        return
+    process = nccl.process
+    line = f"NCCL version {'.'.join(str(number) for number in NCCL_VERSION)}+cuda{_CUDA}\n"
+    if level > _LEVELS["WARN"]:
+        line = f"{process.host.name}:{process.pid}:{process.pid} [{index}] NCCL INFO {line}"
+    path = os.environ.get("NCCL_DEBUG_FILE")
+    if path and level > _LEVELS["VERSION"]:
+        named = path.replace("%h", process.host.name).replace("%p", str(process.pid)).replace("%%", "%")
+        with Path(named).open("w", encoding="utf-8") as file:
+            file.write(line)
+    else:
+        process.add_output("stdout", line)
