@@ -26,7 +26,7 @@ _BY_TENSORS = (
 
 
 class SeveralBackends(GroupBackend):
-    """A rank's handle on a group whose `parts` are by type of device; the last of them is what torch asks of the whole.
+    """A rank's handle on a group whose `parts` are by type of device; NCCL's is what torch asks of the whole.
 
     Example:
         >>> def main():
@@ -42,7 +42,9 @@ class SeveralBackends(GroupBackend):
         """`split(part, ranks, timeout, name)` splits a part that can't do it itself."""
         self.parts = dict(parts)
         self._split = split
-        self._main = list(self.parts.values())[-1]
+        # Torch's default backend of several: NCCL where it is among them (`_new_process_group_helper` of 2.13).
+        ordered = list(self.parts.values())
+        self._main = next((part for part in ordered if part.name() == "nccl"), ordered[-1])
         ProcessGroup.__init__(self, self._main.rank(), self._main.size())
         self._member = self._main._member
         self._communicator = self._member.communicator

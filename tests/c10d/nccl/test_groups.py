@@ -194,6 +194,24 @@ def test_one_group_has_gloo_for_the_cpu_and_nccl_for_devices() -> None:
     assert results(body, args=["cuda:nccl,cpu:gloo"]) == [turned] * 2
 
 
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"])
+def test_a_mesh_splits_a_bound_group_of_two_backends(backend: str) -> None:
+    def body() -> list[Any]:
+        rank = int(os.environ["RANK"])
+        device = torch.device("cuda", rank)
+        dist.init_process_group(backend, device_id=device)
+        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
+        found: list[Any] = []
+        for name in ("replicate", "shard"):
+            tensor = torch.tensor([float(rank)], device=device)
+            dist.all_reduce(tensor, group=mesh.get_group(name))
+            found.append(tensor.item())
+        default: Any = dist.group.WORLD
+        return [*found, default._get_backend(device).comm_split_count()]
+
+    assert results(body, 4) == [[2, 1, 2], [4, 1, 2], [2, 5, 2], [4, 5, 2]]
+
+
 def test_ddp_on_devices_over_nccl_ends_with_the_bits_of_gloo_on_the_cpu() -> None:
     def train(device: str, ids: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)
