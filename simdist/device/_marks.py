@@ -48,6 +48,7 @@ class Mark:
         if self.at_ns is not None:
             return
         self.at_ns = at_ns
+        self.cause = None  # streams keep marks, and what caused them would be kept with its tensors
         callbacks, self._callbacks = self._callbacks, []
         if _due:  # a callback has settled this one: what waits for it is next
             _due.append(callbacks[::-1])

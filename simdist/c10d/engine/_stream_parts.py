@@ -86,7 +86,14 @@ class Part:
     def settle_claims(self) -> None:
         """It has begun, or never will."""
         release(self._claims, self)
+        self.forget()
         self.process.wake()
+
+    def forget(self) -> None:
+        """It needs its tensors no longer: nothing that is kept of it may keep their memory."""
+        self.inputs = None
+        self._reads = self._writes = ()
+        self._claims = []
 
     # -- for memory that is touched ----------------------------------------------------------------------------------
 

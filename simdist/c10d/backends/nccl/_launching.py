@@ -307,6 +307,7 @@ class NcclGroup(NcclMember):
         for part in parts:
             if streams.error is not None:
                 part.lost = part.begun = True  # nothing runs on this device any more
+                part.forget()
             elif part.operation.name in ("send", "recv"):
                 connection.post(part)
             elif not part.operation.size:  # NCCL drops it: no kernel, and nobody waits for anybody
@@ -358,4 +359,5 @@ class NcclGroup(NcclMember):
 
 def _skip(part: Part) -> None:
     part.begun = True
+    part.forget()
     part.end.settle(part.begin.at_ns or 0)

@@ -41,7 +41,10 @@ def stack() -> Stack:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A call, as it was when it was made; `work` knows what became of it, None for a call inside a block."""
+    """A call, as it was when it was made; `work` knows what becomes of it, None for a call inside a block.
+
+    When the work is over, its `outcome` is all that is kept: a work has tensors.
+    """
 
     group: Any  # the one it was made in
     record_id: int
@@ -55,6 +58,25 @@ class Entry:
     is_message: bool
     frames: Stack
     work: NcclWork | None = None
+    outcome: Outcome | None = None
+
+    def close(self, work: NcclWork) -> None:
+        """The work is over."""
+        timed = work.timed and work.begun_ns is not None
+        self.outcome = Outcome(
+            work.ended_ns, work.aborted, work.begun_ns if timed else None, work._get_duration() if timed else None
+        )
+        self.work = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a work; when it began, and what it took, if that was measured."""
+
+    ended_ns: int
+    aborted: bool
+    begun_ns: int | None
+    duration_ms: float | None
 
 
 class NcclRecorder:
@@ -99,7 +121,7 @@ class NcclRecorder:
             entries = [
                 self._said(entry, now_ns, frames=frames)
                 for entry in self._ring
-                if not (active and entry.work is not None and entry.work.done)
+                if not (active and entry.outcome is not None)
             ]
         status = {str(group.uid): group.status() for group in self._groups}
         return flight_dump(self._config, status, entries, library=_LIBRARY)
@@ -123,19 +145,21 @@ class NcclRecorder:
         return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def _said(self, entry: Entry, now_ns: int, *, frames: bool) -> dict[str, Any]:
-        work, group = entry.work, entry.group
-        done = work is not None and work.done and not work.aborted
+        work, outcome, group = entry.work, entry.outcome, entry.group
+        done = outcome is not None and not outcome.aborted
         seen_ns, retired = None, False
-        if work is not None and done:
-            retired_ns = group.watchdog.tick_after(work.ended_ns)
+        if outcome is not None and done:
+            retired_ns = group.watchdog.tick_after(outcome.ended_ns)
             retired = retired_ns <= now_ns
             seen_ns = self._epoch_ns + min(retired_ns, now_ns)
         collectives, messages, operations = entry.numbers
-        begun_ns = duration_ms = None
-        if work is not None and work.timed and work.has_begun(now_ns):
-            first_ns = max(part.begin.at_ns or 0 for part in work.calls)
+        first_ns = duration_ms = begun_ns = None
+        if outcome is not None:
+            first_ns, duration_ms = outcome.begun_ns, outcome.duration_ms if retired else None
+        elif work is not None and work.timed and work.has_begun(now_ns):
+            first_ns = work.begin_ns()
+        if first_ns is not None:
             begun_ns = self._epoch_ns + min(group.watchdog.tick_after(first_ns), now_ns)
-            duration_ms = work._get_duration() if retired else None
         return flight_entry(
             record_id=entry.record_id,
             pg_id=group.uid,

@@ -34,6 +34,7 @@ class NcclWork(StreamWork):
     logged_rank: int  # what its process calls itself in lines about works
     entry: Entry | None = None
     timed = False  # it knows what it took
+    begun_ns: int | None = None  # when its kernel has begun, once it is done
 
     def __str__(self) -> str:
         return (
@@ -49,9 +50,16 @@ class NcclWork(StreamWork):
         )
 
     def finish(self) -> None:
-        """It is over."""
+        """It is over. What goes on of it keeps no tensors, but for its outputs while the program has the work."""
+        self.begun_ns = self.begin_ns()
         self.group.on_done(self)
         super().finish()
+        if self.entry is not None:
+            self.entry.close(self)
+            self.entry = None
+        for part in self.calls:
+            part.work = None
+        self.calls = []
 
     def is_success(self) -> bool:
         """Nobody asks that of NCCL any more.
@@ -63,7 +71,13 @@ class NcclWork(StreamWork):
 
     def has_begun(self, now_ns: int) -> bool:
         """True if its kernel runs, or has run."""
-        return all(part.begin.at_ns is not None and part.begin.at_ns <= now_ns for part in self.calls)
+        begun_ns = self.begun_ns if self.done else self.begin_ns()
+        return begun_ns is not None and begun_ns <= now_ns
+
+    def begin_ns(self) -> int | None:
+        """When the last of its kernels begins; None: that is not known yet."""
+        moments = [part.begin.at_ns for part in self.calls]
+        return None if None in moments else max((each or 0 for each in moments), default=self.issued_ns)
 
     def _get_duration(self) -> float:
         """Milliseconds that its kernel took, those for which it waited for other ranks included.
@@ -75,8 +89,7 @@ class NcclWork(StreamWork):
             raise RuntimeError("getDuration only works if timing was enabled")
         if not self.done:
             raise RuntimeError("getDuration can only be called after work is succeeded.")
-        begun_ns = max((part.begin.at_ns or 0 for part in self.calls), default=self.issued_ns)
-        return max(0, self.ended_ns - max(begun_ns, self.issued_ns)) / 1e6
+        return max(0, self.ended_ns - max(self.begun_ns or 0, self.issued_ns)) / 1e6
 
     def get_future_result(self) -> SimFuture:
         """A future of how it ends, the number of a `WorkResult`: success, or what its watchdog has found.
