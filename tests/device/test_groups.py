@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Callable
@@ -375,3 +376,28 @@ def test_a_run_on_devices_repeats_itself() -> None:
 
     assert first.digest == second.digest
     assert first.values == second.values
+
+
+def test_a_sum_over_gloo_keeps_no_memory_of_its_device() -> None:
+    def body() -> list[int]:
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("gloo")
+        left = []
+        gc.disable()  # nothing may wait for that
+        try:
+            for call in (
+                lambda tensor: dist.all_reduce(tensor),
+                lambda tensor: dist.all_reduce(tensor, async_op=True).wait(),
+                lambda tensor: dist.all_reduce(tensor, async_op=True).get_future().wait(),
+                lambda tensor: dist.all_reduce(tensor, async_op=True).get_future().then(lambda _: 1).wait(),
+            ):
+                before = torch.cuda.memory_allocated()
+                call(torch.ones(1000, device="cuda"))
+                dist.barrier()
+                left.append(torch.cuda.memory_allocated() - before)
+        finally:
+            gc.enable()
+        return left
+
+    assert values(body, world_size=2) == [[0, 0, 0, 0]] * 2

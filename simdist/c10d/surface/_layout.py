@@ -54,6 +54,7 @@ def then(work: SimWork, action: Callable[[], Any]) -> SimWork:
     finish = work.finish
 
     def finish_after() -> None:
+        work.__dict__.pop("finish", None)  # it has the work: a cycle would keep its tensors
         if work.error is None:
             action()
         finish()

@@ -94,8 +94,9 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
             for task in process.tasks:
                 if task.waiting is self:
                     process.simulation.wake(task)
-        if self.after is not None:
-            for callback in self.after:
+        after, self.after = self.after, None  # which has the work: a cycle would keep its tensors
+        if after is not None:
+            for callback in after:
                 callback()
 
     def fail(self, error: BaseException) -> None:
@@ -319,6 +320,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
 
     def _run_callbacks(self) -> None:
         self._settled = True
+        self._source = None  # a work that has this future
         _pending(self._process).pop(self, None)
         children, self._children = self._children, []
         for callback in children:
