@@ -39,3 +39,16 @@ def test_the_trace_handler_writes_what_kineto_writes(tmp_path: Path, capfd: pyte
         assert spans["gloo:all_reduce"]["pid"] == 1000 + rank
         assert spans["gloo:all_reduce"]["dur"] >= 0
     assert "Profiler is not initialized" not in capfd.readouterr().err
+
+
+def test_averages_are_made_of_a_profile_with_stacks() -> None:
+    def main() -> dict[str, int]:
+        dist.init_process_group("gloo")
+        with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
+            for _ in range(3):
+                dist.all_reduce(torch.ones(4))
+        counts = {each.key: each.count for each in profiler.key_averages()}
+        assert profiler.key_averages(group_by_stack_n=2).table()
+        return {name: counts[name] for name in ("aten::ones", "gloo:all_reduce")}
+
+    assert values(main, 2) == [{"aten::ones": 3, "gloo:all_reduce": 3}] * 2

@@ -131,6 +131,7 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
                     input_shapes=shapes,
                     scope=_USER_SCOPE,
                     is_async=True,
+                    stack=[],  # which averages of events ask for
                 )
             )
         self._function_events = _util.EventList(
