@@ -172,3 +172,15 @@ def test_a_process_knows_its_host(driven: Callable[..., Driven]) -> None:
 
     assert [process.host.name for process in run.world.processes] == ["host0", "host0", "host1", "host1"]
     assert run.world.processes[0].host is run.world.hosts["host0"]
+
+
+def test_ranks_that_begin_again_when_the_host_is_back_find_an_undisturbed_network(
+    driven: Callable[..., Driven],
+) -> None:
+    run = driven(meets, max_restarts=1)
+    run.crash("host1", SECOND)
+    run.boot("host1", 60 * SECOND)
+    result = run.finish()
+
+    # Once for all, by the closed form; followed message by message each rank would have an end of its own.
+    assert [event.rank for event in result.events if event.kind == "complete"] == [-1]

@@ -208,6 +208,10 @@ class Network:
             moment = max(end for end in ends if end is not None)
         return moment
 
+    def disturbed_after(self, now_ns: int) -> bool:
+        """True if a condition that is known lasts beyond this moment."""
+        return any(each.until_ns is None or each.until_ns > now_ns for each in (*self._barriers, *self._delays))
+
     def delay(
         self, source: int, target: int, delay_ns: int, *, start_ns: int = 0, until_ns: int | None = None
     ) -> Condition:

@@ -101,8 +101,12 @@ def simulate(
     echo: Echo | None = None,
     progress: Progress | None = None,
     record_results: bool = False,
+    *,
+    folder: str | None = None,
 ) -> RunResult:
     """Run the plan once, with `tmp` for its folder; call it inside `importable`.
+
+    Folders of local disks are made in `folder`, if given.
 
     Raises:
         ScenarioError: the workload can't be imported.
@@ -116,7 +120,7 @@ def simulate(
     with ExitStack() as stack:
         disk = None
         if plan.disk is not None:
-            local = stack.enter_context(_folder()) if plan.disk["local"] else None
+            local = stack.enter_context(_folder(folder)) if plan.disk["local"] else None
             disk = simdist.storage.Mount(folder=tmp, **{**plan.disk, "local": local})
         return simdist.run(
             function,
@@ -144,5 +148,5 @@ def simulate(
         )
 
 
-def _folder() -> AbstractContextManager[str]:
-    return tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True)
+def _folder(inside: str | None = None) -> AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix="simdist-", dir=inside, ignore_cleanup_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simdist.result import Event
+from simdist.trace import events_of
 
 __all__ = ["lost_steps", "lost_words"]
 
@@ -17,7 +18,7 @@ def lost_steps(events: Sequence[Event]) -> int:
     lost = reached = 0
     life = 0
     first: int | None = None
-    for event in events:
+    for event in events_of(events, "restart", "step"):
         if event.kind == "restart":
             if first is not None:
                 lost = max(lost, reached - first)

@@ -22,19 +22,19 @@ def undisturbed(plan: Plan) -> Plan:
 
 
 def simulated(
-    plan: Plan, baseline: RunResult | None, single: RunResult | None = None
+    plan: Plan, baseline: RunResult | None, single: RunResult | None = None, *, folder: str | None = None
 ) -> tuple[RunResult, tuple[Verdict, ...]]:
     """Run the plan once, and judge it, held against `baseline` where an expectation asks for a fault-free run.
 
-    `single` is that of one rank.
+    `single` is that of one rank. The run's temporary folder is made in `folder`, if given.
 
     Call it inside `importable`.
 
     Raises:
         ScenarioError: the workload can't be imported.
     """
-    with tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp:
-        result = simulate(plan, tmp)
+    with tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as tmp:
+        result = simulate(plan, tmp, folder=folder)
         return result, judge(Seen(plan, result, baseline, tmp, single=single))
 
 

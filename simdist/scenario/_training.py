@@ -9,6 +9,7 @@ from typing import Any
 
 from simdist.result import Event
 from simdist.scenario._plan import Expectations, Verdict
+from simdist.trace import events_of
 from simdist.values import brief, rank_text
 
 __all__ = ["judge_training"]
@@ -20,7 +21,8 @@ def judge_training(
     expect: Expectations, events: Sequence[Event], undisturbed: Sequence[Event] | None, folder: str
 ) -> Iterator[Verdict]:
     """The verdicts on what is expected of states, samples, files and late writes; `folder` is that of the disk."""
-    told = sum(event.kind == "state" for event in events)
+    asked = expect.equal_states or expect.same_states_as_without_faults
+    told = len(events_of(events, "state")) if asked else 0
     if expect.equal_states:
         found = _differing_ranks(events) if told else _UNTOLD
         yield Verdict("equal_states", found is None, found or f"in all of {told} that ranks told of")
@@ -53,7 +55,7 @@ def _lives(events: Sequence[Event]) -> list[_Life]:
     lives = [_Life()]
     steps: dict[int, int] = {}
     told: dict[tuple[int, int | None], int] = {}
-    for event in events:
+    for event in events_of(events, "restart", "step", "state", "samples"):
         life = lives[-1]
         if event.kind == "restart":
             lives.append(_Life())
@@ -129,7 +131,7 @@ def _uneven_samples(events: Sequence[Event], count: int) -> str | None:
 
 def _late_writes(events: Sequence[Event]) -> str | None:
     """What a process changed that belonged to an earlier life; None if none did."""
-    late = [event for event in events if event.kind == "late-write"]
+    late = events_of(events, "late-write")
     if not late:
         return None
     paths = list(dict.fromkeys(str(event.data["path"]) for event in late))

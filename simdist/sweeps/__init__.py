@@ -16,8 +16,8 @@ power the most suspicious states that the disk's file system allows are tried.
   struck at each of its points.
 
 Open `_sweep.py` first; `_points.py` is what can strike and when, `_programs.py` what is swept, `_report.py` what is
-said of it, `_kept.py` how a sweep goes on that was interrupted, `_replays.py` and `_picture.py` what is written of a
-failure.
+said of it, `_workers.py` how crashes are tried side by side, `_kept.py` how a sweep goes on that was interrupted,
+`_replays.py` and `_picture.py` what is written of a failure.
 """
 
 from simdist.sweeps._api import sweep

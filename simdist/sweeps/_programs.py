@@ -26,6 +26,7 @@ from simdist.scenario import (
 )
 from simdist.storage import Mount
 from simdist.sweeps._points import Case, Watcher
+from simdist.sweeps._scratch import scratch_folder
 from simdist.sweeps._second_lives import KnownEndError, Problems, SecondLife, SecondLives, left_in
 
 __all__ = ["Ends", "FunctionProgram", "PlanProgram", "Program", "Ran", "struck_plan"]
@@ -69,6 +70,11 @@ class Ends:
             return replace(self._known(end.life, end.reached, end.lost), left=end.left)
         assert ran.result is not None
         return replace(ran, begun=remember(ran.result, tuple(each for each in ran.problems if each[0] != _LOST)))
+
+    @property
+    def lives(self) -> SecondLives:
+        """What is known of second lives."""
+        return self._lives
 
     def _known(self, life: SecondLife, reached: int, lost: int = 0) -> Ran:
         problems = life.problems
@@ -125,6 +131,7 @@ class PlanProgram:
         self._plan = undisturbed(plan)
         self._baseline: RunResult | None = None
         self._single: RunResult | None = None
+        self._folder: str | None = None  # in which each run makes its own; None: the usual one
         expect = plan.expect
         bounds = (expect.min_virtual_time_ns, expect.max_virtual_time_ns, expect.max_events)
         apart = plan.isolate is not False and not plan.share
@@ -158,6 +165,8 @@ class PlanProgram:
         with observed_by(watcher):
             ran = self._run(self._plan)
         self._baseline = ran.result
+        assert ran.result is not None
+        self._folder = scratch_folder(ran.result.events)
         return ran
 
     def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
@@ -167,9 +176,18 @@ class PlanProgram:
                 return self._run(struck)
         return self._run(struck) if self._ends is None else self._ends.of(case, lambda: self._run(struck))
 
+    def learnt(self) -> dict[str, SecondLife]:
+        """The second lives that have been seen to their ends, by name."""
+        return {} if self._ends is None else dict(self._ends.lives.seen)
+
+    def learn(self, lives: Mapping[str, SecondLife]) -> None:
+        """Another process has seen these."""
+        if self._ends is not None:
+            self._ends.lives.seen.update(lives)
+
     def _run(self, plan: Plan) -> Ran:
         with self._importable() if plan.isolate is False else nullcontext():
-            result, verdicts = simulated(plan, self._baseline, self._single)
+            result, verdicts = simulated(plan, self._baseline, self._single, folder=self._folder)
         problems = tuple((each.name, each.evidence) for each in verdicts if not each.ok)
         return Ran(problems, left_in(result.events), result=result)
 
@@ -223,6 +241,7 @@ class FunctionProgram:
     expect: Expectations | None = None  # of states, samples, files and late writes
     merge: bool = True  # end a run whose second life is known
     baseline: RunResult | None = None
+    folder: str | None = field(default=None, init=False)  # in which each run makes its own; None: the usual one
     ends: Ends | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -246,6 +265,8 @@ class FunctionProgram:
     def watch(self, watcher: Watcher) -> Ran:
         ran = self._run((), watcher)
         self.baseline = ran.result
+        assert ran.result is not None
+        self.folder = scratch_folder(ran.result.events)
         return ran
 
     def ready(self) -> AbstractContextManager[None]:
@@ -260,8 +281,8 @@ class FunctionProgram:
         from simdist.scenario import lost_steps
 
         with (
-            tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as tmp,
-            tempfile.TemporaryDirectory(prefix="simdist-", ignore_cleanup_errors=True) as local,
+            tempfile.TemporaryDirectory(prefix="simdist-", dir=self.folder, ignore_cleanup_errors=True) as tmp,
+            tempfile.TemporaryDirectory(prefix="simdist-", dir=self.folder, ignore_cleanup_errors=True) as local,
             nullcontext() if watcher is None else observed_by(watcher),
         ):
             restarts = max(int(self.settings.get("max_restarts", 0)), len(faults))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from simdist.result import RunResult
 from simdist.sweeps._points import Case, Point
+from simdist.trace import events_of
 
 __all__ = ["Failure", "Line", "SweepReport", "Tried", "unseen_in"]
 
@@ -135,7 +136,7 @@ def unseen_in(results: Sequence[RunResult]) -> tuple[str, ...]:
     """The paths that code changed which can't be seen."""
     found: dict[str, None] = {}
     for result in results:
-        for event in result.events:
-            if event.kind == "storage" and event.data["effect"] == "unseen":
+        for event in events_of(result.events, "storage"):
+            if event.data["effect"] == "unseen":
                 found[str(event.data["path"])] = None
     return tuple(found)

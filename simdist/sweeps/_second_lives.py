@@ -23,7 +23,7 @@ from simdist.process import RankBegan, SimProcess
 from simdist.result import Event, RunResult
 from simdist.scenario import lost_steps
 from simdist.sweeps._images import digest_of
-from simdist.trace import EventStream
+from simdist.trace import EventStream, events_of
 
 __all__ = ["KnownEndError", "Problems", "SecondLife", "SecondLives", "left_in"]
 
@@ -64,7 +64,7 @@ class SecondLives:
     """Those that have been seen, and third ones. An observer of worlds, while `of_one_run` is entered."""
 
     def __init__(self) -> None:
-        self._known: dict[str, SecondLife] = {}
+        self.seen: dict[str, SecondLife] = {}  # to their ends, by name
         self._all: tuple[str, ...] = ()  # the host of each rank when nobody has failed
         self._begun: str | None = None  # the one of the run that goes on
         self._last = 1  # the life that decides
@@ -86,7 +86,7 @@ class SecondLives:
 
     def known(self, digest: str) -> SecondLife | None:
         """The second one that all hosts begin with these files."""
-        return self._known.get(_name(digest, self._all, 1))
+        return self.seen.get(_name(digest, self._all, 1))
 
     def _on_rank(self, process: SimProcess) -> None:
         simulation, disks = process.simulation, present_disks()
@@ -98,22 +98,22 @@ class SecondLives:
         if process.life != self._last or simulation.deadlock is not None or disks.has_older(process.life):
             return
         self._begun = _name(digest_of(disks), disks.hosts_of_ranks(), process.life)
-        life = self._known.get(self._begun)
+        life = self.seen.get(self._begun)
         if life is not None:
             events = EventStream(simulation.events.records)
-            reached = max((int(str(e.data["step"])) for e in events if e.kind == "step"), default=-1)
+            reached = max((int(str(e.data["step"])) for e in events_of(events, "step")), default=-1)
             simulation.abort(KnownEndError(life, reached, lost_steps(events), left_in(events)))
 
     def _remember(self, result: RunResult, problems: Problems) -> str | None:
         if self._begun is None or result.restarts != self._last or result.deadlock is not None:
             return None
         first_step, life = None, 0
-        for event in result.events:
+        for event in events_of(result.events, "restart", "step"):
             life += event.kind == "restart"
             if life == self._last and event.kind == "step":
                 first_step = int(str(event.data["step"]))
                 break
-        self._known[self._begun] = SecondLife(self._begun, problems, first_step)
+        self.seen[self._begun] = SecondLife(self._begun, problems, first_step)
         return self._begun
 
 
@@ -123,4 +123,4 @@ def _name(digest: str, hosts: tuple[str, ...], life: int) -> str:
 
 def left_in(events: Sequence[Event]) -> Left:
     """What crashes have left on the disk."""
-    return tuple((str(e.data["path"]), str(e.data["text"])) for e in events if e.kind == "disk")
+    return tuple((str(e.data["path"]), str(e.data["text"])) for e in events_of(events, "disk"))

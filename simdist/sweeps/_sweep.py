@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -19,6 +16,7 @@ from simdist.sweeps._points import STRIKES, Case, Point, Watcher, cases_of
 from simdist.sweeps._programs import PlanProgram, Program
 from simdist.sweeps._report import Failure, SweepReport, Tried, unseen_in
 from simdist.sweeps._tries import Tries
+from simdist.sweeps._workers import Workers, try_case
 
 __all__ = ["sweep_plan", "swept"]
 
@@ -27,10 +25,6 @@ Progress = Callable[[int, int, int], None]
 
 Run = Callable[[Sequence[Case]], Iterator[Tried]]
 """Tries crashes, and gives what became of them in their order."""
-
-_FEW = 40  # crashes that are sooner tried here than processes are started
-
-_program: PlanProgram | None = None  # of a worker process
 
 
 def swept(
@@ -66,7 +60,9 @@ def swept(
         if first.problems:
             return SweepReport(points=tuple(points), cases=(), failures=(), wrong=first.problems, unseen=unseen)
         kept = None if keep is None else stack.enter_context(Kept(keep, points, tries, program.called))
-        sweep = _Sweep(program, tries, run or (lambda cases: (_try(program, case) for case in cases)), kept, progress)
+        sweep = _Sweep(
+            program, tries, run or (lambda cases: (try_case(program, case) for case in cases)), kept, progress
+        )
         sweep.crash(points)
         if tries.second_crash:
             sweep.crash_again()
@@ -149,7 +145,9 @@ def sweep_plan(
     keep: str | None = None,
     progress: Progress | None = None,
 ) -> SweepReport:
-    """Sweep a scenario in `workers` processes, by default one for each core; in this one, if there is little to try.
+    """Sweep a scenario in `workers` processes, this one and others, by default one for each core.
+
+    There are no others if there is little to try.
 
     Raises:
         ScenarioError: the workload can't be imported.
@@ -157,29 +155,8 @@ def sweep_plan(
     """
     tries = tries or Tries()
     program = PlanProgram(plan, merge=tries.merge)
-    count = workers or _cores()
-    with _workers(plan, count, merge=tries.merge) as pool:
-
-        def run(cases: Sequence[Case]) -> Iterator[Tried]:
-            if len(cases) < _FEW or pool is None:
-                return (_try(program, case) for case in cases)
-            size = max(1, min(16, len(cases) // (4 * count)))
-            return pool.map(_try_in_worker, cases, chunksize=size)
-
-        return swept(program, tries, progress=progress, keep=keep, run=run)
-
-
-@contextmanager
-def _workers(plan: Plan, count: int, *, merge: bool) -> Iterator[ProcessPoolExecutor | None]:
-    """So many processes, which start when the first of them is needed; none if one is enough."""
-    if count == 1:
-        yield None
-        return
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (plan, merge))
-    try:
-        yield pool
-    finally:  # at once, if somebody has interrupted it
-        pool.shutdown(wait=False, cancel_futures=True)
+    with Workers(plan, program, workers or _cores(), merge=tries.merge) as pool:
+        return swept(program, tries, progress=progress, keep=keep, run=pool.run)
 
 
 @contextmanager
@@ -201,25 +178,6 @@ def _no_logs_of_ranks() -> Iterator[None]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _begin(plan: Plan, merge: bool) -> None:
-    global _program
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for the results is interrupted
-    _program = PlanProgram(plan, merge=merge)
-    _program.ready().__enter__()  # for as long as the process lives
-    _program.watch(Watcher(0))
-
-
-def _try_in_worker(case: Case) -> Tried:
-    assert _program is not None
-    return _try(_program, case)
-
-
-def _try(program: Program, case: Case) -> Tried:
-    ran = program.strike(case)
-    failure = None if not ran.problems else Failure(case, ran.left, ran.problems, program.replay(case))
-    return Tried(failure, ran.begun)
 
 
 def _spread(cases: Sequence[Case], limit: int | None) -> list[Case]:

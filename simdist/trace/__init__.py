@@ -39,7 +39,7 @@ from simdist.trace._flight_recorder import flight_recorder_dumps, write_flight_r
 from simdist.trace._lines import event_line, write_events
 from simdist.trace._notes import notes_of, short_message
 from simdist.trace._reader import read_trace
-from simdist.trace._stream import EventStream, event_of
+from simdist.trace._stream import EventStream, event_of, events_of
 from simdist.trace._trace import Trace, trace_of
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "chrome_trace",
     "event_line",
     "event_of",
+    "events_of",
     "flight_recorder_dumps",
     "notes_of",
     "read_trace",

@@ -8,7 +8,7 @@ from typing import overload
 from simdist.records import Packed, fields_of, kinds
 from simdist.result import Event
 
-__all__ = ["EventStream", "event_of"]
+__all__ = ["EventStream", "event_of", "events_of"]
 
 # Records of a kind differ at most in fields at the end, so the names of the longest are those of all.
 _NAMES = {kind: tuple(fields_of(found[-1])) for kind, found in kinds().items()}
@@ -35,6 +35,17 @@ class EventStream(Sequence[Event]):
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def of_kinds(self, kinds: Sequence[str]) -> list[Event]:
+        """Those of these kinds; the others are not made."""
+        return [event_of(record) for record in self._records if record[1] in kinds]
+
+
+def events_of(events: Sequence[Event], *kinds: str) -> list[Event]:
+    """The events of these kinds, in order."""
+    if isinstance(events, EventStream):
+        return events.of_kinds(kinds)
+    return [event for event in events if event.kind in kinds]
 
 
 def event_of(record: Packed) -> Event:

@@ -64,6 +64,15 @@ def test_a_cut_that_heals_lets_messages_through_at_its_end() -> None:
     net.cut([(0,), (1,)], start_ns=100, until_ns=300)
 
     assert [net.open_from_ns(0, 1, now) for now in (99, 100, 299, 300)] == [99, 300, 300, 300]
+    assert [net.disturbed_after(now) for now in (0, 299, 300)] == [True, True, False]
+
+
+def test_a_condition_that_was_lifted_is_nothing_to_what_comes_later() -> None:
+    net = network()
+
+    net.lift(net.cut([(0,), (1,)]), now_ns=500)
+
+    assert [net.disturbed_after(now) for now in (499, 500)] == [True, False]
 
 
 def test_cuts_in_a_row_are_waited_for_one_after_the_other() -> None:

@@ -124,8 +124,10 @@ class Communicator:
         self.mailbox = Mailbox(self)
         self._work = backend.completion.work
         self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
-        # True if closed forms do not hold: something is closed, or faults disturb the network.
-        self.troubled = network.disturbed
+        # True if faults have disturbed the network since the group was made. What was over before, as the silence of a
+        # host that is up again, is nothing to it.
+        self.disturbed = network.disturbed_after(simulation.now_ns)
+        self.troubled = self.disturbed  # or something is closed: closed forms do not hold
         network.listeners.append(self._on_network)
         self.operations: list[Operation] = []  # all that were ever called
         self._operations: dict[Any, Operation] = {}  # those that the backend has, by their key
@@ -443,7 +445,7 @@ class Communicator:
 
     def _on_network(self) -> None:
         """The network's conditions have changed: what has not left yet may take longer now, or get through."""
-        self.troubled = True
+        self.troubled = self.disturbed = True
         for collective in list(self.collectives.values()):
             collective.on_network()
         self.mailbox.on_network()

@@ -154,7 +154,7 @@ class Followed:
         slowdowns = communicator.slowdowns(operation)
         costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
         ring = None
-        large = communicator.size >= RING_FROM and not (collective.mismatched or communicator.network.disturbed)
+        large = communicator.size >= RING_FROM and not (collective.mismatched or communicator.disturbed)
         if large and (operation.name in _RINGS and not operation.is_list_of_reductions):
             ring = algorithm.ring(operation, communicator.size)
         pace = None if self._wire is None else self._wire.pace

@@ -118,7 +118,7 @@ class Connection:
     def _plan(self, send: Part, receive: Part, ready_ns: int) -> None:
         simulation = self.communicator.simulation
         moment: int | None = max(ready_ns, simulation.now_ns)
-        if self.communicator.network.disturbed:
+        if self.communicator.disturbed:
             moment = self.communicator.open_from_ns(send.rank, receive.rank, moment or 0)
         if moment is None:
             self.shut_out.append(lambda: self._plan(send, receive, ready_ns))
@@ -191,7 +191,7 @@ class Connection:
     def open_from_ns(self, now_ns: int) -> int | None:
         """When data gets around the ring: now, or when a cut ends; None: not as things stand."""
         communicator = self.communicator
-        if not communicator.network.disturbed:
+        if not communicator.disturbed:
             return now_ns
         moment = now_ns
         for place, rank in enumerate(self.ranks):
@@ -204,7 +204,7 @@ class Connection:
     def delay_ns(self, now_ns: int) -> int:
         """How much longer it takes because links are delayed."""
         communicator = self.communicator
-        if not communicator.network.disturbed:
+        if not communicator.disturbed:
             return 0
         pairs = [(rank, self.ranks[(place + 1) % len(self.ranks)]) for place, rank in enumerate(self.ranks)]
         usual, _ = communicator.slowest()
