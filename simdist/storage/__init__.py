@@ -11,22 +11,25 @@ part. Lost is what stands in the process's own buffers.
 
 | what was done | ext4 (data=ordered) | xfs | btrfs | posix, the least | nfs |
 |---|---|---|---|---|---|
-| create, mkdir, link, unlink, rename | a prefix of the journal | = ext4 | = ext4 | each or not, any order | kept |
+| create, mkdir, link, unlink, rename | a prefix of the journal | = ext4 | = ext4, or any (5) | each or not | kept |
 | rename in a folder | both names or neither | = ext4 | = ext4 | = ext4 | kept |
 | rename between folders | both names or neither | = ext4 | = ext4 | in both, one or none | kept |
-| truncate, `O_TRUNC` | stands in the journal, too | = ext4 | = ext4 | old or new size | kept |
+| truncate, `O_TRUNC` | stands in the journal, too | = ext4 | = ext4, or cut (6) | old or new size | kept |
 | write within the durable size | each block old or new | = ext4 | = ext4 | = ext4 | = ext4 |
 | write beyond it: append, new file | old to new size, zeros or bytes | bytes only | = xfs | = ext4 | = xfs |
 | the same if it replaced another (1) | new size, zeros or bytes | as above | = xfs | as above | kept |
 | fsync of a file | bytes, the journal so far (2) | = ext4 | bytes, its names (3) | bytes | bytes |
-| fdatasync | likewise (4) | = ext4 | = ext4 | bytes | bytes |
+| fdatasync | likewise (4) | = ext4 | bytes, its names (3) | bytes | bytes |
 | fsync of a folder | the journal so far (2) | = ext4 | names in it (3) | names in it | - |
 | close | nothing | nothing | nothing | nothing | bytes |
 | sync | everything | everything | everything | everything | everything |
 
 (1) By a rename over it, or because it was emptied, written and closed: ext4 finds space for it then. (2) Up to the last
 entry about what is synced; all of it if a file has grown. (3) And the folders that lead there. (4) Only entries of new
-files and sizes count: a rename or a link of the file is not waited for.
+files and sizes count: a rename or a link of the file is not waited for. (5) Once anything is synced there is a log, in
+which each later or earlier change of a name may stand by itself; what a file replaces is
+never gone before it is there, if the new file was synced.
+(6) A file that was emptied and written anew may have its new size, if that is smaller, and its old bytes.
 
 A block has 4096 bytes, in `posix` 512, and is written whole. What a host wrote back by itself in time is one of the
 outcomes, so that no clock is needed. `nfs` is a client's host that crashes, with a server that does not. In these terms

@@ -53,7 +53,8 @@ class FileState:
     """What a crash leaves of a file: its size, and of each block which version.
 
     Blocks have the newest version that the crash could leave, or the oldest; those in `others` have the one after so
-    many changes. `applied` and `limit` are those of the `Range` that it lies in.
+    many changes. `applied` and `limit` are those of the `Range` that it lies in. With `cut` it has its durable bytes,
+    cut off at the size.
     """
 
     inode: int
@@ -62,6 +63,7 @@ class FileState:
     others: tuple[tuple[int, int], ...] = ()
     applied: int = 0
     limit: int = 0
+    cut: bool = False
 
 
 class Range:
@@ -87,6 +89,8 @@ class Range:
         self.sizes = self._sizes([least, *between])
         self.least, self.most = self.sizes[0], self.sizes[-1]
         self._end = between[-1] if between else least  # with everything done that may be
+        old = inode.base.size if profile.cuts_alone and not self.applied else 0
+        self._cuts = sorted({change.size for change in changes if change.size < old})
         self._found: dict[int, list[int]] = {}
         self._touched = self._all_touched(top)
         self._altered = [block for block in self._touched if len(self._versions(block)) > 1]
@@ -159,6 +163,9 @@ class Range:
             self.inode.number, size, newest, tuple(sorted((others or {}).items())), self.applied, self.limit
         )
 
+    def _cut(self, size: int) -> FileState:
+        return FileState(self.inode.number, size, False, (), self.applied, self.limit, cut=True)
+
     def newest(self) -> FileState:
         """All that may be there."""
         return self._state(self._end, newest=True)
@@ -181,6 +188,7 @@ class Range:
             return
         for size in (self.sizes[len(self.sizes) // 2], *self.sizes):
             yield self._state(size, newest=True)
+        yield from map(self._cut, self._cuts)
         blocks = self.blocks(self._end)
         if len(blocks) > _EXPLICIT:
             blocks = [blocks[0], blocks[-1], blocks[len(blocks) // 2]]
@@ -196,9 +204,11 @@ class Range:
 
     def drawn(self, draw: Draw) -> FileState:
         """One of them, as `draw` says: `draw(n)` is a number below n."""
-        way = draw(4)
+        way = draw(5 if self._cuts else 4)
         if way == 0:
             return self.oldest()
+        if way == 4:
+            return self._cut(self._cuts[draw(len(self._cuts))])
         if way == 1:
             return self._state(self._end, newest=draw(2) == 0)
         size = self.sizes[draw(len(self.sizes))]
@@ -213,6 +223,8 @@ class Range:
     def content(self, state: FileState) -> bytes:
         """The bytes of a file in this state."""
         changes, size = self._changes, state.size
+        if state.cut:
+            return self.inode.base.read(0, size)
         if state.newest and not state.others and size == self._end and self.limit > len(changes):
             return self.inode.base.with_changes(changes).read(0, size)
         made = bytearray(self.inode.base.read(0, size))

@@ -30,6 +30,11 @@ class Entry:
     about: tuple[int, ...]
     resizes: bool = False
 
+    @property
+    def replaces(self) -> bool:
+        """True if the place that is taken was that of another one."""
+        return len(self.about) > 1
+
     def touches(self, inode: int) -> bool:
         """True if it concerns this file, or what is in this folder."""
         return inode in self.about or any(place[0] == inode for place, _ in self.sets)
@@ -55,6 +60,7 @@ class Log:
         self.entries: list[Entry] = []
         self.kept: set[int] = set()
         self._count = 0
+        self._synced = False  # "apart": something was, so that there is a log
 
     def add(self, sets: Iterable[tuple[Place, int | None]], *, about: Iterable[int] = (), resizes: bool = False) -> int:
         """Something is done to names, or to the size of a file; its number."""
@@ -71,7 +77,8 @@ class Log:
 
     def keep_all(self) -> None:
         """All that is done so far is durable."""
-        self.kept.update(entry.number for entry in self.entries)
+        self.kept.update(number for entry in self.entries for number in (entry.number, ~entry.number))
+        self._synced = False
         self._fold()
 
     def keep_about(self, inode: int, *, data_only: bool = False) -> None:
@@ -83,8 +90,11 @@ class Log:
         elif rule == "in order" and about:
             self.kept.update(e.number for e in self.entries if e.number <= about[-1].number)
         elif rule == "apart":
+            about = [e for e in self.entries if e.touches(inode) and (e.resizes or e.sets or not data_only)]
             self.kept.update(e.number for e in about)
+            self.kept.update(~e.number for e in about if any(place[0] == inode for place, _ in e.sets))
             self._keep_ways(inode)
+            self._synced = True
         self._fold()
 
     def _keep_ways(self, inode: int) -> None:
@@ -107,10 +117,10 @@ class Log:
         """Entries that are durable, and have no other before them, are forgotten."""
         count = 0
         for entry in self.entries:
-            if entry.number not in self.kept:
+            if not self.kept.issuperset(self._parts(entry)):
                 break
             _apply(self.durable, entry)
-            self.kept.discard(entry.number)
+            self.kept -= {entry.number, ~entry.number}
             count += 1
         del self.entries[:count]
 
@@ -118,15 +128,38 @@ class Log:
         """The names, if of the entries that may be lost only these are there."""
         there = self.kept.union(chosen)
         names = dict(self.durable)
+        if self._profile.names == "apart":
+            return self._claimed(there)
         for entry in self.entries:
             if entry.number in there:
                 _apply(names, entry)
         return names
 
+    def _claimed(self, there: set[int]) -> Names:
+        """Who came last has a place, as long as it has not lost it again."""
+        claims = {place: [inode] for place, inode in self.durable.items()}
+        unborn = {e.about[0] for e in self.entries if e.sets and e.resizes and e.number not in there}
+        for entry in self.entries:
+            mine, *replaced = entry.about
+            for place, inode in entry.sets:
+                at = claims.setdefault(place, [])
+                if entry.number in there:
+                    at[:] = [each for each in at if each != mine]
+                    if inode is not None:
+                        at.append(inode)
+                if inode is not None and ~entry.number in there and (entry.number in there or mine in unborn):
+                    at[:] = [each for each in at if each not in replaced]
+        return {place: inodes[-1] for place, inodes in claims.items() if inodes}
+
+    def _parts(self, entry: Entry) -> tuple[int, ...]:
+        """What may be lost of an entry by itself: it, and with `~` that what it replaces has lost its name."""
+        apart = self._profile.names == "apart" and entry.replaces
+        return (entry.number, ~entry.number) if apart else (entry.number,)
+
     @property
     def open(self) -> list[int]:
-        """The entries that may be lost."""
-        return [entry.number for entry in self.entries if entry.number not in self.kept]
+        """The entries, and parts of them, that may be lost."""
+        return [number for entry in self.entries for number in self._parts(entry) if number not in self.kept]
 
     def choices(self) -> Iterator[tuple[int, ...]]:
         """Which entries a crash may leave, of those that it may lose: all, none, then what lies between."""
@@ -138,6 +171,11 @@ class Log:
         if self._profile.names != "any":
             for count in range(len(numbers) - 1, 0, -1):
                 yield tuple(numbers[:count])
+            for count in range(len(numbers) if self._synced else 0):
+                named = self._named_after(numbers[:count])
+                for many in range(1, len(named) + 1):
+                    for logged in itertools.combinations(named, many):
+                        yield (*numbers[:count], *logged)
             return
         for count in range(1, len(numbers)):  # one that is lost, then two
             for lost in itertools.combinations(numbers, count):
@@ -147,9 +185,16 @@ class Log:
         """One of the choices."""
         numbers = self.open
         if self._profile.names != "any":
-            return tuple(numbers[: draw(len(numbers) + 1)])
+            chosen = numbers[: draw(len(numbers) + 1)]
+            named = self._named_after(chosen) if self._synced and draw(2) else []
+            return (*chosen, *(number for number in named if draw(2)))
         way = draw(3)
         return tuple(number for number in numbers if way == 0 or (way == 1 and draw(2)))
+
+    def _named_after(self, chosen: list[int]) -> list[int]:
+        """What the log of file names may have beyond these: each by itself."""
+        names = {number for entry in self.entries if entry.sets for number in self._parts(entry)}
+        return [number for number in self.open[len(chosen) :] if number in names]
 
 
 def _apply(names: Names, entry: Entry) -> None:

@@ -15,8 +15,8 @@ class Profile:
     """The rules by which a disk decides what outlives its host.
 
     Names become durable `"in order"` (a journal: a crash keeps a prefix of what was done to names and sizes), `"apart"`
-    (a prefix, and beyond it what concerns files and folders that were synced), `"any"` (each by itself, in no order)
-    or `"at once"` (a server keeps them).
+    (a prefix, and beyond it what concerns what was synced, and each other by itself once anything was), `"any"` (each
+    by itself, in no order) or `"at once"` (a server keeps them).
     """
 
     name: str
@@ -24,6 +24,7 @@ class Profile:
     block_bytes: int = 4096  # written whole or not at all
     shows_zeros: bool = False  # a file may have grown before its new bytes are there
     allocates_early: bool = False  # a file that replaces another has its full size at once, if not yet its bytes
+    cuts_alone: bool = False  # a smaller size may be there without the bytes that came after it
     close_syncs: bool = False  # whoever closes a file has waited for its bytes
 
     @property
@@ -43,7 +44,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
         for each in (
             Profile(name="ext4", names="in order", shows_zeros=True, allocates_early=True),
             Profile(name="xfs", names="in order"),
-            Profile(name="btrfs", names="apart"),
+            Profile(name="btrfs", names="apart", cuts_alone=True),
             Profile(name="posix", names="any", block_bytes=512, shows_zeros=True),
             Profile(name="nfs", names="at once", close_syncs=True),
         )

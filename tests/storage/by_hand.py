@@ -56,6 +56,8 @@ class Machine:
     sure: set[int] = field(default_factory=set)
     files: dict[int, set[Platter]] = field(default_factory=dict)
     emptied: set[int] = field(default_factory=set)
+    cleared: set[int] = field(default_factory=set)  # btrfs: entries whose folder was synced
+    logging: bool = False  # btrfs: something was synced
 
     def _note(self, sets: dict[str, int | None], about: set[int], *, size: bool = False) -> int:
         self.journal.append((sets, about, size))
@@ -100,6 +102,8 @@ class Machine:
                 self.sure.update(range(last + 1))
             else:
                 self.sure.update(n for n, entry in enumerate(self.journal) if entry[0])
+                self.cleared = set(self.sure)
+                self.logging = True
 
     def _each(self, number: int, change: Any) -> None:
         found = {change(platter) for platter in self.files[number]}
@@ -127,7 +131,8 @@ class Machine:
             elif about:
                 self.sure.update(range(about[-1] + 1))
         elif self.rule == "btrfs":
-            self.sure.update(about)
+            self.logging = True
+            self.sure.update(n for n, entry in enumerate(self.journal) if number in entry[1] and any(entry))
             # The way there is in the root folder, which always exists; entries that gave the file its names are kept.
             self.sure.update(n for n, entry in enumerate(self.journal) if number in entry[0].values())
         self.files[number] = {
@@ -166,6 +171,16 @@ class Machine:
 
     def crashes(self) -> Iterator[Held]:
         """What may be on the disk now, after a crash."""
+        for there, names in self._named():
+            found = {file: self._contents(file, there) for file in set(names.values())}
+            for chosen in itertools.product(*found.values()):
+                contents = dict(zip(found, chosen, strict=True))
+                yield frozenset((name, contents[file]) for name, file in names.items())
+
+    def _named(self) -> Iterator[tuple[set[int], dict[str, int]]]:
+        if self.rule == "btrfs":
+            yield from self._named_apart()
+            return
         for there in self._journals():
             names = dict(self.durable)
             for number, (sets, _, _) in enumerate(self.journal):
@@ -175,22 +190,61 @@ class Machine:
                             names.pop(name, None)
                         else:
                             names[name] = file
-            found = {file: {self._read(p, there) for p in self.files[file]} for file in set(names.values())}
-            for chosen in itertools.product(*found.values()):
-                contents = dict(zip(found, chosen, strict=True))
-                yield frozenset((name, contents[file]) for name, file in names.items())
+            yield there, names
+
+    def _named_apart(self) -> Iterator[tuple[set[int], dict[str, int]]]:
+        """What was committed, and of the rest any: a file has its new name, what it replaced has lost it."""
+        named = [number for number, entry in enumerate(self.journal) if entry[0]]
+        replacing = [n for n in named if len(self.journal[n][1]) > 1]
+        parts = [*((n, "mine") for n in named), *((n, "its") for n in replacing)]
+        for cut in range(len(self.journal) + 1):
+            for bits in itertools.product((False, True), repeat=len(parts) if self.logging else 0):
+                chosen = {part for part, bit in zip(parts, bits, strict=False) if bit}
+                chosen |= {part for part in parts if part[0] < cut}
+                chosen |= {(n, "mine") for n in self.sure} | {(n, "its") for n in self.cleared}
+                yield set(range(cut)) | self.sure, self._owners(chosen)
+            if cut and (cut - 1, "its") in parts:  # cut in the middle of it
+                chosen = {part for part in parts if part[0] < cut and part != (cut - 1, "its")}
+                chosen |= {(n, "mine") for n in self.sure} | {(n, "its") for n in self.cleared}
+                yield set(range(cut)) | self.sure, self._owners(chosen)
+
+    def _owners(self, chosen: set[tuple[int, str]]) -> dict[str, int]:
+        when: dict[str, dict[int, int]] = {name: {file: -1} for name, file in self.durable.items()}
+        for number, (sets, about, _) in enumerate(self.journal):
+            new = [file for file in sets.values() if file is not None]
+            mine = new[0] if new else min(about, default=-1)
+            for name, file in sets.items():
+                owners = when.setdefault(name, {})
+                if (number, "mine") in chosen:
+                    owners.pop(mine, None)
+                    if file is not None:
+                        owners[file] = number
+                made = next((n for n, (new, _, size) in enumerate(self.journal) if size and mine in new.values()), -1)
+                lost = made >= 0 and (made, "mine") not in chosen
+                if file is not None and (number, "its") in chosen and (lost or (number, "mine") in chosen):
+                    for other in about - {mine}:
+                        owners.pop(other, None)
+        return {name: max(owners, key=lambda each: owners[each]) for name, owners in when.items() if owners}
 
     def _journals(self) -> Iterator[set[int]]:
         every = range(len(self.journal))
         if self.rule != "posix":
             for cut in range(len(self.journal) + 1):
-                if self.rule == "btrfs" or self.sure <= set(range(cut)):
-                    yield set(range(cut)) | self.sure
+                if self.sure <= set(range(cut)):
+                    yield set(range(cut))
             return
         for count in range(len(self.journal) + 1):
             for chosen in itertools.combinations(every, count):
                 if self.sure <= set(chosen):
                     yield set(chosen)
+
+    def _contents(self, file: int, there: set[int]) -> set[bytes]:
+        found = {self._read(p, there) for p in self.files[file]}
+        if self.rule == "btrfs":  # its log may have a smaller size, and nothing of what became of the bytes
+            for p in self.files[file]:
+                if not any(place in there for place, _, _ in p.resizes):
+                    found |= {p.durable[:size] for size in p.seen if size < len(p.durable)}
+        return found
 
     def _read(self, p: Platter, there: set[int]) -> bytes:
         applied = sum(place in there for place, _, _ in p.resizes) if self.rule != "posix" else 0
