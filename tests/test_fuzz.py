@@ -47,6 +47,7 @@ def test_every_kind_of_statement_and_fault_is_drawn() -> None:
 
     assert drawn == set(KINDS)
     assert faults == {
+        "BitFlip",
         "Crash",
         "Hang",
         "Hold",

@@ -22,7 +22,7 @@ from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_grou
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._work import NcclWork
 
-__all__ = ["Entry", "NcclRecorder", "stack"]
+__all__ = ["Entry", "NcclRecorder", "Outcome", "stack"]
 
 _LIBRARY = ".".join(str(number) for number in NCCL_VERSION)
 Stack = Sequence[tuple[CodeType, int]]
