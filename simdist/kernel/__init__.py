@@ -4,9 +4,10 @@ It has never heard of torch, ranks or networks. It rests on simpy's `Environment
 the tasks: each task is a thread parked on its own lock, and whoever parks steps the queue itself until it knows the
 next task and hands the baton to it directly.
 
-Open `_simulation.py` first: it is the loop. `_task.py` holds what a task is, `_policy.py` who goes next among equals,
-`_deadlock.py` what is said when nobody can, `_bus.py` the seam for everything that watches or interferes, `_events.py`
-the log that hangs on it and its digest, `_core.py` why one core and batch scheduling make it twice as fast.
+Open `_turns.py` first: it is the loop, on what `_timetable.py` knows of the future; `_simulation.py` is the world as
+its host runs and ends it. `_task.py` holds what a task is, `_policy.py` who goes next among equals, `_deadlock.py` what
+is said when nobody can, `_bus.py` the seam for everything that watches or interferes, `_events.py` the log that hangs
+on it and its digest, `_core.py` why one core and batch scheduling make it twice as fast.
 """
 
 from simdist.kernel._bus import PASS, Bus, Verdict
@@ -14,9 +15,10 @@ from simdist.kernel._core import one_core
 from simdist.kernel._deadlock import Wait, describe_deadlock
 from simdist.kernel._events import EventLog
 from simdist.kernel._policy import FifoPolicy, Policy, RandomPolicy, make_policy
-from simdist.kernel._simulation import Simulation, Timer
+from simdist.kernel._simulation import Simulation
 from simdist.kernel._streams import stream
 from simdist.kernel._task import Task, TaskKilled, TaskState
+from simdist.kernel._timetable import Timer
 
 __all__ = [
     "PASS",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simdist.kernel._deadlock import Wait
-    from simdist.kernel._simulation import Simulation, Timer
+    from simdist.kernel._simulation import Simulation
+    from simdist.kernel._timetable import Timer
 
 __all__ = ["Task", "TaskKilled", "TaskState", "methods_of_lock"]
 
