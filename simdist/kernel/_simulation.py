@@ -59,6 +59,12 @@ class Simulation(Turns):
         5
     """
 
+    __slots__ = (
+        "_aborted",
+        "_watchdog",
+        "watched",
+    )
+
     def __init__(
         self,
         *,

@@ -58,6 +58,15 @@ class Expiring(Protocol):
 class Timetable:
     """Timers and deadlines, and the moment that it is."""
 
+    __slots__ = (
+        "_deadlines",
+        "_earliest_deadline",
+        "_environment",
+        "_live_timers",
+        "_step",
+        "now_ns",
+    )
+
     def __init__(self) -> None:
         self._environment = simpy.Environment()
         self._step: Callable[[], None] = self._environment.step

@@ -75,6 +75,35 @@ class _Sleep:
 class Turns(Timetable):
     """The tasks of a world, of which one runs at a time."""
 
+    __slots__ = (
+        "_alive",
+        "_broken",
+        "_closing",
+        "_host_acquire",
+        "_host_locked",
+        "_host_release",
+        "_idleness",
+        "_next_look_at_reads",
+        "_on_switch",
+        "_previous",
+        "_ready",
+        "_spin_ns",
+        "_stop",
+        "_turns_at_reads",
+        "_turns_to_look_at",
+        "bus",
+        "clock_reads",
+        "current",
+        "current_ident",
+        "deadlock",
+        "events",
+        "polls",
+        "preempts",
+        "start_thread",
+        "tasks",
+        "turns",
+    )
+
     def __init__(
         self,
         policy: Policy | None = None,
