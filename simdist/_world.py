@@ -546,7 +546,7 @@ class World:
             for process in life:
                 process.tasks.clear()
                 process.torch_state.world.forget()
-                process.torch_state = process.excepthook = None
+                process.torch_state = process.streams = None
                 process.end_listeners.clear()
                 process.inbox.clear()
                 process.value = process.exception = None

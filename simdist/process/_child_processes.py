@@ -194,7 +194,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
     random_states = runtime.slots.random
     child.random_states = random_states.save() if forked else random_states.fresh()
     if forked:
-        child.streams, child.excepthook = (sys.stdout, sys.stderr), sys.excepthook
+        child.streams = sys.stdout, sys.stderr, sys.excepthook
         child.handlers = dict(parent.handlers)
         runtime.slots.inherit(child)
     else:

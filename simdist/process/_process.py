@@ -58,7 +58,6 @@ class SimProcess:
         "entropy",
         "environ",
         "epoch_ns",
-        "excepthook",
         "exception",
         "exit_code",
         "handled",
@@ -130,8 +129,8 @@ class SimProcess:
         host.residents.append(self)
         self.environ = environ
         self.argv = argv
-        self.streams: tuple[Any, Any] | None = None  # what it has in sys.stdout and sys.stderr; None: never looked
-        self.excepthook: Any = None  # likewise
+        # What it has in sys.stdout, sys.stderr and sys.excepthook; None: what all begin with.
+        self.streams: tuple[Any, Any, Any] | None = None
         self.tasks: list[Task] = []  # its threads of control, the main one first
         self.polling: dict[Task, None] = {}  # those that wait for file descriptors
         self.threads: Any = None  # what `threading` knows of them; None: nobody asked

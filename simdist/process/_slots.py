@@ -79,8 +79,7 @@ class Slots:
     def __init__(self, seed: int, third: GlobalGenerator) -> None:
         self.random = RandomStates(seed, third)
         self._argv = sys.argv
-        self._streams = sys.stdout, sys.stderr
-        self._excepthook = sys.excepthook
+        self._streams = sys.stdout, sys.stderr, sys.excepthook
         self._system = vars(sys)  # to set an attribute of a module costs three times as much
         self._swaps: list[Swap] = []
         self._own: dict[Slot[Any], _Swapped[Any]] = {}
@@ -88,8 +87,7 @@ class Slots:
     def remember_host(self) -> None:
         """What is there now, the replacements of streams included, is what threads that are no ranks find."""
         self._argv = sys.argv
-        self._streams = sys.stdout, sys.stderr
-        self._excepthook = sys.excepthook
+        self._streams = sys.stdout, sys.stderr, sys.excepthook
 
     def restore(self) -> None:
         """Put back what the host had."""
@@ -116,21 +114,19 @@ class Slots:
         random, system = self.random, self._system
         if leaving is not None:
             leaving.argv = system["argv"]
-            leaving.streams = system["stdout"], system["stderr"]
-            leaving.excepthook = system["excepthook"]
+            leaving.streams = system["stdout"], system["stderr"], system["excepthook"]
             leaving.random_states = random.save()
         if entering is None:
             self._show_host()
         else:
             system["argv"] = entering.argv
-            system["stdout"], system["stderr"] = entering.streams or self._streams
-            system["excepthook"] = entering.excepthook or self._excepthook
-            if entering.random_states is not random.loaded:
-                random.load(entering.random_states)
+            system["stdout"], system["stderr"], system["excepthook"] = entering.streams or self._streams
+            states = entering.random_states
+            if states is not random.loaded:
+                random.load(states)
         for swap in self._swaps:
             swap(leaving, entering)
 
     def _show_host(self) -> None:
         sys.argv = self._argv
-        sys.stdout, sys.stderr = self._streams
-        sys.excepthook = self._excepthook
+        sys.stdout, sys.stderr, sys.excepthook = self._streams

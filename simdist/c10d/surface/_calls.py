@@ -79,13 +79,17 @@ class Calls(GroupBackend):
             )
         communicator = self._communicator
         member = self._member
-        strike = self.ahead
-        if strike is not None:
-            self.ahead = None
-        elif communicator.simulation.bus.active:
-            strike = communicator.announce(member, name, member.sequence)
-        member.number += 1 + others
-        member.parts += others
+        strike = None
+        if communicator.simulation.bus.active:
+            strike = self.ahead
+            if strike is not None:
+                self.ahead = None
+            else:
+                strike = communicator.announce(member, name, member.sequence)
+        member.number += 1
+        if others:
+            member.number += others
+            member.parts += others
         if not communicator.connected:
             member.connect()
         operation = communicator.known_operation(key)

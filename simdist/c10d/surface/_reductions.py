@@ -49,16 +49,14 @@ class Reductions(Calls):
         else:
             several = self._arguments.alike(tensors)
             tensor = several[0]
-        asynchronous = True
-        limit_ns = self._timeout_ns
-        reduction = "sum"
         if type(opts) is _ALLREDUCE_OPTIONS:
             # Hot: reading the operation's enum out of the options costs more than comparing it.
             operation = opts.reduceOp
             reduction = "sum" if operation == _SUM else reduce_name(operation)  # `!=` takes twice as long
-            limit_ns = timeout_ns(opts, limit_ns)
+            limit_ns = timeout_ns(opts, self._timeout_ns)
             asynchronous = opts.asyncOp
-        elif opts is not None or timeout is not None or kwargs:
+        else:
+            asynchronous = True
             reduction = reduction_of(opts, kwargs.get("op"))
             limit_ns = self._limit(opts, timeout)
         if tensor.is_sparse:
