@@ -38,7 +38,7 @@ from torch._C import _distributed_c10d as _c
 from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
-from simdist.c10d.surface import _flags, _generators, _host_stores, _memory, _meshes, _workers
+from simdist.c10d.surface import _flags, _generators, _host_stores, _memory, _meshes, _scopes, _workers
 from simdist.c10d.surface._backend_tables import BackendTables
 from simdist.c10d.surface._compiled import CompiledCode
 from simdist.c10d.surface._rank_world import WorldPerThread
@@ -83,6 +83,7 @@ class TorchState:
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
         self._flags: Any = ()  # what was set for all of torch before
+        self._forward: Any = None  # the module whose forward pass the host was in
         self._has_devices = bool(network.cluster.devices_per_host)
         self._makers = Makers(network, backend=backend, strict=strict)
         self.servers = self._makers.servers
@@ -98,6 +99,7 @@ class TorchState:
         _present = self
         _makers.serve(self._makers)
         self._flags = _flags.remember()
+        self._forward = _scopes.save_forward()
         if flags_apart:
             _flags.separate(self._patches)
         _memory.bus = bus
@@ -134,6 +136,7 @@ class TorchState:
         self._backends.load(None)
         self._patches.undo()
         _flags.restore(self._flags)
+        _scopes.load_forward(self._forward)
         self._compiled.uninstall()
         self._backends.uninstall()
         _registry._set_thread_isolation_mode(False)
@@ -251,6 +254,7 @@ _ALWAYS = (
     _makers.install,
     _install_levels,
     _flags.install,
+    _scopes.install,
     _host_stores.install,
     _profiling.install,
     _flight_record.install,

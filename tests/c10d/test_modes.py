@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,40 @@ def test_comm_debug_mode_counts_calls() -> None:
         return {str(op): count for op, count in mode.get_comm_counts().items()}
 
     assert in_group(body, 2) == [{"c10d.allreduce_": 1, "c10d._allgather_base_": 1}] * 2
+
+
+def test_flags_of_modes_are_each_ranks_own_and_go_with_the_world() -> None:
+    flags = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode")
+    modes: Any = _python_dispatch
+
+    def read() -> list[bool]:
+        return [getattr(modes, name) for name in flags]
+
+    def body(rank: int) -> list[list[bool]]:
+        seen = [read()]
+        time.sleep(rank)
+        with Watch():
+            time.sleep(1.5)
+            seen.append(read())
+        time.sleep(1)
+        return [*seen, read()]
+
+    assert in_group(body, 3) == [[[False, False], [True, True], [False, False]]] * 3
+    assert read() == [False, False]
+
+
+def test_the_module_whose_forward_pass_runs_is_let_go_with_the_world() -> None:
+    class Waits(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            time.sleep(1 + dist.get_rank())
+            return super().forward(input)
+
+    def body(rank: int) -> None:
+        torch.nn.parallel.DistributedDataParallel(Waits(1, 1))(torch.ones(1, 1))
+
+    in_group(body, 2)
+
+    assert torch.nn.parallel.DistributedDataParallel._active_ddp_module is None
 
 
 def test_a_default_device_for_factories_stays_outside() -> None:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 import simdist
+from simdist.c10d.surface._scopes import FORWARD
 from simdist.process import Patches, SimProcess, Slot, current_process, current_runtime, original, real_methods
 
 __all__ = ["CompiledCode"]
@@ -144,6 +145,7 @@ class CompiledCode:
         assert runtime is not None
         runtime.slots.add(self._switch)
         runtime.separate(_COUNTERS)
+        runtime.separate(FORWARD)
 
     def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         if self._patches is not None:

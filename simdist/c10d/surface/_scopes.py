@@ -1,0 +1,64 @@
+"""What torch keeps in a variable while a `with` lasts, and takes back to what it found there: a rank may wait inside.
+
+Dispatch modes set flags of Python and of C++ that say whether any is on; compiled functions are left alone then. A rank
+that enters one while another is inside would find the other's, and keep it. So each process has them for itself, from
+the first mode of a world on. The module whose forward pass runs (`DistributedDataParallel`) only dynamo asks for: it is
+kept apart where something is compiled, and put back at the end of every world.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _python_dispatch
+
+from simdist.process import Patches, Slot, followed
+
+__all__ = ["FORWARD", "install", "load_forward", "save_forward"]
+
+_modes: Any = _python_dispatch
+_ddp: Any = DistributedDataParallel
+_FLAGS = tuple(
+    name
+    for name in (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+    if hasattr(_modes, name)
+)
+_OF_COMPILED_CODE = "set_is_in_mode_without_ignore_compile_internals"  # sets the last flag in C++
+
+
+def _save() -> tuple[bool, ...]:
+    return tuple(getattr(_modes, name) for name in _FLAGS)
+
+
+def _load(flags: tuple[bool, ...]) -> None:
+    if flags == _save():
+        return
+    for name, flag in zip(_FLAGS, flags, strict=True):
+        setattr(_modes, name, flag)
+    if hasattr(_modes, _OF_COMPILED_CODE):
+        getattr(_modes, _OF_COMPILED_CODE)(flags[-1])
+
+
+def save_forward() -> Any:
+    """The module whose forward pass runs."""
+    return getattr(_ddp, "_active_ddp_module", None)
+
+
+def load_forward(module: Any) -> None:
+    """Set it; a class is not written to without need."""
+    if save_forward() is not module:
+        _ddp._active_ddp_module = module
+
+
+FORWARD: Slot[Any] = Slot("forward pass", save_forward, load_forward, lambda process, of_host: None)
+_ENTERING = tuple(followed("dispatch modes", ((_modes.TorchDispatchMode, "__enter__"),), _save, _load))
+
+
+def install(patches: Patches) -> None:
+    """Give each process flags of its own."""
+    patches.redirect(_ENTERING)
