@@ -24,6 +24,7 @@ from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
 from simdist.process._isolation import Isolation, own, run_program
+from simdist.process._libraries import when_imported
 from simdist.process._locks import real_methods
 from simdist.process._process import SimProcess
 from simdist.process._process_wide import followed
@@ -69,5 +70,6 @@ __all__ = [
     "shut_down",
     "variable_of",
     "waits_of_threads",
+    "when_imported",
     "words_at",
 ]

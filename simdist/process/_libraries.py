@@ -1,22 +1,28 @@
-"""Installed libraries that look behind what a rank is shown, and are told better once somebody imports them.
+"""Modules of installed libraries that are told something as soon as somebody has imported them, a rank or the host.
 
-A world that imports none of them pays for a finder that nobody asks, and for nothing else.
+Here are libraries that look behind what a rank is shown; the layers above add modules of torch that few programs import
+(`when_imported`). A world that imports none of them pays for a finder that nobody asks, and for nothing else.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from simdist.process import _filelock, _psutil
 from simdist.process._runtime import Patches
 
-__all__ = ["Finder", "install"]
+__all__ = ["Finder", "install", "when_imported"]
 
-_TOLD: Mapping[str, Callable[[Patches], None]] = {"filelock": _filelock.tell, "psutil": _psutil.tell}
+_TOLD: dict[str, Callable[[Patches], None]] = {"filelock": _filelock.tell, "psutil": _psutil.tell}
+
+
+def when_imported(name: str, tell: Callable[[Patches], None]) -> None:
+    """Call `tell` in each world in which the module is there: at its beginning, or when it has been imported."""
+    _TOLD[name] = tell
 
 
 def install(patches: Patches) -> None:

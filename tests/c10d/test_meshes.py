@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor, rand
 
 import simdist
 from tests.c10d.worlds import values
@@ -108,3 +109,24 @@ def test_a_mesh_of_the_host_keeps_what_torch_gave_it() -> None:
     simdist.run(body, world_size=1).raise_for_failure()
 
     assert (hash(mesh), mesh._thread_id) == before
+
+
+def test_random_numbers_on_devices_begin_alike_in_every_world() -> None:
+    def body() -> list[Any]:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        torch.manual_seed(rank)  # all follow rank 0: a broadcast that torch makes once in a process
+        time.sleep(rank)
+        mesh = init_device_mesh("cuda", (2,))
+        drawn: Any = rand(4, 2, device_mesh=mesh, placements=[Shard(0)])
+        dist.barrier()
+        return [drawn.full_tensor().tolist(), torch.rand(1, device="cuda").item()]
+
+    first, again = (simdist.run(body, world_size=2, backend="nccl") for _ in range(2))
+
+    first.raise_for_failure()
+    assert first.values[0] == first.values[1] == again.values[0] == again.values[1]
+    assert first.digest == again.digest
+    issued = [event.data["op"] for event in first.events if event.rank == 1 and event.kind == "issue"]
+    assert issued[0] == "broadcast"

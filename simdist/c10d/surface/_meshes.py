@@ -1,8 +1,11 @@
-"""What DTensor remembers about a device mesh, kept apart for each rank.
+"""What DTensor remembers, about a device mesh above all, kept apart for each rank.
 
 Torch keys plans of redistribution, and what follows from them, by the mesh; and since a process is one rank, two meshes
 of the same shape are equal although the plan depends on where in the mesh the rank is. For its own threaded tests torch
 has a member of `DeviceMesh` that tells threads apart (`_thread_id`); on a rank it is a number of that rank's process.
+
+What draws its random numbers on devices is one object for a process, which begins with a broadcast; whoever finds one
+there does not.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from simdist.process import Patches, Replacement, current_process, followed
+from simdist.process import Patches, Replacement, current_process, followed, when_imported
 
 __all__ = ["install"]
 
 _worlds = itertools.count(1)  # meshes of an earlier world live on in caches; they are no meshes of this one
 _NAME = "_thread_id"
 _LOSS = "torch.distributed.tensor.parallel.loss"
+_RANDOM = "torch.distributed.tensor._random"
 _PLANS = "torch.distributed.tensor._redistribute"
 
 
@@ -37,10 +41,7 @@ def install(patches: Patches) -> None:
     def put(mesh: DeviceMesh, value: int | None) -> None:
         mesh.__dict__[_NAME] = value
 
-    replacements = _loss_replacements()
     patches.replace(DeviceMesh, _NAME, property(get, put))
-    if replacements:
-        patches.redirect(replacements)
     plans = sys.modules.get(_PLANS)
     if plans is not None:
         for name, make in _FRESH.items():
@@ -49,7 +50,8 @@ def install(patches: Patches) -> None:
 
 
 @functools.cache
-def _replacements_of(loss: Any) -> tuple[Replacement, ...]:
+def _of_losses(loss: Any) -> tuple[Replacement, ...]:
+    """So that `loss_parallel()` on one rank answers no operator of another."""
     writers = [(loss, name) for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops")]
     handlers = loss.DTensor._op_dispatcher._custom_op_handlers
 
@@ -61,10 +63,17 @@ def _replacements_of(loss: Any) -> tuple[Replacement, ...]:
     return tuple(followed("operators of DTensor", writers, lambda: dict(handlers), load))
 
 
-def _loss_replacements() -> tuple[Replacement, ...]:
-    """So that `loss_parallel()` on one rank answers no operator of another; where it has been imported."""
-    loss = sys.modules.get(_LOSS)
-    return () if loss is None else _replacements_of(loss)
+@functools.cache
+def _of_random_numbers(random: Any) -> tuple[Replacement, ...]:
+    def load(tracker: Any) -> None:
+        random._rng_tracker = tracker
+
+    writers = [(random._RNGStateTracker, "__init__")]
+    return tuple(followed("DTensor's random numbers", writers, lambda: random._rng_tracker, load))
+
+
+when_imported(_LOSS, lambda patches: patches.redirect(_of_losses(sys.modules[_LOSS])))
+when_imported(_RANDOM, lambda patches: patches.redirect(_of_random_numbers(sys.modules[_RANDOM])))
 
 
 def _same_cache_but_empty(cached: Any) -> Any:
