@@ -5,7 +5,7 @@ that a rank writes, the next rank reads, and the next world too. `shared_writes`
 
 Looked at are the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
 loggers, and settings that a world does not put back itself. Not told are what the import of a module leaves, and what
-is a cache (`_HARMLESS`, each with its reason).
+makes no difference (`_harmless_writes`, each with its reason).
 
 In doubt: a write that is taken back before the world ends is not seen, and neither is one inside an object that is no
 module, class or container of a module.
@@ -13,10 +13,8 @@ module, class or container of a module.
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
-import re
 import sys
 import types
 import warnings
@@ -25,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from simdist._harmless_writes import is_harmless
 from simdist._observer import WorldEnded, observed_by
 from simdist.kernel import Bus
 
@@ -32,59 +31,6 @@ __all__ = ["SharedWrites", "shared_writes"]
 
 _LARGE = 2_000  # entries from which on only the number is compared
 _CONTAINERS = (dict, list, set)
-
-# Names that worlds, and what runs in them, write: who sees them sees no difference, for the reason.
-_HARMLESS: tuple[tuple[str, str], ...] = (
-    (r"(simdist|networkx|simpy)\.", "our own, and what we use"),
-    (r"(_?pytest|pluggy|xdist|coverage|hypothesis)\b", "the test runner's"),
-    (r".*\.(__warningregistry__|__builtins__|__doc__|__path__)$", "Python's own"),
-    (
-        r"(linecache|tokenize|re|_sre|sre_parse|functools|abc|typing|copyreg|inspect|dis|ast|token)\.",
-        "caches of Python",
-    ),
-    (r"(weakref|_weakrefset|importlib|zipimport|pkgutil|sysconfig|site|encodings|codecs)\b", "caches of Python"),
-    (r"(threading|_thread|queue|concurrent|multiprocessing|asyncio|selectors|subprocess|signal|select)\b", "per rank"),
-    (r"(logging\._handlers|logging\._handlerList|logging\.Logger\.manager)", "found in the loggers themselves"),
-    (r"numpy\._core\.overrides\.ARRAY_FUNCTIONS$", "what has been imported"),
-    (r"(os\.environ|posix\.environ|random\.|numpy\.random|tempfile\.|uuid\.|atexit\.)", "per rank"),
-    (r"sys\.(modules|stdout|stderr|argv|excepthook|path_importer_cache|last_\w+|_\w+)", "per rank, or a cache"),
-    (r"torch\.(distributed\.distributed_c10d|_C\._distributed_c10d)\.", "per rank"),
-    (r"torch\._dynamo\b", "caches by code, which is each rank's own where modules are"),
-    (r"torch\.(_inductor|_functorch|_higher_order_ops|fx|_guards|_subclasses|export)\b", "caches of compiled code"),
-    (r"(copy|pickle)\.dispatch_table$|.*\.__slotnames__$|contextlib\.__builtins_dict", "caches of Python and dynamo"),
-    (
-        r"tqdm\.std\.(tqdm|TqdmDefaultWriteLock)\.(_lock|mp_lock|th_lock|monitor|_instances)$",
-        "locks, found held by none",
-    ),
-    (
-        r"torch\.(_decomp|_logging|optim|compiler|cpu|utils\._foreach_utils|utils\.hooks)\b",
-        "caches, and numbers of handles",
-    ),
-    (r"torch\.(manual_seed|_weights_only_unpickler\..*|distributed\.device_mesh\._\w+)$", "wrapped by dynamo; imports"),
-    (r"torch\.nn\.modules\.module\.Module\.(__init__|__setstate__|___\w+)$", "wrapped by dynamo"),
-    (r"torch\.distributed\.fsdp\._fully_shard\._fully_shard\.cls_to_fsdp_cls$", "a class for each class"),
-    (
-        r"torch\.(_ops|library|_library|_C|overrides|_classes|ops|classes|_opaque_base)\b",
-        "operators, found on first use",
-    ),
-    (
-        r"torch\.(utils\._pytree|utils\._device|utils\.data\._utils|_jit_internal|jit|_sources)\b",
-        "caches and registries",
-    ),
-    (r"torch\.distributed\.tensor\.", "plans by mesh, which each rank keeps apart"),
-    (
-        r"torch\.(autograd|cuda|backends|nested|masked|sparse)\.\w*\.?_?(profiler|lazy|cache|queued)",
-        "begun on first use",
-    ),
-    (r".*\.(_abc_impl|__abstractmethods__|_abc_\w+|__annotations__|__dataclass_\w+__|__match_args__)$", "Python's own"),
-    (r".*(_|\.)(cache|memo|lru|registry_cache)\w*$", "named as a cache"),
-)
-_QUIET = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _HARMLESS), re.IGNORECASE)
-
-
-@functools.lru_cache(maxsize=4096)
-def _quiet(name: str) -> bool:
-    return _QUIET.match(name) is not None
 
 
 @contextmanager
@@ -142,7 +88,7 @@ class _State:
     """Everything that is compared, by name. Objects are kept, so that no other one can take an identity over."""
 
     def __init__(self, *, everything: bool) -> None:
-        self._quiet = (lambda name: False) if everything else _quiet
+        self._quiet = (lambda name: False) if everything else is_harmless
         self.modules: dict[str, dict[str, Any]] = {}
         self.contents: dict[str, tuple[Any, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}

@@ -6,8 +6,10 @@ import collections
 import contextlib
 import json
 import json.encoder
+import linecache
 import logging
 import string
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -29,6 +31,8 @@ class Own:
 NAMED: dict[str, tuple[Callable[[], Any], str]] = {
     "attribute of a module": (lambda: setattr(json, "left", 1), "json.left: added"),
     "attribute of a module of constants": (lambda: setattr(string, "left", 1), "string.left: added"),
+    "attribute of a module with caches": (lambda: setattr(linecache, "left", 1), "linecache.left: added"),
+    "attribute of a module that ranks have replaced": (lambda: setattr(threading, "left", 1), "threading.left: added"),
     "function of a module": (lambda: mock.patch("json.dumps", Own).start(), "json.dumps: set"),
     "entry of a module's table": (
         lambda: json.encoder.ESCAPE_DCT.update(x="y"),
@@ -56,7 +60,7 @@ def put_back() -> Iterator[None]:
         json.JSONEncoder.item_separator = separator
         json.encoder.ESCAPE_DCT.pop("x", None)
         mock.patch.stopall()
-        for owner in (json, string, torch.nn.functional, torch.nn.Linear):
+        for owner in (json, linecache, string, threading, torch.nn.functional, torch.nn.Linear):
             if hasattr(owner, "left"):
                 delattr(owner, "left")
         logger.setLevel(level)

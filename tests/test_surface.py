@@ -36,7 +36,8 @@ LAYERS: dict[str, set[str]] = {
     "_settings": {"errors", "values", "cluster", "storage", "faults"},
     "_replay": {"values", "cluster", "faults"},
     "_observer": {"result", "kernel"},
-    "_shared_writes": {"kernel", "_observer", "torch"},
+    "_harmless_writes": set(),
+    "_shared_writes": {"_harmless_writes", "kernel", "_observer", "torch"},
     "_tell": {"records", "process", "torch"},
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {

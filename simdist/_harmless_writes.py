@@ -1,0 +1,173 @@
+"""What ranks write in state that they share, and nobody sees a difference: each with the reason.
+
+Measured with the programs of `tools/shared_state.py` and of `scenarios/programs`, at the first time and the second. An
+entry is one attribute, or all of one class, or what has the same name everywhere. What is here is not told by
+`simdist.shared_writes`; what is not is told, once too often rather than never.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+
+__all__ = ["is_harmless"]
+
+# Whole modules: nothing of theirs is a program's.
+_MODULES = {
+    r"(simdist|networkx|simpy)\.": "our own, and what we use",
+    r"(_?pytest|pluggy|xdist|coverage|hypothesis)\b": "the test runner's",
+}
+# Names that mean the same wherever they stand.
+_ANYWHERE = {
+    r"__warningregistry__|__builtins__|__doc__|__path__": "Python's own, of each module",
+    r"_abc_impl|_abc_\w+|__abstractmethods__|__annotations__|__match_args__": "Python's own, of a class",
+    r"__dataclass_\w+__": "what `dataclasses` has found out about a class",
+    r"__slotnames__": "what `copyreg` has found out about a class",
+    r"__builtins_dict___\d+": "dynamo's name for the builtins, in modules whose functions it has compiled",
+    r"\w*_(cache|memo|lru|registry_cache)\w*|(cache|memo|lru)\w*": "named as a cache",
+}
+_IMPORTS = "what has been imported"
+_SOURCES = "sources of code, by file"
+_REGISTERED = "operators, types and rules that a module registers when it is imported"
+_FIRST_USE = "found on first use, and the same for all"
+_COUNTS = "a count of what was done, which nothing is decided by"
+_NUMBERS = "numbers that only grow, and are compared within one rank only"
+_NAMED = "what there is by its name, one entry for each"
+_LOGS = "for logs of all that was compiled in this process"
+_SETTINGS = "read from a setting, and again when that changes"
+_WRAPPED = "dynamo marks it as not to be compiled"
+_LOCKS = "locks, found held by none"
+_ATTRIBUTES = {
+    "concurrent.futures.ProcessPoolExecutor": _IMPORTS,
+    "concurrent.futures.ThreadPoolExecutor": _IMPORTS,
+    "fsspec.registry._registry": _IMPORTS,
+    "inspect._filesbymodname": _SOURCES,
+    "inspect.modulesbyfile": _SOURCES,
+    "linecache.cache": _SOURCES,
+    "logging._handlerList": "handlers, found in the loggers themselves",
+    "logging._handlers": "handlers, found in the loggers themselves",
+    "numpy._core.overrides.ARRAY_FUNCTIONS": _IMPORTS,
+    "pkgutil._NAME_PATTERN": "an expression, compiled on first use",
+    "sys.last_exc": "for a debugger",
+    "sys.last_traceback": "for a debugger",
+    "sys.last_type": "for a debugger",
+    "sys.last_value": "for a debugger",
+    "sys.modules": _IMPORTS,
+    "sys.path_importer_cache": _IMPORTS,
+    "threading._threading_atexits": "what `concurrent.futures` registers when it is imported",
+    "tqdm.std.TqdmDefaultWriteLock.mp_lock": _LOCKS,
+    "tqdm.std.TqdmDefaultWriteLock.th_lock": _LOCKS,
+    "tqdm.std.tqdm._lock": _LOCKS,
+    "tqdm.asyncio.tqdm_asyncio.monitor": "a thread that looks after slow bars, made anew where it has ended",
+    "tqdm.std.tqdm.monitor": "a thread that looks after slow bars, made anew where it has ended",
+    "torch._decomp.decompositions_for_rng.PhiloxStateTracker.*": "set anew at the beginning of each trace",
+    "torch._dynamo.backends.registry._BACKENDS": _REGISTERED,
+    "torch._dynamo.backends.registry._COMPILER_FNS": _REGISTERED,
+    "torch._dynamo.convert_frame.output_codes.seen": "code that dynamo made, so that it leaves that alone",
+    "torch._dynamo.device_interface._device_initialized": _REGISTERED,
+    "torch._dynamo.device_interface.device_interfaces": _REGISTERED,
+    "torch._dynamo.eval_frame.cached_backends": "compilers by their identity, one entry for each",
+    "torch._dynamo.graph_break_reasons": _LOGS,
+    "torch._dynamo.guards._CLOSURE_VARS": _FIRST_USE,
+    "torch._dynamo.mutation_guard.GenerationTracker.*": _NUMBERS,
+    "torch._dynamo.output_graph.compilation_time_metrics": _COUNTS,
+    "torch._dynamo.output_graph.graph_break_reasons": _LOGS,
+    "torch._dynamo.pgo._CODE_STATE": "what was seen of code, which is each rank's own where modules are",
+    "torch._dynamo.trace_rules.*": "rules made of torch's own objects; dropped and made again",
+    "torch._dynamo.utils.CHROMIUM_EVENT_LOG": _LOGS,
+    "torch._dynamo.utils.CleanupManager.*": _NUMBERS,
+    "torch._dynamo.utils.compilation_time_metrics": _COUNTS,
+    "torch._dynamo.utils.cumulative_time_spent_ns": _COUNTS,
+    "torch._dynamo.utils.graph_break_reasons": _LOGS,
+    "torch._dynamo.utils.op_count": _COUNTS,
+    "torch._dynamo.variables.builder._DYNAMIC_SOURCES": _SETTINGS,
+    "torch._dynamo.variables.builder._DYNAMIC_SOURCES_CONFIG_HASH": _SETTINGS,
+    "torch._dynamo.variables.builder._DYNAMIC_VALUES": _SETTINGS,
+    "torch._dynamo.variables.builder._DYNAMIC_VALUES_CONFIG_HASH": _SETTINGS,
+    "torch._dynamo.variables.builder._UNBACKED_SOURCES": _SETTINGS,
+    "torch._dynamo.variables.builder._UNBACKED_SOURCES_CONFIG_HASH": _SETTINGS,
+    "torch._functorch._aot_autograd.logging_utils.graph_being_compiled": _LOGS,
+    "torch._functorch._aot_autograd.logging_utils.nth_graph": _LOGS,
+    "torch._functorch.predispatch.DECOMPOSITIONS_LOADED": _REGISTERED,
+    "torch._functorch.predispatch.DECOMPOSITIONS_LOCK": _REGISTERED,
+    "torch._functorch.predispatch.VMAP_DECOMPOSITIONS_LIB": _REGISTERED,
+    "torch._higher_order_ops.invoke_leaf_function._leaf_function_module_retriever": _FIRST_USE,
+    "torch._higher_order_ops.utils.hops_that_skip_faketensor_cache": _REGISTERED,
+    "torch._higher_order_ops.utils.registered_hop_fake_fns": _REGISTERED,
+    "torch._inductor.utils._registered_caches": _REGISTERED,
+    "torch._library.custom_ops.OPDEF_TO_LIB": _REGISTERED,
+    "torch._library.opaque_object._OPAQUE_TYPES_BY_NAME": _REGISTERED,
+    "torch._logging.structured.INTERN_TABLE": _LOGS,
+    "torch._opaque_base._FakeScriptObject_cls": _IMPORTS,
+    "torch._ops._higher_order_ops": _REGISTERED,
+    "torch._ops.cached_ops": _REGISTERED,
+    "torch._subclasses.fake_tensor.FakeTensorMode.*": "results for shapes and types, which mean the same on every rank",
+    "torch._subclasses.meta_utils.DESCRIBER_NEXT_ID": _NUMBERS,
+    "torch._weights_only_unpickler._marked_safe_globals_set": "each rank's own, and put back; torch adds its own types",
+    "torch.autograd.profiler._cupti_monitor_checked": _FIRST_USE,
+    "torch.autograd.profiler._cupti_monitor_module": _FIRST_USE,
+    "torch.compiler._cache.CacheInfo.*": "what a program would save of what it has compiled",
+    "torch.cpu._current_stream": "streams of the CPU mean nothing",
+    "torch.distributed.c10d_logger._log_handlers": "handlers by the name of where they write",
+    "torch.distributed.device_mesh._distributed_opaque_types_registered": _REGISTERED,
+    "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls": "a class for each class",
+    "torch.distributed.logging_handlers._log_handlers": "handlers by the name of where they write",
+    "torch.distributed.tensor.placement_types.Placement.*": "methods of a class of C++, given to it by the import",
+    "torch.distributions.distribution.Distribution._validate_args": "switched off for good by dynamo's import",
+    "torch.export.dynamic_shapes.SUPPORTED_NODES": _REGISTERED,
+    "torch.fx._compatibility._MARKED_WITH_COMPATIBILITY": _REGISTERED,
+    "torch.fx._symbolic_trace.Tracer.trace": _WRAPPED,
+    "torch.fx._symbolic_trace._wrapped_fns_to_patch": _REGISTERED,
+    "torch.fx.experimental.proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT": "for the messages of a failed export",
+    "torch.fx.experimental.proxy_tensor._side_effectful_functions": _REGISTERED,
+    "torch.fx.graph_module._loader.*": "sources of traced code, by a number that goes on",
+    "torch.fx.node._side_effectful_functions": _REGISTERED,
+    "torch.fx.traceback.current_meta": "an equal copy, put back at the end of each trace",
+    "torch.jit._builtins._builtin_table": _FIRST_USE,
+    "torch.jit._get_trace_graph": _WRAPPED,
+    "torch.jit._state._name_to_pyclass": _NAMED,
+    "torch.jit._state._script_classes": _NAMED,
+    "torch.jit.trace": _WRAPPED,
+    "torch.jit.trace_module": _WRAPPED,
+    "torch.library._defs": _REGISTERED,
+    "torch.library._impls": _REGISTERED,
+    "torch.library._keep_alive": _REGISTERED,
+    "torch.manual_seed": _WRAPPED,
+    "torch.nn.modules.module.Module.___needs_generation_tag_patch": _WRAPPED,
+    "torch.nn.modules.module.Module.__init__": _WRAPPED,
+    "torch.nn.modules.module.Module.__setstate__": _WRAPPED,
+    "torch.ops._dir": _FIRST_USE,
+    "torch.optim.*._init_group": _WRAPPED,
+    "torch.optim.*._fused_*": _WRAPPED,
+    "torch.optim.*.step": _WRAPPED,
+    "torch.optim.optimizer._foreach_supported_types": _FIRST_USE,
+    "torch.utils._foreach_utils._foreach_supported_types": _FIRST_USE,
+    "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE": _REGISTERED,
+    "torch.utils._pytree.SUPPORTED_NODES": _REGISTERED,
+    "torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES": _REGISTERED,
+    "torch.utils._stats.simple_call_counter": _COUNTS,
+    "torch.utils.checkpoint.DefaultDeviceType.*": "the kind of devices that there are, for those who do not say it",
+    "torch.utils.hooks.RemovableHandle.next_id": _NUMBERS,
+    "logging: handlers of 'torch.__trace'": _LOGS,
+    "fsspec.implementations.local.LocalFileSystem.*": "which process used it last; for another it drops what it keeps",
+    "lightning.pytorch.utilities._pytree.SUPPORTED_NODES": _REGISTERED,
+    "rich._console": "one that writes to whatever `sys.stdout` is then",
+}
+
+
+def _patterns() -> Iterator[str]:
+    yield from _MODULES
+    for names in _ANYWHERE:
+        yield rf".*\.(?:{names})$"
+    for name in _ATTRIBUTES:
+        yield re.escape(name).replace(r"\*", r"[\w.]*") + "$"
+
+
+_HARMLESS = re.compile("|".join(f"(?:{pattern})" for pattern in _patterns()), re.IGNORECASE)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_harmless(name: str) -> bool:
+    """True for a module, a variable or an attribute of a class of which nothing is to be told."""
+    return _HARMLESS.match(name) is not None
