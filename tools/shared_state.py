@@ -6,10 +6,10 @@
 
 All ranks of a world share torch's modules: a container, a cache or a flag in one of them that a rank writes is read by
 the others, and by the next world. Each program runs once, so that what is imported and cached on first use is there,
-and then once more on another number of ranks. What differs after the second run from what was there before it is
-written by ranks: an attribute that is another object, a container with other contents, in modules, in classes and in
-what they hold. Each has to be a rank's own (a slot), or stand in `HARMLESS` with the reason. Exit codes: 0 nothing
-else was found, 1 something was, 2 no such program.
+and then once more on another number of ranks. What differs after the second run from what was there before it, and a
+flag that differs from what it was before the first, is written by ranks: an attribute that is another object, a
+container with other contents, in modules, in classes and in what they hold. Each has to be a rank's own (a slot), or
+stand in `HARMLESS` with the reason. Exit codes: 0 nothing else was found, 1 something was, 2 no such program.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from tools._shared_state_programs import PROGRAMS
 _STATISTICS = "a count of what was done, which nothing is decided by"
 _NUMBERS = "numbers that only grow, and are compared within one rank only"
 _OF_SHAPES = "kept by operators, shapes and types, which mean the same on every rank"
+_REGISTERED = "done once, when it is first asked for, and the same for all"
+_SETTINGS = "read from a setting of dynamo's, and again when that changes"
 _OF_NO_DEVICE = "waits for a kind of device that is not there"
 HARMLESS = {
     "torch._dynamo.convert_frame.output_codes.seen": "code that dynamo made, so that it leaves that alone",
@@ -42,13 +44,24 @@ HARMLESS = {
     "torch._dynamo.*.is_from_skip_guard_source": "a cache of a question about sources of guards, by their names",
     "torch._dynamo.mutation_guard.GenerationTracker.*": _NUMBERS,
     "torch._dynamo.trace_rules.get_torch_obj_rule_map": "rules made of torch's own objects; dropped and made again",
+    "torch._dynamo.device_interface._device_initialized": _REGISTERED,
+    "torch._dynamo.guards._CLOSURE_VARS": _REGISTERED,
+    "torch._dynamo.pgo._CODE_STATE": "what was seen of code, which is each rank's own where modules are",
+    "torch._dynamo.variables.builder._DYNAMIC_*": _SETTINGS,
+    "torch._dynamo.variables.builder._UNBACKED_*": _SETTINGS,
+    "torch._dynamo.utils.CHROMIUM_EVENT_LOG": "for logs of all that was compiled in this process",
     "torch._dynamo.utils.CleanupManager.count": _NUMBERS,
     "torch._dynamo.utils._compilation_metrics": _STATISTICS,
     "torch._dynamo.utils.cumulative_time_spent_ns": _STATISTICS,
     "torch._dynamo.utils.op_count": _STATISTICS,
+    "torch._functorch.predispatch.DECOMPOSITIONS_LOADED": _REGISTERED,
+    "torch._functorch.predispatch.VMAP_DECOMPOSITIONS_LIB": _REGISTERED,
     "torch._subclasses.fake_tensor.FakeTensorMode.cache*": _OF_SHAPES,
     "torch._subclasses.meta_utils.DESCRIBER_NEXT_ID": _NUMBERS,
+    "torch.autograd.profiler._cupti_monitor_checked": _REGISTERED,
     "torch.cpu._current_stream": "streams of the CPU mean nothing",
+    "torch.distributed.device_mesh._distributed_opaque_types_registered": _REGISTERED,
+    "torch.distributions.distribution.Distribution._validate_args": "switched off for good by dynamo's import",
     "torch.*._lazy_seed_tracker.call_order": _OF_NO_DEVICE,
     "torch.fx.experimental.proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT": "for the messages of a failed export",
     "torch.fx.graph_module._loader.*": (
@@ -93,19 +106,26 @@ def reason_for(place: str) -> str | None:
 
 
 def written_by(program: Callable[[], object]) -> dict[str, str]:
-    """What two ranks that run `program` leave in torch's modules, with what changed, after three have run it."""
+    """What two ranks that run `program` leave in torch's modules, with what changed, after three have run it.
+
+    Flags, and what was None, are compared with what they were at first: one that is left set does not change again.
+    """
+    first = _looked_at()
     simdist.run(program, world_size=3).raise_for_failure()
     gc.collect()  # weak tables lose entries whenever that happens
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of deprecated names that are only looked at
-        before = _state()
-        simdist.run(program, world_size=2).raise_for_failure()
-        after = _state()
+    before = _looked_at() | {place: value for place, value in first.items() if value is None or type(value) is bool}
+    simdist.run(program, world_size=2).raise_for_failure()
     return {
         place: _told(before.get(place), now)
-        for place, now in after.items()
+        for place, now in _looked_at().items()
         if place in before and not _same(before[place], now)
     }
+
+
+def _looked_at() -> _Found:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of deprecated names that are only looked at
+        return _state()
 
 
 def _state() -> _Found:

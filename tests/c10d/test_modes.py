@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch.utils import _python_dispatch
 
 import simdist
@@ -190,6 +191,21 @@ def test_the_module_whose_forward_pass_runs_is_let_go_with_the_world() -> None:
     in_group(body, 2)
 
     assert torch.nn.parallel.DistributedDataParallel._active_ddp_module is None
+
+
+def test_each_world_looks_up_its_own_kind_of_devices() -> None:
+    def kind() -> str:
+        return str(torch.utils.checkpoint.DefaultDeviceType.get_device_type())
+
+    def body() -> str:
+        return kind()
+
+    host = kind()
+
+    found = [simdist.run(body, world_size=1, backend=backend).values for backend in ("gloo", "nccl", "gloo")]
+
+    assert found == [["cpu"], ["cuda"], ["cpu"]]
+    assert kind() == host
 
 
 def test_a_default_device_for_factories_stays_outside() -> None:

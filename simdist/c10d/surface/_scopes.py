@@ -1,19 +1,21 @@
-"""What torch keeps in a variable while a `with` lasts, and takes back to what it found there: a rank may wait inside.
+"""What torch keeps in a variable for a while: a `with`, and takes it back then to what it found; or a whole process.
 
 Dispatch modes set flags of Python and of C++ that say whether any is on; compiled functions are left alone then. A rank
 that enters one while another is inside would find the other's, and keep it. So each process has them for itself, from
 the first mode of a world on. The module whose forward pass runs (`DistributedDataParallel`) only dynamo asks for: it is
-kept apart where something is compiled, and put back at the end of every world.
+kept apart where something is compiled, and put back at the end of every world. And a world with devices must not find
+which kind of devices a world without has looked up, or the other way around.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch
 
-from simdist.process import Patches, Slot, followed
+from simdist.process import Patches, Slot, followed, when_imported
 
 __all__ = ["FORWARD", "install", "load_forward", "save_forward"]
 
@@ -57,6 +59,16 @@ def load_forward(module: Any) -> None:
 
 FORWARD: Slot[Any] = Slot("forward pass", save_forward, load_forward, lambda process, of_host: None)
 _ENTERING = tuple(followed("dispatch modes", ((_modes.TorchDispatchMode, "__enter__"),), _save, _load))
+
+
+_CHECKPOINT = "torch.utils.checkpoint"
+
+
+def _forget_kind(patches: Patches) -> None:
+    patches.replace(sys.modules[_CHECKPOINT].DefaultDeviceType, "_default_device_type", None)
+
+
+when_imported(_CHECKPOINT, _forget_kind)
 
 
 def install(patches: Patches) -> None:
