@@ -50,14 +50,15 @@ class Finder:
         """The module's own spec, with something to do once it is there; None for every other module."""
         if name not in self._names:
             return None
-        self._names.remove(name)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                _TOLD[name](self._patches)
+                if name in self._names:  # whoever asks for the spec need not load it
+                    self._names.remove(name)
+                    _TOLD[name](self._patches)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -71,7 +71,8 @@ def test_psutil_shows_a_rank_to_itself() -> None:
     }
 
 
-def test_psutil_is_told_of_ranks_wherever_it_is_imported_first() -> None:
+@pytest.mark.parametrize("isolate", [False, True])
+def test_psutil_is_told_of_ranks_wherever_it_is_imported_first(*, isolate: bool) -> None:
     pytest.importorskip("psutil")
     program = """
 import sys, simdist
@@ -80,9 +81,9 @@ def body():
     return psutil.Process().name(), psutil.pids()
 finders = list(sys.meta_path)
 assert "psutil" not in sys.modules
-first = simdist.run(body, world_size=2)
+first = simdist.run(body, world_size=2, isolate=ISOLATE)
 assert finders == sys.meta_path
-again = simdist.run(body, world_size=2, isolate=True)
+again = simdist.run(body, world_size=2, isolate=not ISOLATE)
 assert finders == sys.meta_path
 assert first.values[0][1] == [500, 1000, 1001] == again.values[0][1], (first.ranks, again.ranks)
 import psutil
@@ -91,6 +92,7 @@ simdist.run(lambda: None, world_size=1)
 assert psutil._LOWEST_PID != 500
 print("done", first.shared_state, again.shared_state)
 """
+    program = program.replace("ISOLATE", str(isolate))
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert (found.stdout, found.stderr) == ("done () ()\n", "")
