@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -246,3 +247,24 @@ def test_a_rank_that_fails_under_a_mode_fails_as_without() -> None:
         return ""
 
     assert simdist.run(body, world_size=2).values == ["Cannot use ReduceOp.BAND with non-integral dtype"] * 2
+
+
+def test_a_rank_that_parks_while_tensors_are_fake_keeps_its_random_numbers() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def body() -> list[float]:
+        rank = int(os.environ["RANK"])
+        torch.manual_seed(rank)
+        found = [torch.rand(1).item()]
+        with FakeTensorMode():
+            time.sleep(1 + rank)
+        with torch.device("meta"):
+            time.sleep(1 + rank)
+        found.append(torch.rand(1).item())
+        return found
+
+    def alone(rank: int) -> list[float]:
+        generator = torch.Generator().manual_seed(rank)
+        return [torch.rand(1, generator=generator).item() for _ in range(2)]
+
+    assert values(body, 2) == [alone(0), alone(1)]

@@ -12,16 +12,32 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from simdist.c10d.surface._modes import dispatch_modes, function_modes
 from simdist.process import GlobalGenerator, Patches, current_process, drawn_from, words_at
 
 __all__ = ["install", "torch_generator"]
 
 _DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val, the state of every fresh process
+_no_functions: Any = torch._C.DisableTorchFunction
 _SEED_BITS = 53  # of torch's own (c10::detail::getNonDeterministicRandom): what a double holds exactly
 
 # Where CPUGeneratorImpl's serialised state says that it keeps a Gaussian: a double's and a float's flag.
 _NORMAL, _NORMAL_FLOAT = 5040, 5052
+
+
+def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate what handles states as tensors: a rank may park while a compiler traces, and take everything for fake."""
+
+    @functools.wraps(method)
+    def do(*args: Any) -> Any:
+        if not (dispatch_modes() or function_modes()):
+            return method(*args)
+        with _disable_current_modes(), _no_functions():
+            return method(*args)
+
+    return do
 
 
 class _TorchGenerator:
@@ -45,12 +61,15 @@ class _TorchGenerator:
                     self.words = found
                     self.watched = (2, 4)
 
+    @_without_modes
     def save(self) -> Any:
         return self._generator.get_state().numpy().tobytes()
 
+    @_without_modes
     def load(self, state: Any) -> None:
         self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
+    @_without_modes
     def fresh(self, seed: int) -> Any:
         return torch.Generator().manual_seed(_DEFAULT_SEED).get_state().numpy().tobytes()
 
