@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from simdist.device._absent import BINDINGS
 from simdist.device._memory import Account
+from simdist.device._pools import snapshot
 from simdist.device._state import account_of, count, invalid_device, present
 from simdist.device._streams import CYCLES_PER_SECOND, torch_streams
 from simdist.device._torch_core import core
@@ -163,10 +165,6 @@ def _empty_cache() -> None:
         account.release_unused()
 
 
-def _snapshot(_: Any = None) -> dict[str, Any]:
-    return {"segments": [], "device_traces": [], "allocator_settings": {}, "external_annotations": []}
-
-
 def _host_statistics() -> dict[str, Any]:
     figures = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
     names = ("allocations", "segments", "allocated_bytes", "reserved_bytes", "host_alloc_time", "host_free_time")
@@ -268,7 +266,7 @@ def bindings() -> dict[str, Any]:
         "_cuda_getMemoryFraction": lambda index: account_of(index).fraction,
         "_cuda_emptyCache": _empty_cache,
         "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_memorySnapshot": _snapshot,
+        "_cuda_memorySnapshot": snapshot,
         "_cuda_record_memory_history": _nothing,
         "_cuda_record_memory_history_legacy": _nothing,
         "_cuda_cudaCachingAllocator_raw_alloc": _allocate_raw,
@@ -290,4 +288,5 @@ def bindings() -> dict[str, Any]:
         "_accelerator_resetPeakStats": lambda index: account_of(index).reset_peaks(),
         "_accelerator_resetAccumulatedStats": lambda index: account_of(index).reset_totals(),
         "_accelerator_getMemoryInfo": _memory_info,
+        **BINDINGS,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from simdist.cluster import Cluster
-from simdist.device import _kernels, _storages
+from simdist.device import _absent, _kernels, _pools, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
@@ -86,6 +86,8 @@ class DeviceState:
         patches.wrap(torch.cuda, "is_current_stream_capturing", _on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
         patches.replace(torch.cuda.nvtx, "_nvtx", Markers())
+        _pools.install(patches)
+        _absent.install(patches)
         generator = _generator_class(torch.Generator)
         for module in (torch, torch._C):
             patches.replace(module, "Generator", generator)

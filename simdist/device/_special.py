@@ -430,6 +430,7 @@ def _flash_backward(
 # Kernels of operators that torch takes apart otherwise: above autograd, as the taking apart is.
 COMPOSITES: dict[str, Callable[..., Any]] = {"aten::scaled_dot_product_attention": _sdpa}
 
+_LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, which are asked whether they will do it
 KERNELS: dict[str, Callable[..., Any]] = {
     "aten::empty.memory_format": _empty,
     "aten::empty_strided": _empty_strided,
@@ -448,6 +449,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::record_stream": lambda self, stream: None,
     "aten::_fused_sdp_choice": _sdp_choice,
+    **{
+        f"aten::_use_{library}_ctc_loss{overload}": lambda *_: False
+        for library in _LIBRARIES
+        for overload in _OVERLOADS
+    },
     "aten::_scaled_dot_product_efficient_attention": _efficient,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "aten::_scaled_dot_product_flash_attention": _flash,

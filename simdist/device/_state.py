@@ -40,6 +40,7 @@ class ProcessDevices:
         self.streams = Streams(process)
         self.streams.races = races
         self.raw: dict[int, Any] = {}  # memory taken by address, without a tensor
+        self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
         self.generators: tuple[DeviceGenerator, ...] = ()
 
     @property

@@ -28,7 +28,7 @@ _NORMAL, _NORMAL_FLOAT = 5040, 5052
 
 
 def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate what handles states as tensors: a rank may park while a compiler traces, and take everything for fake."""
+    """Decorate what handles states as tensors: a rank may park while a compiler traces, which takes all for fake."""
 
     @functools.wraps(method)
     def do(*args: Any) -> Any:

@@ -1,0 +1,199 @@
+"""What a GPU has and a virtual device has not: errors that name another way; and what stands in for Triton's code.
+
+Code that Inductor makes for a GPU is Triton's. What `torch.compile` compiles for a virtual device goes as far as that
+would be given it, partitioner included, and is run by torch's own kernels ("aot_eager"), without CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from simdist.errors import UnsupportedError
+from simdist.process import Patches, current_process
+
+__all__ = ["BINDINGS", "install"]
+
+_GRAPHS = "CUDA graphs are not simulated; run the step eagerly, without torch.cuda.graph and make_graphed_callables"
+_JITERATOR = "torch.cuda.jiterator compiles CUDA C++, which is not simulated; write the function with torch's operators"
+_SHARING = (
+    "memory of virtual devices is not shared between processes; send tensor.cpu() to the other one, or use a collective"
+)
+
+
+def _refusing(text: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(text)
+
+    return refuse
+
+
+def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    def make(original: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (original if current_process() is None else replacement)(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+# -- one process with several devices --------------------------------------------------------------------------------
+
+
+def _broadcast(tensor: torch.Tensor, devices: list[int]) -> list[torch.Tensor]:
+    return [tensor.to(torch.device("cuda", index)) for index in devices]
+
+
+def _broadcast_out(tensor: torch.Tensor, out: list[torch.Tensor]) -> list[torch.Tensor]:
+    for each in out:
+        each.copy_(tensor)
+    return out
+
+
+def _broadcast_coalesced(tensors: list[torch.Tensor], devices: list[int], _: int = 0) -> list[list[torch.Tensor]]:
+    return [[tensor.to(torch.device("cuda", index)) for tensor in tensors] for index in devices]
+
+
+def _chunks(tensor: torch.Tensor, sizes: Any, count: int, dim: int) -> list[torch.Tensor]:
+    return list(tensor.chunk(count, dim) if sizes is None else torch.split_with_sizes(tensor, list(sizes), dim))
+
+
+def _scatter(
+    tensor: torch.Tensor, devices: list[int], sizes: Any = None, dim: int = 0, streams: Any = None
+) -> list[torch.Tensor]:
+    chunks = _chunks(tensor, sizes, len(devices), dim)
+    return [chunk.to(torch.device("cuda", index)) for chunk, index in zip(chunks, devices, strict=False)]
+
+
+def _scatter_out(
+    tensor: torch.Tensor, out: list[torch.Tensor], dim: int = 0, streams: Any = None
+) -> list[torch.Tensor]:
+    sizes = [each.size(dim) for each in out]
+    for each, chunk in zip(out, _chunks(tensor, sizes, len(out), dim), strict=True):
+        each.copy_(chunk)
+    return out
+
+
+def _gather(tensors: list[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
+    device = torch.device("cpu") if destination == -1 else torch.device("cuda", destination or 0)
+    return torch.cat([tensor.to(device) for tensor in tensors], dim)
+
+
+def _gather_out(tensors: list[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    return out.copy_(torch.cat([tensor.to(out.device) for tensor in tensors], dim))
+
+
+def _folded(inputs: list[torch.Tensor], op: int) -> torch.Tensor:
+    fold = (torch.add, torch.mul, torch.maximum, torch.minimum)[op]
+    total = inputs[0]
+    for each in inputs[1:]:
+        total = fold(total, each.to(total.device))
+    return total
+
+
+def _all_reduce(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: int = 0, *_: Any) -> None:
+    total = _folded(inputs, op)
+    for output in outputs:
+        output.copy_(total)
+
+
+def _reduce(inputs: list[torch.Tensor], output: torch.Tensor, root: int = 0, op: int = 0, *_: Any) -> None:
+    output.copy_(_folded(inputs, op))
+
+
+def _broadcast_from(inputs: list[torch.Tensor], root: int = 0, *_: Any) -> None:
+    for each in inputs:
+        each.copy_(inputs[root])
+
+
+def _all_gather(inputs: list[torch.Tensor], outputs: list[torch.Tensor], *_: Any) -> None:
+    for output in outputs:
+        output.copy_(torch.cat([each.flatten().to(output.device) for each in inputs]).view(output.shape))
+
+
+def _reduce_scatter(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: int = 0, *_: Any) -> None:
+    chunks = _folded(inputs, op).flatten().chunk(len(outputs))
+    for output, chunk in zip(outputs, chunks, strict=True):
+        output.copy_(chunk.view(output.shape))
+
+
+# Functions of `torch._C` in a CUDA build.
+BINDINGS: dict[str, Callable[..., Any]] = {
+    "_broadcast": _broadcast,
+    "_broadcast_out": _broadcast_out,
+    "_broadcast_coalesced": _broadcast_coalesced,
+    "_scatter": _scatter,
+    "_scatter_out": _scatter_out,
+    "_gather": _gather,
+    "_gather_out": _gather_out,
+    "_cuda_jiterator_compile_and_launch_kernel": _refusing(_JITERATOR),
+    "_nccl_all_reduce": _all_reduce,
+    "_nccl_reduce": _reduce,
+    "_nccl_broadcast": _broadcast_from,
+    "_nccl_all_gather": _all_gather,
+    "_nccl_reduce_scatter": _reduce_scatter,
+    "_cuda_tunableop_is_enabled": lambda: False,
+}
+
+
+# -- profilers and compilers -----------------------------------------------------------------------------------------
+
+
+def _enter_nvtx(self: Any) -> Any:
+    if self.enabled:
+        if self.entered:
+            raise RuntimeError("NVTX annotation context manager is not reentrant")
+        self.entered = True
+        torch.cuda.synchronize()
+        return self
+    return None
+
+
+def _leave_nvtx(self: Any, *_: Any) -> Any:
+    if self.enabled:
+        torch.cuda.synchronize()
+    return False if self.enabled else None
+
+
+def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_with_inductor(self: Any, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        if current_process() is None or not _has_devices(model, inputs):
+            return original(self, model, inputs, **kwargs)
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(model, inputs)
+
+    return compile_with_inductor
+
+
+def _has_devices(model: Any, inputs: Any) -> bool:
+    held = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    if any(each.is_cuda for each in (*inputs, *held) if isinstance(each, torch.Tensor)):
+        return True
+    # What a graph makes itself says so: torch.zeros(3, device="cuda").
+    nodes = getattr(getattr(model, "graph", None), "nodes", ())
+    devices = [str(node.kwargs.get("device", "")) for node in nodes]
+    return any(device.startswith("cuda") for device in devices)
+
+
+def install(patches: Patches) -> None:
+    """Put it all where ranks find it."""
+    graph = torch.cuda.CUDAGraph.__mro__[1]  # a dummy, which refuses to be made
+    make = graph.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_process() is None:
+            return make(cls, *args, **kwargs)
+        raise UnsupportedError(_GRAPHS)
+
+    patches.replace(graph, "__new__", staticmethod(new))
+    patches.wrap(torch.cuda.graphs, "_graph_pool_handle", _on_ranks(_refusing(_GRAPHS)))
+    patches.wrap(torch.UntypedStorage, "_share_cuda_", _on_ranks(_refusing(_SHARING)))
+    patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", _on_ranks(_enter_nvtx))
+    patches.wrap(torch.autograd.profiler.emit_nvtx, "__exit__", _on_ranks(_leave_nvtx))
+    patches.wrap(torch._TorchCompileInductorWrapper, "__call__", _compiling)

@@ -1,0 +1,117 @@
+"""Memory pools of programs, and what a snapshot of the memory shows.
+
+A pool is a name here: what it gives is accounted as all else is, and nothing is fragmented that it would keep
+together. A snapshot has one segment for each device, as large as what is reserved, with one block for what tensors
+hold and one for the rest: its sums are those of the statistics, its addresses are nobody's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simdist.device._memory import Account
+from simdist.device._state import present
+from simdist.process import Patches, current_process
+
+__all__ = ["install", "snapshot"]
+
+_ADDRESS = 0x7F00_0000_0000  # of the first device's segment; the next ones follow a terabyte apart
+Id = tuple[int, int]
+
+
+def _uses() -> dict[Id, int]:
+    return present().pools
+
+
+class _Pool:
+    """What `torch.cuda.MemPool` has in a CUDA build: its identity, and how many use it."""
+
+    def __init__(self, allocator: Any = None, is_user_created: bool = True, *_: bool) -> None:
+        uses = _uses()
+        number = len(uses) + 1
+        self.__dict__["_simulated"] = allocator, (0, number) if is_user_created else (number, 0)
+        uses[self.id] = 1
+
+    @property
+    def allocator(self) -> Any:
+        """The one that the program gave, if any."""
+        return self.__dict__["_simulated"][0]
+
+    @property
+    def id(self) -> Id:
+        """Two numbers."""
+        found: Id = self.__dict__["_simulated"][1]
+        return found
+
+    @property
+    def device(self) -> int:
+        """The current device."""
+        return int(torch.cuda.current_device())
+
+    def use_count(self) -> int:
+        """How many use it, itself included."""
+        return _uses()[self.id]
+
+
+def _begin(_: int, pool: Id) -> None:
+    _uses()[pool] += 1
+
+
+def _release(_: int, pool: Id) -> None:
+    _uses()[pool] -= 1
+
+
+def install(patches: Patches) -> None:
+    """Let ranks make pools."""
+    base = torch.cuda.MemPool.__mro__[1]  # a dummy, which refuses to be made
+    make = base.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(cls, *args, **kwargs) if current_process() is None else object.__new__(cls)
+
+    patches.replace(base, "__new__", staticmethod(new))
+    for name in ("__init__", "allocator", "id", "device", "use_count"):
+        patches.replace(base, name, vars(_Pool)[name])
+    memory: Any = torch.cuda.memory
+    patches.replace(memory, "_cuda_beginAllocateCurrentThreadToPool", _begin)
+    patches.replace(memory, "_cuda_beginAllocateToPool", _begin)
+    patches.replace(memory, "_cuda_endAllocateToPool", lambda *_: None)
+    patches.replace(memory, "_cuda_releasePool", _release)
+
+
+def snapshot(which: Any = None) -> dict[str, Any]:
+    """What `torch._C._cuda_memorySnapshot` returns, of all memory or of a pool."""
+    accounts = present().accounts
+    everything = which is None or tuple(which)[:2] == (0, 0)
+    return {
+        "segments": [_segment(account) for account in accounts if account.reserved] if everything else [],
+        "device_traces": [[] for _ in accounts],
+        "allocator_settings": {"expandable_segments": False, "garbage_collection_threshold": 0.0},
+        "external_annotations": [],
+    }
+
+
+def _segment(account: Account) -> dict[str, Any]:
+    address = _ADDRESS + (account.index << 40)
+    parts = (("active_allocated", account.used), ("inactive", account.reserved - account.used))
+    blocks, begin = [], address
+    for state, size in parts:
+        if size:
+            blocks.append({"address": begin, "size": size, "requested_size": size, "state": state, "frames": []})
+            begin += size
+    return {
+        "device": account.index,
+        "segment_pool_id": (0, 0),
+        "address": address,
+        "total_size": account.reserved,
+        "allocated_size": account.used,
+        "active_size": account.used,
+        "requested_size": account.used,
+        "stream": 0,
+        "segment_type": "large",
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
