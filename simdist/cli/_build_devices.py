@@ -21,6 +21,7 @@ def build(*, again: bool) -> int:
     path = built_kernels()
     if path.exists() and not again:
         say(f"built already: {path}")
+        _tidy()
         return 0
     begin = time.perf_counter()
     with LiveLine() as line:
@@ -32,4 +33,12 @@ def build(*, again: bool) -> int:
         build_kernels(waiting)
     say(f"built: {path}")
     say("worlds with devices take them from now on; SIMDIST_DEVICE_KERNELS=python goes without")
+    _tidy()
     return 0
+
+
+def _tidy() -> None:
+    from simdist.device import remove_old_builds
+
+    for path in remove_old_builds():
+        say(f"removed what an older torch or another simdist has built: {path}")

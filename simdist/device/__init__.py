@@ -59,15 +59,16 @@ __all__ = [
     "latest",
     "memory_of",
     "release",
+    "remove_old_builds",
     "select_stream",
 ]
 
 if TYPE_CHECKING:
-    from simdist.device._compiled import build_kernels, built_kernels, compiler
+    from simdist.device._compiled import build_kernels, built_kernels, compiler, remove_old_builds
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("build_kernels", "built_kernels", "compiler"):
+    if name not in ("build_kernels", "built_kernels", "compiler", "remove_old_builds"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from simdist.device import _compiled  # which worlds without devices do not need
 

@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -25,12 +26,14 @@ import torch
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["VARIABLE", "build_kernels", "built_kernels", "chosen", "compiler"]
+__all__ = ["VARIABLE", "build_kernels", "built_kernels", "chosen", "compiler", "remove_old_builds"]
 
 VARIABLE = "SIMDIST_DEVICE_KERNELS"
 _CHOICES = ("auto", "python", "compiled")
 _MODULE = "_simdist_devices"
 _SOURCE = Path(__file__).parent / "native" / "kernels.cpp"
+_BUILD = re.compile(r"devices-torch(?P<torch>.+)-(?P<tag>[^-]+-\d+)-(?P<machine>[^-]+)-(?P<source>[0-9a-f]{12})\.so")
+_ABANDONED_S = 3600  # a build that has not been finished for so long never will be
 _HOW = "simdist build-devices builds them, with g++"
 
 
@@ -40,6 +43,40 @@ def built_kernels() -> Path:
     source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
     name = f"devices-torch{torch.__version__}-{sys.implementation.cache_tag}-{platform.machine()}-{source}.so"
     return Path(cache) / "simdist" / name
+
+
+def remove_old_builds() -> list[Path]:
+    """Delete what nothing here takes any more, once there is a build; returns what it was.
+
+    That is what was built of another source, or for an older torch, by this Python; newer ones may be another
+    environment's. And files of builds that were interrupted.
+    """
+    present = built_kernels()
+    if not present.exists():
+        return []
+    mine = _BUILD.fullmatch(present.name)
+    assert mine is not None
+    removed = []
+    for path in sorted(present.parent.glob("devices-torch*")):
+        other = _BUILD.fullmatch(path.name)
+        if other is None:
+            whole, _, process = path.name.rpartition(".")
+            unfinished = process.isdigit() and _BUILD.fullmatch(whole) is not None
+            old = unfinished and path.stat().st_mtime < present.stat().st_mtime - _ABANDONED_S
+        else:
+            here = all(other[part] == mine[part] for part in ("tag", "machine"))
+            old = here and (other["source"] != mine["source"] or _is_older(other["torch"]))
+        if old:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def _is_older(version: str) -> bool:
+    try:
+        return bool(torch.torch_version.TorchVersion(version) < torch.torch_version.TorchVersion(torch.__version__))
+    except ValueError:  # no version at all
+        return False
 
 
 def compiler() -> str | None:

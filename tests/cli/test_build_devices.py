@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from simdist.device import _compiled, built_kernels
+from simdist.device import _compiled, built_kernels, remove_old_builds
 
 Simdist = Callable[..., Result]
 
@@ -49,3 +50,31 @@ def test_without_a_compiler_it_is_bad_input(simdist: Simdist, monkeypatch: pytes
     assert result.exit_code == 2
     assert "g++ is not to be found" in result.output
     assert "Traceback" not in result.output
+
+
+def test_builds_that_nothing_takes_any_more_are_removed(simdist: Simdist, builds: list[str]) -> None:
+    path = built_kernels()
+    start, tag, rest = path.name.partition("cpython-")
+    here = path.name.rpartition("-")[0]
+    newer, other_python = f"devices-torch99.1.0-{tag}{rest}", f"{start}cpython-27-{rest.partition('-')[2]}"
+    old = [f"{here}-0123456789ab.so", f"devices-torch1.0.0+cpu-{tag}{rest}", f"{path.name}.4711"]
+    kept = [newer, other_python, f"{path.name}.4712", "devices-torch-of-somebody-else", "plans.bin"]
+    path.parent.mkdir(parents=True)
+    for name in (*old, *kept):
+        (path.parent / name).write_text("")
+    os.utime(path.parent / old[2], (0, 0))  # interrupted long ago
+
+    first, second = simdist("build-devices"), simdist("build-devices")
+
+    said = [f"removed what an older torch or another simdist has built: {path.parent / name}" for name in sorted(old)]
+    assert first.output.splitlines()[2:] == said
+    assert second.output == f"built already: {path}\n"
+    assert sorted(each.name for each in path.parent.iterdir()) == sorted([*kept, path.name])
+
+
+def test_nothing_is_removed_before_there_is_a_build(builds: list[str]) -> None:
+    path = built_kernels()
+    path.parent.mkdir(parents=True)
+    (path.parent / f"{path.name.rpartition('-')[0]}-0123456789ab.so").write_text("")
+
+    assert remove_old_builds() == []
