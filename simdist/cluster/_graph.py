@@ -33,8 +33,7 @@ from simdist.values import (
     Whole,
     brief,
     findings_of,
-    given_specs,
-    place,
+    settle_fields,
 )
 
 __all__ = [
@@ -124,12 +123,7 @@ class Cluster:
     nccl: Annotated[NcclModel | None, NcclModelSpec()] = None
 
     def __post_init__(self) -> None:
-        problems = []
-        for name, spec, value in given_specs(self):
-            try:
-                object.__setattr__(self, name, spec.check(value))
-            except Unfit as unfit:
-                problems += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
+        problems = settle_fields(self)
         if problems:  # nodes and links are looked at when there is a graph, and a placement
             raise TopologyError("; ".join(problems))
         problems = [

@@ -17,9 +17,8 @@ from simdist.values import (
     Spec,
     Unfit,
     Whole,
-    given_specs,
     guess_or_list,
-    place,
+    settle_fields,
     specs_of,
 )
 
@@ -52,12 +51,7 @@ class NcclModel:
     bandwidth_bytes_per_s: Annotated[int | None, Maybe(Bandwidth())] = None
 
     def __post_init__(self) -> None:
-        problems = []
-        for name, spec, value in given_specs(self):
-            try:
-                object.__setattr__(self, name, spec.check(value))
-            except Unfit as unfit:
-                problems += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
+        problems = settle_fields(self)
         if problems:
             raise TopologyError("; ".join(problems))
 

@@ -38,8 +38,8 @@ from simdist.values._specs import (
     Unfit,
     Whole,
     findings_of,
-    given_specs,
     items_of,
+    settle_fields,
     specs_of,
 )
 from simdist.values._units import LONGEST_NS, format_duration, parse_bandwidth, parse_duration, parse_size
@@ -77,7 +77,6 @@ __all__ = [
     "findings_of",
     "format_duration",
     "found",
-    "given_specs",
     "guess",
     "guess_or_list",
     "items_of",
@@ -90,6 +89,7 @@ __all__ = [
     "program_lines",
     "rank_text",
     "repr_of",
+    "settle_fields",
     "shortened",
     "shown",
     "specs_of",

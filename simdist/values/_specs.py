@@ -10,13 +10,13 @@ import numbers
 import os
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from simdist.values._plain import awkward_character
 from simdist.values._units import LONGEST_NS, parse_bandwidth, parse_duration, parse_size
-from simdist.values._words import brief, found, guess, shown
+from simdist.values._words import brief, found, guess, place, shown
 
 __all__ = [
     "FILE",
@@ -44,8 +44,8 @@ __all__ = [
     "Unfit",
     "Whole",
     "findings_of",
-    "given_specs",
     "items_of",
+    "settle_fields",
     "specs_of",
 ]
 
@@ -118,13 +118,19 @@ def specs_of(described: type) -> Mapping[str, Spec]:
     return _specs_of(described)
 
 
-def given_specs(described: Any) -> Iterator[tuple[str, Spec, Any]]:
-    """Name, spec and value of each field of an object that is not just its default."""
+def settle_fields(described: Any) -> list[str]:
+    """Make of each field of a frozen object what its spec makes of it, unless it is the default; what does not fit."""
     kind: Any = type(described)
+    problems: list[str] = []
     for name, spec, default in _with_defaults(kind):
         value = getattr(described, name)
-        if value is not default:
-            yield name, spec, value
+        if value is default:
+            continue
+        try:
+            object.__setattr__(described, name, spec.check(value))
+        except Unfit as unfit:
+            problems += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
+    return problems
 
 
 @functools.cache
