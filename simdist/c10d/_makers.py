@@ -409,7 +409,7 @@ def _require_built_in(backend: Any) -> None:
             if name == "nccl":
                 error.add_note(
                     'this world has no devices for NCCL; simdist.run(..., backend="nccl"), backend = "nccl" in a '
-                    "scenario, or devices_per_host in its cluster, gives it virtual ones"
+                    "scenario, devices_per_host in its cluster, or simdist launch --devices ranks gives it virtual ones"
                 )
             raise error
 

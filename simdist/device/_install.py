@@ -148,8 +148,9 @@ def _explaining(original: Callable[[], None]) -> Callable[[], None]:
         except AssertionError as error:
             if current_process() is not None and not hasattr(error, "__notes__"):
                 error.add_note(
-                    "this world has no devices; simdist.cluster.build(world_size, devices_per_host=...), or "
-                    "devices_per_host in the [cluster] of a scenario, gives it virtual ones"
+                    "this world has no devices; simdist.cluster.build(world_size, devices_per_host=...), "
+                    "devices_per_host in the [cluster] of a scenario, or simdist launch --devices ranks gives it "
+                    "virtual ones"
                 )
             raise
 

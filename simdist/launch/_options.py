@@ -76,7 +76,9 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
     )
     ours.add_argument("--seed", default="0", help="Drives the order of chance and all that is drawn; 0 by default.")
     ours.add_argument("--faults", metavar="FILE", help="A TOML file with [[faults]], as in a scenario.")
-    ours.add_argument("--devices", default="0", metavar="N", help="Virtual CUDA devices on each node.")
+    ours.add_argument(
+        "--devices", default="0", metavar="N", help="Virtual CUDA devices on each node; ranks is one for each worker."
+    )
     ours.add_argument("--device-model", metavar="NAME", help="How long devices compute: as an a100, or an h100.")
     ours.add_argument("--trace", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
     ours.add_argument("--events", metavar="OUT", help="Write each event as a line of JSON.")
@@ -114,8 +116,12 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
     nodes = _nodes(options.nnodes, problems)
     if options.node_rank != 0:
         problems.append("--node-rank: all nodes are simulated here, and started by one command; leave it out")
-    devices = _whole("--devices", options.devices, 0, problems)
-    workers = _workers(options.nproc_per_node, devices or 0, problems)
+    devices: int | None
+    if options.devices == "ranks":
+        devices = workers = _workers(options.nproc_per_node, 0, problems)
+    else:
+        devices = _whole("--devices", options.devices, 0, problems)
+        workers = _workers(options.nproc_per_node, devices or 0, problems)
     model = None
     if options.device_model is not None:
         problems += [

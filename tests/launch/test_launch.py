@@ -289,3 +289,40 @@ def test_devices_compute_as_fast_as_the_model_that_is_named(launched: Launched) 
         "  --device-model: unknown device 'h10'; did you mean 'h100'?",
         "  --device-model: the nodes have no devices; say --devices",
     ]
+
+
+COUNTS = """
+import os
+import torch
+
+rank = int(os.environ["RANK"])
+print(rank, torch.cuda.is_available(), torch.cuda.device_count())
+"""
+
+INSISTS = """
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+"""
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl:UserWarning")
+def test_devices_can_be_as_many_as_workers_and_are_none_unless_they_are_asked_for(launched: Launched) -> None:
+    asked = launched(COUNTS, before=("--nproc-per-node=3", "--devices=ranks"))
+    by_default = launched(COUNTS, before=("--nproc-per-node=3",))
+    insists = launched(INSISTS, before=("--nproc-per-node=2",))
+
+    assert sorted(asked.stdout.splitlines()[:3]) == ["0 True 3", "1 True 3", "2 True 3"]
+    assert sorted(by_default.stdout.splitlines()[:3]) == ["0 False 0", "1 False 0", "2 False 0"]
+    assert insists.exit_code == 1
+    assert "Distributed package doesn't have NCCL built in" in insists.stderr
+    assert "or simdist launch --devices ranks gives it virtual ones" in insists.stderr
+
+
+def test_as_many_devices_as_workers_wants_to_know_how_many_those_are(launched: Launched) -> None:
+    result = launched(COUNTS, before=("--nproc-per-node=gpu", "--devices=ranks"))
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1:] == [
+        "  --nproc-per-node: the nodes have no GPUs; say how many each has with --devices"
+    ]
