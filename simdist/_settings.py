@@ -164,12 +164,14 @@ DISK: Mapping[str, Spec] = {
     "bandwidth": Maybe(Bandwidth()),
     "local": Truth(),
     "local_profile": OneOf(tuple(PROFILES)),
+    "names_late": Duration(),
 }
 _MOUNT: Mapping[str, Spec] = {
     "profile": DISK["profile"],
     "latency_ns": DISK["latency"],
     "bandwidth": Maybe(Number(above=0)),
     "local_profile": DISK["local_profile"],
+    "names_late_ns": DISK["names_late"],
 }
 _MODULE = _Module()
 

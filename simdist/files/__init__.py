@@ -9,8 +9,8 @@ Nothing of this is installed in a world without a disk, and in one with a disk p
 
 Open `_mounted.py` first: how an effect goes by. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the functions
 of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a path
-leads, `_watched.py` what was not seen, `_left.py` what a crash has left. Stores to a mapping are noticed when it is
-flushed. Not simulated: modification times, and on a disk of several hosts that one sees late what another wrote.
+leads, `_watched.py` what was not seen, `_left.py` what a crash has left, `_clients.py` what each host sees of a
+shared disk. Stores to a mapping are noticed when it is flushed. Modification times are not simulated.
 """
 
 from simdist.files._disks import Disks

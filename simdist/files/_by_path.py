@@ -8,13 +8,15 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from simdist.files._mounted import OpenFile
-from simdist.files._present import Spot, spot
+from simdist.files._present import Spot, asks, is_there, spot
+from simdist.process import current_process
 
-__all__ = ["BY_PATH", "open_file"]
+__all__ = ["BY_PATH", "LOOKS", "is_hidden", "open_file", "open_to_read"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR
 _Make = Callable[[Any], Any]
@@ -23,7 +25,7 @@ _Make = Callable[[Any], Any]
 def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
     """Open what is at a place on a disk; the descriptor, which `act` gives."""
     disk, process, place, real = found.disk, found.process, found.place, found.real
-    there = os.path.lexists(real)
+    there = is_there(real)
 
     def opened(number: int) -> int:
         inode = disk.find(place)
@@ -49,10 +51,37 @@ def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
     return opened(act())
 
 
+def open_to_read(found: Spot, flags: int, act: Callable[[], int], name: Any) -> int:
+    """Open what the rank's host sees at a place, which the rank calls `name`; the descriptor."""
+    clients = found.disk.clients
+    if clients is None:
+        return open_file(found, flags, act)
+    if is_hidden(found):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    inode = found.disk.find(found.place)
+    served = None if inode is None else clients.served(found.process, inode)
+    return open_file(found, flags, act) if served is None else _holding(served)
+
+
+def is_hidden(found: Spot) -> bool:
+    """True if the rank's host does not see what is there yet."""
+    clients = found.disk.clients
+    return clients is not None and clients.hides(found.process, found.place, there=is_there(found.real))
+
+
+def _holding(data: bytes) -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return os.dup(file.fileno())
+
+
 def _open(original: Any) -> Any:
     @functools.wraps(original)
     def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         found = spot(path, dir_fd, follow=True)
+        if found is not None and not flags & (_WRITES | os.O_CREAT):
+            return open_to_read(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd), path)
         if found is None or flags & getattr(os, "O_TMPFILE", 0) == getattr(os, "O_TMPFILE", -1):
             number: int = original(path, flags, mode, dir_fd=dir_fd)
             return number
@@ -74,7 +103,7 @@ def _creating(kind: Any, effect: str) -> _Make:
                 original(path, *args, dir_fd=dir_fd, **kwargs)
                 disk.disk.create(place, kind)
 
-            if os.path.lexists(found.real) or not os.path.isdir(os.path.dirname(found.real)):
+            if is_there(found.real) or not is_there(os.path.dirname(found.real)):
                 return original(path, *args, dir_fd=dir_fd, **kwargs)  # which raises
             return disk.change(found.process, effect, place, act)
 
@@ -87,7 +116,7 @@ def _symlink(original: Any) -> Any:
     @functools.wraps(original)
     def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
         found = spot(dst, dir_fd)
-        if found is None or not found.place or os.path.lexists(found.real):
+        if found is None or not found.place or is_there(found.real):
             original(src, dst, target_is_directory, dir_fd=dir_fd)
             return
         disk, place = found.disk, found.place
@@ -113,6 +142,10 @@ def _removing(effect: str) -> _Make:
             disk, place = found.disk, found.place
             if inode.kind == "folder" and (effect == "unlink" or os.listdir(found.real)):
                 original(path, dir_fd=dir_fd)  # which raises
+                return
+
+            disk.forget_closed()
+            if effect == "unlink" and disk.keep_open(found.process, place, inode):
                 return
 
             def act(_: float) -> None:
@@ -143,6 +176,9 @@ def _moving(effect: str) -> _Make:
             if inode is None or not to:
                 original(src, dst, **options)  # which raises
                 return
+            replaced = disk.find(to) if effect == "rename" and disk.clients is not None else None
+            if replaced is not None and replaced is not inode:
+                disk.keep_open(source.process, to, replaced)
 
             def act(_: float) -> None:
                 replaced = disk.find(to)
@@ -192,6 +228,32 @@ def _utime(original: Any) -> Any:
 
     return utime
 
+
+def _looking(original: Any) -> Any:
+    @functools.wraps(original)
+    def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+        process = None if isinstance(path, int) else current_process()
+        if process is None or asks(process):
+            return original(path, *args, **kwargs)
+        found = spot(path, kwargs.get("dir_fd"), follow=kwargs.get("follow_symlinks", True))
+        if found is not None and is_hidden(found):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return original(path, *args, **kwargs)
+
+    return look
+
+
+def _access(original: Any) -> Any:
+    @functools.wraps(original)
+    def access(path: Any, *args: Any, **kwargs: Any) -> bool:
+        found = None if isinstance(path, int) else spot(path, kwargs.get("dir_fd"), follow=True)
+        return not (found is not None and is_hidden(found)) and bool(original(path, *args, **kwargs))
+
+    return access
+
+
+LOOKS: tuple[tuple[str, _Make], ...] = (("stat", _looking), ("lstat", _looking), ("access", _access))
+"""What stands in for them on a disk whose names some hosts see late."""
 
 BY_PATH: tuple[tuple[str, _Make], ...] = (
     ("open", _open),

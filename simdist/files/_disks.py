@@ -51,6 +51,11 @@ class Disks:
         if self._local:
             yield self._local[host.name]
 
+    @property
+    def has_clients(self) -> bool:
+        """True if hosts see a file server's disk, each in its own way."""
+        return self._shared.clients is not None
+
     def environ_of(self, host: str) -> Mapping[str, str]:
         """What a rank finds in its environment: where the disk of its host is."""
         return {"SIMDIST_LOCAL_DISK": self._local[host].folder} if self._local else {}
@@ -59,6 +64,7 @@ class Disks:
         """A process ends by itself: its files are flushed, and what nobody has looked at is noticed."""
         self._leave(process)
         for disk in self.of(process.host):
+            disk.forget_closed()
             disk.scan()
 
     @property

@@ -16,9 +16,11 @@ _Make = Callable[[Any], Any]
 class _Entries:
     """What `os.scandir` gives, by name: the order of real folders differs from one machine to the next."""
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, path: Any, found: Any) -> None:
         with found:
-            self._entries: Iterator[Any] = iter(sorted(found, key=lambda entry: entry.name))
+            entries = {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+        names = _seen(path, list(entries)) if all(isinstance(name, str) for name in entries) else entries
+        self._entries: Iterator[Any] = iter([entries[name] for name in names])
 
     def __iter__(self) -> _Entries:
         return self
@@ -41,10 +43,26 @@ def _is_here(path: Any) -> bool:
     return opened(path) is not None if isinstance(path, int) else spot(path, follow=True) is not None
 
 
+def _seen(path: Any, names: list[str]) -> list[str]:
+    """Those of the names in a folder that the rank's host sees."""
+    found = None if isinstance(path, int) else spot(path, follow=True)
+    if found is None or found.disk.clients is None:
+        return names
+    return found.disk.clients.listed(found.process, found.place, names)
+
+
+def _tidied(path: Any) -> bool:
+    """True if the folder is on a disk; what nobody has open any more is gone from it then."""
+    found = None if isinstance(path, int) else spot(path, follow=True)
+    if found is not None:
+        found.disk.forget_closed()
+    return found is not None or _is_here(path)
+
+
 def _scandir(original: Any) -> Any:
     @functools.wraps(original)
     def scandir(path: Any = ".") -> Any:
-        return _Entries(original(path)) if _is_here(path) else original(path)
+        return _Entries(path, original(path)) if _tidied(path) else original(path)
 
     return scandir
 
@@ -52,7 +70,7 @@ def _scandir(original: Any) -> Any:
 def _listdir(original: Any) -> Any:
     @functools.wraps(original)
     def listdir(path: Any = ".") -> Any:
-        return sorted(original(path)) if _is_here(path) else original(path)
+        return _seen(path, sorted(original(path))) if _tidied(path) else original(path)
 
     return listdir
 

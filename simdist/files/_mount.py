@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from simdist.cluster import Host
 from simdist.files import _opening, _present, _raw, _torch
 from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME
-from simdist.files._by_path import BY_PATH
+from simdist.files._by_path import BY_PATH, LOOKS
 from simdist.files._disks import Disks
 from simdist.files._listings import LISTINGS
 from simdist.process import Replacement, Runtime
@@ -19,6 +19,7 @@ __all__ = ["mount"]
 _REPLACEMENTS = tuple(
     Replacement(os, name, make) for name, make in (*BY_PATH, *BY_DESCRIPTOR, *LISTINGS) if hasattr(os, name)
 )
+_LOOKS = tuple(Replacement(os, name, make) for name, make in LOOKS)
 
 
 def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) -> Disks:
@@ -27,6 +28,8 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) ->
     _present.put(disks)
     runtime.patches.on_undo(_present.forget)
     runtime.patches.redirect(_REPLACEMENTS)
+    if what.names_late_ns:
+        runtime.patches.redirect(_LOOKS)
     for name, make in BY_NAME:
         if hasattr(os, name):
             runtime.patches.wrap(os, name, make)

@@ -14,11 +14,12 @@ from typing import Any
 
 from simdist.cluster import Host
 from simdist.errors import SimdistError
+from simdist.files._clients import Clients
 from simdist.files._events import StorageCalled
 from simdist.files._left import put_back, words_of
 from simdist.files._watched import WatchedFolder
 from simdist.kernel import PASS, Simulation, stream
-from simdist.process import SimProcess, carry_out
+from simdist.process import SimProcess, carry_out, original
 from simdist.records import disk_left, stored, written_late
 from simdist.storage import PROFILES, Draw, Inode, Mount, Range
 
@@ -69,6 +70,9 @@ class MountedDisk(WatchedFolder):
         self._crashes = 0
         self.open: dict[int, OpenFile] = {}  # by descriptor
         self.busy = False  # what is done now is no rank's doing
+        self.clients: Clients | None = None  # what each host sees of a file server's disk; None: all see the same
+        if mount.profile == "nfs" and not owner:
+            self.clients = Clients(self.disk, simulation, lambda: list(self.open.values()), mount.names_late_ns)
 
     # -- paths -------------------------------------------------------------------------------------------------------
 
@@ -145,6 +149,8 @@ class MountedDisk(WatchedFolder):
         if verdict.part_bytes is not None:
             share = min(verdict.part_bytes / size, 1.0) if size else 1.0
         result = None if verdict.drop else act(share)
+        if self.clients is not None and effect not in ("unlink", "rmdir"):
+            self.clients.made(process, to if effect in ("rename", "link") else path)
         if not during:
             self._tell(process, effect, path, offset, round(size * share), to)
         if left is not None:
@@ -159,6 +165,30 @@ class MountedDisk(WatchedFolder):
     def _strike(self, strike: Callable[[], None]) -> None:
         strike()
         self._simulation.sleep(0)
+
+    def keep_open(self, process: SimProcess, place: str, inode: Inode) -> bool:
+        """Give a file that a process of the host has open another name; False if none has."""
+        to = None if self.clients is None else self.clients.silly_name(process, place, inode)
+        if to is None:
+            return False
+        self.change(process, "rename", place, lambda _: self._rename(place, to), to=to)
+        return True
+
+    def _rename(self, place: str, to: str) -> None:
+        original(os.rename)(self.real(place), self.real(to))
+        self.disk.rename(place, to)
+        for opened in self.open.values():
+            if opened.path == place:
+                opened.path = to
+
+    def forget_closed(self) -> None:
+        """Files without a name go when nobody has them open any more."""
+        for process, place in [] if self.clients is None else self.clients.closed():
+            if self.disk.find(place) is not None:
+                original(os.unlink)(self.real(place))
+                self.disk.remove(place)
+                self.changes += 1
+                self._tell(process, "unlink", place, 0, 0)
 
     def write(self, opened: OpenFile, offset: int, data: bytes, act: Callable[[bytes], int]) -> int:
         """Write bytes; how many were written. `act` writes to the real file."""
@@ -225,6 +255,7 @@ class MountedDisk(WatchedFolder):
             self.look(inode)
             if not any(each.inode is inode for each in self.open.values()):
                 self.disk.close(inode)
+            self.forget_closed()
 
     def sync_mapped(self, process: SimProcess) -> None:
         """Make durable what has changed without a call that could be seen: a mapping was flushed."""
@@ -251,6 +282,8 @@ class MountedDisk(WatchedFolder):
     def lose(self, host: Host) -> None:
         """A host has gone down."""
         self.busy = True
+        if self.clients is not None:
+            self.clients.forget(host.name)
         try:
             self.scan()
             if any(each.up and not each.failing for each in self._hosts):

@@ -9,9 +9,9 @@ import warnings
 import weakref
 from typing import Any
 
-from simdist.files._by_path import open_file
+from simdist.files._by_path import open_file, open_to_read
 from simdist.files._mounted import MountedDisk, OpenFile
-from simdist.files._present import opened, spot
+from simdist.files._present import Spot, opened, present_disks, spot
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["DiskFile", "flush_all", "install"]
@@ -99,6 +99,10 @@ def _open(original: Any) -> Any:
         process = current_process()
         simple = mode.replace("b", "").replace("t", "") if isinstance(mode, str) else ""
         if process is None or simple in ("r", ""):
+            disks = None if process is None or opener is not None or isinstance(file, int) else present_disks()
+            place = spot(file, follow=True) if disks is not None and disks.has_clients else None
+            if place is not None and place.disk.clients is not None:
+                return _read(original, place, file, mode, buffering, encoding, errors, newline, closefd)
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
         plain = simple.replace("+", "")
         is_number = isinstance(file, int)
@@ -123,6 +127,19 @@ def _open(original: Any) -> Any:
         return _layered(process, raw, mode, buffering, encoding, errors, newline)
 
     return open
+
+
+def _read(original: Any, place: Spot, *args: Any) -> Any:
+    """Open a file of a file server's disk for reading."""
+
+    def opener(name: Any, flags: int) -> int:
+        return open_to_read(place, flags, lambda: _real_open(name, flags), name)
+
+    file = original(*args, opener)
+    inode, clients = place.disk.find(place.place), place.disk.clients
+    if inode is not None and clients is not None:
+        clients.reads(place.process, inode, file)
+    return file
 
 
 def _real_open(file: Any, flags: int) -> int:

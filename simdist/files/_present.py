@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from simdist.files._disks import Disks
 from simdist.files._mounted import MountedDisk, OpenFile
-from simdist.process import SimProcess, current_process
+from simdist.process import SimProcess, current_process, original
 
-__all__ = ["Spot", "forget", "opened", "present_disks", "put", "spot"]
+__all__ = ["Spot", "asks", "forget", "is_there", "opened", "present_disks", "put", "spot"]
 
 _disks: Disks | None = None
+_asking: set[SimProcess] = set()  # for which a path is looked up, which looks at folders itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ def forget() -> None:
     """There is none any more."""
     global _disks
     _disks = None
+    _asking.clear()
 
 
 def present_disks() -> Disks | None:
@@ -56,11 +59,31 @@ def spot(path: Any, folder: int | None = None, *, follow: bool = False) -> Spot 
     process = current_process()
     if process is None:
         return None
-    for disk in disks.of(process.host):
-        place = disk.place_of(path, folder, follow=follow)
-        if place is not None:
-            return Spot(disk, process, place)
+    outermost = process not in _asking
+    _asking.add(process)
+    try:
+        for disk in disks.of(process.host):
+            place = disk.place_of(path, folder, follow=follow)
+            if place is not None:
+                return Spot(disk, process, place)
+    finally:
+        if outermost:
+            _asking.discard(process)
     return None
+
+
+def asks(process: SimProcess) -> bool:
+    """True while a path is looked up for the process."""
+    return process in _asking
+
+
+def is_there(real: str) -> bool:
+    """True if something is at a real path, whoever sees it."""
+    try:
+        original(os.lstat)(real)
+    except OSError:
+        return False
+    return True
 
 
 def opened(descriptor: Any) -> tuple[MountedDisk, OpenFile] | None:

@@ -60,6 +60,10 @@ def _close(original: Any) -> Any:
             if found is not None:
                 found[0].close(self.fileno())
         original(self)
+        disks = present_disks()
+        if disks is not None and disks.has_clients and not disks.busy and current_process() is not None:
+            for disk in disks:
+                disk.forget_closed()
 
     return close
 

@@ -49,7 +49,7 @@ class WatchedFolder:
         inode = self.disk.find(place)
         real = self.real(place)
         try:
-            found = os.lstat(real)
+            found = original(os.lstat)(real)
         except OSError:
             if inode is not None and place:
                 self._unseen(place)
@@ -76,7 +76,7 @@ class WatchedFolder:
             return
         real = self.real(places[0])
         try:
-            found = os.stat(real)
+            found = original(os.stat)(real)
         except OSError:
             return
         if (found.st_size, found.st_mtime_ns) == known[:2] or found.st_ino != known[2]:
@@ -162,7 +162,7 @@ class WatchedFolder:
                 return
             real = self.real(places[0])
         try:
-            found = os.stat(real)
+            found = original(os.stat)(real)
         except OSError:
             return
         inode.mode = stat.S_IMODE(found.st_mode)
@@ -202,6 +202,7 @@ class WatchedFolder:
 
 
 def _bytes_of(real: str, offset: int = 0) -> bytes:
-    with open(real, "rb") as file:
+    with original(open)(real, "rb") as file:
         file.seek(offset)
-        return file.read()
+        data: bytes = file.read()
+    return data

@@ -206,7 +206,7 @@ class _Loader:
         if section is None:
             return None
         said = dict(section)
-        names = {"latency": "latency_ns"}
+        names = {"latency": "latency_ns", "names_late": "names_late_ns"}
         return {names.get(key, key): value for key, value in said.items()}
 
     def _make_cluster(self, world_size: int, topology: str, arguments: Mapping[str, Any]) -> None:

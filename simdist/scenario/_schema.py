@@ -172,13 +172,8 @@ def cluster_section(topology: str) -> type[_Section]:
     return section("Cluster", own | keys | {"calibration": (Maybe(Text()), None)})
 
 
-DISK_SECTION = section(
-    "Disk",
-    {
-        key: (spec, {"profile": "ext4", "latency": 0, "local": False, "local_profile": "ext4"}.get(key))
-        for key, spec in DISK.items()
-    },
-)
+_DISK_DEFAULTS = {"profile": "ext4", "latency": 0, "local": False, "local_profile": "ext4", "names_late": 0}
+DISK_SECTION = section("Disk", {key: (spec, _DISK_DEFAULTS.get(key)) for key, spec in DISK.items()})
 
 
 @functools.cache

@@ -31,6 +31,21 @@ which each later or earlier change of a name may stand by itself; what a file re
 never gone before it is there, if the new file was synced.
 (6) A file that was emptied and written anew may have its new size, if that is smaller, and its old bytes.
 
+**What other hosts see** of a disk that several share: with any profile but `nfs` everything at once. With `nfs`:
+
+| what a host does | what it sees itself | what another host sees |
+|---|---|---|
+| writes to a file that is open | at once | the server's bytes, if it opens the file to read |
+| syncs or closes it | at once | the new bytes, if it opens the file after that |
+| makes, links or renames something | at once | at once; `names_late_ns` after it has looked in vain |
+| removes, or replaces by a rename | at once | at once |
+| the same, with the file open on the host (7) | it is `.nfs...` until the last one closes it | = |
+| dies with such a file | it stays | = |
+
+To have read the folder is to have looked in vain for all else. (7) For writing, or by Python's `open`. What C code
+opens by its path, and what `os.stat` says of a file's size, is the newest. That a file is gone which another host has
+open (ESTALE) is an `io_error`.
+
 A block has 4096 bytes, in `posix` 512, and is written whole. What a host wrote back by itself in time is one of the
 outcomes, so that no clock is needed. `nfs` is a client's host that crashes, with a server that does not. In these terms
 O_DIRECT and stores to a mapping are writes, and `msync` is an fdatasync. Not modelled: a drive that lies about flushes,

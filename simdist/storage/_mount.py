@@ -22,6 +22,10 @@ class Mount:
     `profile` names the rules, one of `PROFILES`. Each effect takes `latency_ns`, and a sync as long as the bytes that
     wait need at `bandwidth` bytes per second (None: no time).
 
+    With the profile "nfs" another host sees what was written to a file once it is closed, or synced. With
+    `names_late_ns` a host that has looked for a name in vain, or has read a folder, goes on for so long without what
+    another one puts there (Linux: up to 60 s).
+
     Example:
         >>> Mount(folder="/tmp/scratch", profile="xfs", bandwidth=2e9).profile
         'xfs'
@@ -33,3 +37,4 @@ class Mount:
     bandwidth: float | None = None
     local: str | os.PathLike[str] | None = None
     local_profile: str = "ext4"
+    names_late_ns: int = 0

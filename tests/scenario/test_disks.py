@@ -78,7 +78,9 @@ def test_an_outcome_that_loses_the_last_rename_loses_more(tmp_path: Path) -> Non
 
 
 def test_a_disk_has_the_settings_of_the_file(tmp_path: Path) -> None:
-    plan = load(_write(tmp_path, disk='profile = "xfs"\nlatency = "2ms"\nbandwidth = "1GB/s"\nlocal = true'))
+    plan = load(
+        _write(tmp_path, disk='profile = "xfs"\nlatency = "2ms"\nbandwidth = "1GB/s"\nlocal = true\nnames_late = "3s"')
+    )
 
     assert plan.disk == {
         "profile": "xfs",
@@ -86,6 +88,7 @@ def test_a_disk_has_the_settings_of_the_file(tmp_path: Path) -> None:
         "bandwidth": 1_000_000_000,
         "local": True,
         "local_profile": "ext4",
+        "names_late_ns": 3_000_000_000,
     }
 
 
