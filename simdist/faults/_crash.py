@@ -6,16 +6,16 @@ import signal as _signal
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
+from simdist.faults._death import DeathFault
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import EXIT_CODE
-from simdist.faults._rank_fault import RankFault
 from simdist.faults._stage import StruckRank
-from simdist.values import Maybe, Text, Whole, brief
+from simdist.values import Text, brief
 
 __all__ = ["Crash"]
 
 
-class Crash(RankFault):
+class Crash(DeathFault):
     """The rank's process dies: by `signal`, or with `exit_code` as if by `os._exit`. No `finally` runs.
 
     In the middle of a write (`op="write", when="during"`) `bytes_written` says how many of its bytes are written; None:
@@ -26,19 +26,10 @@ class Crash(RankFault):
 
     signal: Annotated[str, Text()] = "SIGKILL"
     exit_code: Annotated[int | None, EXIT_CODE] = None
-    bytes_written: Annotated[int | None, Maybe(Whole(least=0))] = None
-
-    @property
-    def part_bytes(self) -> int | None:
-        """What it says."""
-        return self.bytes_written
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """Those of every rank fault, and an unknown signal."""
         yield from super().problems(world)
-        in_write = self.op == "write" and self.when == "during"
-        if world.fine("bytes_written", "op", "when") and self.bytes_written is not None and not in_write:
-            yield "bytes_written", 'only a write has bytes, and only when = "during" is in the middle of them'
         is_told = world.fine("exit_code", "signal") and self.exit_code is None
         if is_told and self.signal not in _signal.Signals.__members__:
             yield "signal", f"unknown signal {brief(self.signal)}; expected a name such as 'SIGKILL'"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
+from simdist.faults._death import DeathFault
 from simdist.faults._fault import Machine, Problem, Surroundings
 from simdist.faults._fields import DISKS, MOMENT, TRUTH
-from simdist.faults._rank_fault import RankFault
 from simdist.faults._stage import StruckRank
 from simdist.faults._words import milliseconds
 from simdist.values import Maybe, Whole
@@ -17,7 +17,7 @@ __all__ = ["HostCrash"]
 Disks = Literal["own", "empty", "swapped"]
 
 
-class HostCrash(RankFault):
+class HostCrash(DeathFault):
     """The host of the rank goes down, and all its processes die at once. It is back after `down_ns`, or never (None).
 
     With `all_hosts` every host does. A simulated disk then holds one of the outcomes that its file system allows: the
@@ -41,19 +41,10 @@ class HostCrash(RankFault):
     all_hosts: Annotated[bool, TRUTH] = False
     outcome: Annotated[int | None, Maybe(Whole(least=0))] = None
     disks: Annotated[Disks, DISKS] = "own"
-    bytes_written: Annotated[int | None, Maybe(Whole(least=0))] = None
-
-    @property
-    def part_bytes(self) -> int | None:
-        """What it says."""
-        return self.bytes_written
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """Those of every rank fault, and disks that are not there."""
         yield from super().problems(world)
-        in_write = self.op == "write" and self.when == "during"
-        if world.fine("bytes_written", "op", "when") and self.bytes_written is not None and not in_write:
-            yield "bytes_written", 'only a write has bytes, and only when = "during" is in the middle of them'
         if not world.fine("disks", "all_hosts") or self.disks == "own":
             return
         if world.has_local_disks is False:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from simdist.errors import ArgumentError
+from simdist.faults import Fault
 from simdist.result import RunResult
 from simdist.scenario import Expectations
 from simdist.storage import PROFILES
+from simdist.sweeps._calls import call_of
 from simdist.sweeps._points import Strike
 from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._report import SweepReport
@@ -25,6 +28,19 @@ _EXPECTED: Mapping[str, type] = {
     "no_late_writes": bool,
 }
 _TAKEN = ("disk", "faults", "echo", "progress", "replay")
+_GIVEN: Mapping[str, Any] = {
+    "world_size": None,
+    "args": ("{tmp}",),
+    "kwargs": None,
+    "profile": "ext4",
+    "local_disks": False,
+    "strikes": None,
+    "outcomes": 4,
+    "max_steps_lost": None,
+    "expect": None,
+    "check": None,
+}
+"""The arguments that a replay repeats, with their defaults."""
 
 
 def sweep(
@@ -40,6 +56,7 @@ def sweep(
     limit: int | None = None,
     second_crash: bool = False,
     merge: bool = True,
+    only: Sequence[Fault] | None = None,
     keep: str | None = None,
     max_steps_lost: int | None = None,
     expect: Mapping[str, Any] | None = None,
@@ -68,6 +85,7 @@ def sweep(
         second_crash: crash it once more while it recovers, at each moment until it is as far as it was.
         merge: end a run where all ranks begin anew with files that another run has begun with and gone on from to its
             end: this one goes on alike. Not done with a `check`, which sees the whole run.
+        only: the faults of one of its crashes, as a failure's `replay` has them: nothing else is tried.
         keep: a file for what was found, from which a sweep that was interrupted goes on.
         max_steps_lost: how many steps (`simdist.step`) a restart may repeat.
         expect: what else has to hold, as in the section [expect] of a scenario: "equal_states" and
@@ -95,12 +113,16 @@ def sweep(
         >>> report.ok, len(report.points), len(report.cases)
         (True, 2, 3)
     """
+    given = {
+        name: value for name, value in locals().items() if name in _GIVEN and repr(value) != repr(_GIVEN[name])
+    } | settings
     tries = Tries(
         strikes=None if strikes is None else tuple(strikes),
         outcomes=outcomes,
         limit=limit,
         second_crash=second_crash,
         merge=merge,
+        only=None if only is None else tuple(only),
     )
     problems = [f"{name}: a sweep has its own" for name in _TAKEN if name in settings]
     problems += tries.problems()
@@ -126,5 +148,7 @@ def sweep(
         expect=Expectations(outcomes=(), **wanted) if wanted else None,
         check=check,
         merge=merge,
+        call=call_of(fn, given),
     )
-    return swept(program, tries, keep=keep, progress=progress)
+    report = swept(program, tries, keep=keep, progress=progress)
+    return replace(report, call=program.call)

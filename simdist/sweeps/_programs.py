@@ -25,6 +25,7 @@ from simdist.scenario import (
     undisturbed,
 )
 from simdist.storage import Mount
+from simdist.sweeps._calls import Call
 from simdist.sweeps._points import Case, Watcher
 from simdist.sweeps._scratch import scratch_folder
 from simdist.sweeps._second_lives import KnownEndError, Problems, SecondLife, SecondLives, left_in
@@ -240,6 +241,7 @@ class FunctionProgram:
     check: Callable[[RunResult, str], str | None] | None = None
     expect: Expectations | None = None  # of states, samples, files and late writes
     merge: bool = True  # end a run whose second life is known
+    call: Call | None = None  # the sweep
     baseline: RunResult | None = None
     folder: str | None = field(default=None, init=False)  # in which each run makes its own; None: the usual one
     ends: Ends | None = field(default=None, init=False)
@@ -332,6 +334,8 @@ class FunctionProgram:
         return f"{name} {sorted(self.settings.items(), key=str)} {self.args} {self.kwargs} {self.disk}"
 
     def replay(self, case: Case) -> str:
+        if self.call is not None:
+            return self.call.text(case.faults)
         fewer = f", min_hosts={self.hosts - 1}" if case.loses_hosts else ""
         return f"simdist.run(..., faults={list(case.faults)!r}, max_restarts={len(case.faults)}{fewer})"
 

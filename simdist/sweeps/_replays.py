@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from simdist.errors import ArgumentError
 from simdist.scenario import Expectations, Plan, run_scenario, scenario_text
 from simdist.sweeps._picture import picture
 from simdist.sweeps._programs import struck_plan
 from simdist.sweeps._report import SweepReport
 
-__all__ = ["write_replays"]
+__all__ = ["write_replays", "write_tests"]
 
 _TEST = '''"""A crash that {name} does not survive, found by `simdist sweep`. It passes once that is mended."""
 
@@ -27,6 +28,59 @@ def test_{function}() -> None:
     assert report.ok, "; ".join(f"{{each.name}}: {{each.evidence}}" for each in report.verdicts if not each.ok)
 '''
 
+_SWEEP = '''"""A crash that {name} does not survive, found by `simdist.sweep`. It passes once that is mended."""
+
+import simdist
+from simdist.faults import Crash, HostCrash
+from {module} import {top}
+
+
+def test_{function}() -> None:
+    """{account}"""
+    report = {call}
+
+    report.raise_for_failure()
+'''
+
+
+def write_tests(report: SweepReport, folder: Path) -> Iterator[Path]:
+    """Write a test that replays it for each failure of a function's sweep that the report tells of; their paths.
+
+    Raises:
+        ArgumentError: the function, or an argument, has no name that a file could use.
+    """
+    call = report.call
+    if call is None or not call.is_whole or call.module is None:
+        lacks = [
+            f"{name}: has no text that Python could read"
+            for name, text in (call.given if call else {}).items()
+            if text == "..."
+        ]
+        if call is not None and call.module is None:
+            lacks.append(f"fn: {call.function} stands in no module, so that no file can import it")
+        raise ArgumentError("write_tests", lacks or ["the report is of no function; write_replays is for scenarios"])
+    folder.mkdir(parents=True, exist_ok=True)
+    top = call.function.partition(".")[0]
+    for number, failure in enumerate(report.shortest(), 1):
+        function = f"{call.function.replace('.', '_')}_{number}"
+        path = folder / f"test_{function}.py"
+        path.write_text(
+            _SWEEP.format(
+                name=call.function,
+                module=call.module,
+                top=top,
+                function=function,
+                account=_quoted(failure.account),
+                call=call.with_function(call.function, failure.case.faults),
+            ),
+            encoding="utf-8",
+        )
+        yield path
+
+
+def _quoted(account: str) -> str:
+    return account.replace("\\", "/").replace('"', "'")
+
 
 def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Path]:
     """Write the files of each failure that the report tells of into `folder`; their paths, scenario, test, picture."""
@@ -38,7 +92,7 @@ def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Pat
         text = scenario_text(struck, failure.case.faults, folder.resolve(), comment=failure.account)
         path.write_text(text, encoding="utf-8")
         yield path
-        account = failure.account.replace("\\", "/").replace('"', "'")
+        account = _quoted(failure.account)
         function = "".join(letter if letter.isalnum() else "_" for letter in name)
         test = folder / f"test_{function}.py"
         text = _TEST.format(name=plan.name, function=function, account=account, scenario=path.name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from simdist.result import RunResult
+from simdist.sweeps._calls import Call
 from simdist.sweeps._points import Case, Point
 from simdist.trace import events_of
 
@@ -79,6 +82,7 @@ class SweepReport:
     unseen: tuple[str, ...] = ()  # paths that code changed which can't be seen
     wrong: tuple[tuple[str, str], ...] = ()
     seconds: float = field(default=0.0, compare=False)
+    call: Call | None = field(default=None, compare=False)  # of the sweep, if it was of a function
 
     @property
     def ok(self) -> bool:
@@ -121,6 +125,16 @@ class SweepReport:
         for failure in self.shortest():
             yield f"  {failure.account}"
             yield f"    replay: {failure.replay}"
+
+    def write_tests(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write a pytest file for each failure that is told of, which replays it; their paths. For sweeps of functions.
+
+        Raises:
+            ArgumentError: the function, or an argument, has no name that a file could use.
+        """
+        from simdist.sweeps._replays import write_tests
+
+        return list(write_tests(self, Path(folder)))
 
     def raise_for_failure(self) -> None:
         """Do nothing if the program came back from every crash.

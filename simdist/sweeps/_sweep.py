@@ -64,8 +64,10 @@ def swept(
             program, tries, run or (lambda cases: (try_case(program, case) for case in cases)), kept, progress
         )
         sweep.crash(points)
-        if tries.second_crash:
+        if tries.second_crash or (tries.only is not None and len(tries.only) > 1):
             sweep.crash_again()
+        if tries.only is not None and (not sweep.cases or sweep.cases[-1].faults != tries.only):
+            raise ArgumentError("a sweep", [f"only: none of its crashes is {list(tries.only)!r}"])
     return SweepReport(
         points=tuple(points),
         cases=tuple(sweep.cases),
@@ -114,7 +116,8 @@ class _Sweep:
 
     def _cases(self, points: Sequence[Point], first: Case | None = None) -> tuple[list[Case], int]:
         tries = self._tries
-        return cases_of(points, tries.strikes or (), self._program.hosts, tries.outcomes, first)
+        cases, merged = cases_of(points, tries.strikes or (), self._program.hosts, tries.outcomes, first)
+        return [case for case in cases if tries.takes(case.faults)], merged
 
     def _tried(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Tried]]:
         chosen = _spread(cases, self._tries.limit)

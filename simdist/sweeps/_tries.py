@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from simdist.faults import Fault
 from simdist.sweeps._points import STRIKES, Strike
 
 __all__ = ["Tries"]
@@ -17,7 +18,7 @@ class Tries:
     `strikes` says who is struck (None: whoever can be), `outcomes` how many states of the disk are tried for each loss
     of power of all hosts. At most `limit` crashes are tried, spread evenly over the run. With `second_crash` everybody
     is struck once more while it recovers, at each moment until it is as far as it was. Without `merge` each run goes to
-    its end, also if its second life begins as another one did.
+    its end, also if its second life begins as another one did. `only` is the one crash to try, or the two.
     """
 
     strikes: Sequence[Strike] | None = None
@@ -25,6 +26,11 @@ class Tries:
     limit: int | None = None
     second_crash: bool = False
     merge: bool = True
+    only: tuple[Fault, ...] | None = None
+
+    def takes(self, faults: tuple[Fault, ...]) -> bool:
+        """True if these crashes are to be tried."""
+        return self.only is None or faults == self.only[: len(faults)]
 
     def problems(self) -> Iterator[str]:
         """What is wrong with them."""

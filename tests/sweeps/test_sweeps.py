@@ -368,4 +368,4 @@ def test_a_host_is_lost_for_good_and_the_others_go_on() -> None:
     assert len(broken.failures) == len(broken.cases)
     assert broken.failures[0].account.startswith("the host of rank 1 was lost for good before ")
     assert "rank 0 raised AssertionError: it was made for two" in broken.failures[0].account
-    assert "min_hosts=1" in broken.failures[0].replay
+    assert "strikes=['lost']" in broken.failures[0].replay
