@@ -149,7 +149,7 @@ def test_workers_of_xdist_run_the_same_tests(run: Run, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm_processes")
 def test_the_determinism_check_shows_what_differs(run: Run) -> None:
     source = """
-import pytest, time, torch.distributed as dist
+import os, pytest, time, torch.distributed as dist
 
 def lengths(names):
     return [len(name) for name in set(names)]
@@ -167,6 +167,7 @@ def test_same(sim, value):
 
 @pytest.mark.simdist(world_size=2)
 def test_fails_alike(rank):
+    os.system("true")
     assert rank == object
 """
     done = run("--simdist-check-determinism", files={"test_it.py": source})
@@ -182,4 +183,7 @@ def test_fails_alike(rank):
     assert '"kind": "sleep"' in text
     assert "likely cause: the order of a set" in text
     assert re.search(r"test_it\.py:5, on rank \d\n +return .len.name. for name in set.names.", text)
-    assert "a second run, in a fresh process, was the same, event for event" in section(done, "test_fails_alike")
+    alike = section(done, "test_fails_alike")
+    assert "a second run, in a fresh process, was the same, event for event" in alike
+    told = r"no seed decides what programs outside the simulation do:\n +true, started at test_it\.py:20 by ranks 0, 1"
+    assert re.search(told, alike)

@@ -138,6 +138,9 @@ def _repeat(item: Any, worlds: Worlds, *, failed: bool) -> None:
         if not failed:
             raise
         difference = str(error)
+    outside = dict.fromkeys(f"  {line}" for result in results for line in result.programs)
+    if outside:
+        worlds.notes.append("\n".join(["no seed decides what programs outside the simulation do:", *outside]))
     if difference is None:
         worlds.notes.append("a second run, in a fresh process, was the same, event for event")
     elif failed:
