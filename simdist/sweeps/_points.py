@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -50,8 +50,13 @@ class Point:
     left: tuple[str, ...] = ()  # what the disk may hold if all hosts lose power, as digests, the most suspicious first
     life: int = 0
     host: str = ""  # that the rank is on
-    changes: int = 0  # how often any disk has changed before
+    changes: int = 0  # how often any disk has changed before, as far as that can be seen
     new: bool = True  # something has happened anywhere since this rank came to its last point
+
+    @property
+    def blind(self) -> Point:
+        """The point in a run in which code changes the disk that can't be seen: who knows what may be left."""
+        return replace(self, left=(), new=True)
 
     @property
     def call(self) -> str:
@@ -247,8 +252,8 @@ def cases_of(
     """The crashes to try, and how many others can't differ from one of them.
 
     When all hosts are down nothing is left but the disk: two crashes in the same step that leave it the same are one.
-    So are two of a rank between which nothing has happened. Of a world with one host its crash is that of all. `first`
-    is the crash that came before.
+    So are two of a rank between which nothing has happened. Where it is not known what may be left, all `outcomes` are
+    tried. Of a world with one host its crash is that of all. `first` is the crash that came before.
     """
     cases: list[Case] = []
     merged = 0
@@ -265,14 +270,14 @@ def cases_of(
         if "lost" in strikes and point.new and point.host != launcher:
             cases.append(Case(point, "lost", first=first))
         if "swap" in strikes and hosts > 1:
-            here = (point.reached, f"swapped {point.changes}")
+            here = (point.reached, f"swapped {point.changes if point.left else -point.number}")
             if here in seen:
                 merged += 1
             else:
                 seen.add(here)
                 cases.append(Case(point, "swap", first=first))
         if "all" in strikes or ("host" in strikes and hosts == 1):
-            for outcome, left in enumerate(point.left or ("",)):
+            for outcome, left in enumerate(point.left or ("",) * max(outcomes, 1)):
                 if point.left and (point.reached, left) in seen:
                     merged += 1
                     continue

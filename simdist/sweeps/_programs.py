@@ -300,7 +300,7 @@ class FunctionProgram:
                     **({"min_hosts": self.hosts - 1} if fewer else {}),
                 },
             )
-            problems = []
+            problems: list[tuple[str, str]] = []
             failed = result.first_failure()
             if failed is not None:
                 problems.append(("outcomes", f"rank {failed.rank} {_ended(failed)}"))
@@ -326,6 +326,7 @@ class FunctionProgram:
             said = None if self.check is None else self.check(result, tmp)
             if said:
                 problems.append(("check", said))
+            problems = [(name, text.replace(tmp, "{tmp}").replace(local, "{local}")) for name, text in problems]
         return Ran(tuple(problems), left_in(result.events), result=result)
 
     @property

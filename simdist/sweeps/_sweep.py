@@ -57,6 +57,8 @@ def swept(
         points = watcher.points
         assert first.result is not None
         unseen = unseen_in([first.result])
+        if unseen:
+            points = [point.blind for point in points]
         if first.problems:
             return SweepReport(points=tuple(points), cases=(), failures=(), wrong=first.problems, unseen=unseen)
         kept = None if keep is None else stack.enter_context(Kept(keep, points, tries, program.called))
@@ -88,6 +90,7 @@ class _Sweep:
         self._run = run
         self._kept = kept
         self._progress = progress
+        self._blind = False
         self._begun: dict[str, Case] = {}  # by what they find, the first crash that leads to each second life
         self._found: dict[str, None] = {}  # what second and third lives begin with
         self.cases: list[Case] = []
@@ -96,6 +99,7 @@ class _Sweep:
 
     def crash(self, points: Sequence[Point]) -> None:
         """Crash at each of these points."""
+        self._blind = any(not point.left for point in points)
         cases, self.merged = self._cases(points)
         for case, tried in self._tried(cases):
             if tried.begun is not None and tried.failure is None:
@@ -108,7 +112,8 @@ class _Sweep:
             reached = first.point.reached
             watcher = Watcher(self._tries.outcomes, life=1, until=reached if reached >= 0 else None)
             self._program.strike(first, watcher)
-            more, merged = self._cases(watcher.points, first)
+            points = [point.blind for point in watcher.points] if self._blind else watcher.points
+            more, merged = self._cases(points, first)
             cases += more
             self.merged += merged
         for _ in self._tried(cases):

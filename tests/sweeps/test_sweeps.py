@@ -369,3 +369,22 @@ def test_a_host_is_lost_for_good_and_the_others_go_on() -> None:
     assert broken.failures[0].account.startswith("the host of rank 1 was lost for good before ")
     assert "rank 0 raised AssertionError: it was made for two" in broken.failures[0].account
     assert "strikes=['lost']" in broken.failures[0].replay
+
+
+def test_what_code_writes_that_cannot_be_seen_is_lost_all_the_same() -> None:
+    def save(folder: str) -> int:
+        path = Path(folder) / "value"
+        value = torch.load(path) if path.exists() else 0
+        for step in range(value, 2):
+            simdist.step(step)
+            torch.save(step + 1, f"{folder}/new")
+            data = (Path(folder) / "new").read_bytes()
+            mapped = torch.from_file(str(path), shared=True, size=len(data), dtype=torch.uint8)  # which nobody sees
+            mapped.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return value
+
+    report = simdist.sweep(save, world_size=1, strikes=["all"], outcomes=1)
+
+    assert report.unseen == ("value",)
+    assert any("value is empty" in failure.account for failure in report.failures)
+    assert "{tmp}" in str(report) or "/simdist-" not in str(report)  # which differs from run to run
