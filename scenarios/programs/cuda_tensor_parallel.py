@@ -1,4 +1,4 @@
-"""Tensor parallel on CUDA devices, against the model in one piece."""
+"""Tensor parallel on CUDA devices, with a sharded sequence or without, against the model in one piece."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
@@ -26,22 +27,27 @@ class Toy(nn.Module):
         return found
 
 
-def main(steps: int = 4) -> dict[str, Any]:
-    """Train in parallel and in one piece."""
+def main(steps: int = 4, shards_sequence: bool = False) -> dict[str, Any]:
+    """Train in parallel and in one piece; each rank has a part of the sequence, or all of it."""
     size = int(os.environ["WORLD_SIZE"])
     mesh = init_device_mesh("cuda", (size,))  # which makes the group, and selects the device
     torch.manual_seed(0)
     whole = Toy().to("cuda")
     plan: Any = {"in_proj": ColwiseParallel(), "out_proj": RowwiseParallel()}
+    if shards_sequence:
+        spread, gathered = ColwiseParallel(input_layouts=Shard(0)), RowwiseParallel(output_layouts=Shard(0))
+        plan = {"in_proj": spread, "out_proj": gathered}
     parallel: Any = parallelize_module(copy.deepcopy(whole), mesh, plan)
     models = {"parallel": parallel, "whole": whole}
     optimizers = {name: torch.optim.AdamW(each.parameters(), lr=0.05, foreach=True) for name, each in models.items()}
+    rank = dist.get_rank()
+    own = slice(4 * rank, 4 * rank + 4) if shards_sequence else slice(None)
     for step in range(steps):
         torch.manual_seed(step)
-        inputs = torch.rand(20, 10, device="cuda")
+        inputs = torch.rand(4 * size, 10, device="cuda")
         for name, each in models.items():
             optimizers[name].zero_grad()
-            found: Any = each(inputs)
+            found: Any = each(inputs[own] if name == "parallel" else inputs)
             found.sum().backward()
             optimizers[name].step()
     pairs = zip(parallel.parameters(), whole.parameters(), strict=True)
