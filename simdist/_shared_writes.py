@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from simdist._harmless_writes import is_harmless
@@ -30,7 +31,7 @@ from simdist.kernel import Bus
 __all__ = ["SharedWrites", "shared_writes"]
 
 _LARGE = 2_000  # entries from which on only the number is compared
-_CONTAINERS = (dict, list, set)
+_CONTAINERS = frozenset((dict, list, set))
 
 
 @contextmanager
@@ -100,9 +101,10 @@ class _State:
     def _add_module(self, name: str, module: types.ModuleType) -> None:
         variables = self.modules[name] = dict(vars(module))
         for key, value in variables.items():
-            if type(value) in _CONTAINERS and key != "__builtins__":  # `isinstance` would ask some objects
+            kind = type(value)  # `isinstance` would ask some objects
+            if kind in _CONTAINERS and key != "__builtins__":
                 self.contents[f"{name}.{key}"] = value, _content(value)
-            elif issubclass(type(value), type) and value.__module__ == name:
+            elif issubclass(kind, type) and value.__module__ == name:
                 self.classes[value] = dict(vars(value))
 
     def since(self, before: _State) -> dict[str, str]:
@@ -128,6 +130,8 @@ class _State:
 
 
 def _differing(prefix: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if len(before) == len(now) and all(map(is_, before.values(), now.values())) and list(before) == list(now):
+        return  # as nearly always
     for key, value in now.items():
         if key not in before:
             if not isinstance(value, types.ModuleType):  # a part of a package, imported meanwhile
