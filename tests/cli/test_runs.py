@@ -152,6 +152,7 @@ def test_a_run_that_repeats_itself_passes_the_determinism_check(job: Job, simdis
     assert summary["determinism"]["digest"] == summary["digest"]
 
 
+@pytest.mark.real  # it starts interpreters of its own
 @pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_depends_on_the_hash_seed_shows_the_first_event_that_differs(job: Job, simdist: Simdist) -> None:
     result = simdist("run", job("draws_from_the_hash"), "--check-determinism")

@@ -189,6 +189,7 @@ def test_a_cause_that_does_not_show_again_is_not_guessed() -> None:
     assert str(report).splitlines()[-1] == "likely cause: not found; it did not show again when the program was traced"
 
 
+@pytest.mark.real  # it starts interpreters of its own
 def test_a_function_is_checked_in_fresh_processes() -> None:
     report = simdist.check_determinism(planted.hash_of_a_text, world_size=2)
 

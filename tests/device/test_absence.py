@@ -134,6 +134,7 @@ def test_a_world_on_the_cpu_is_the_same_with_devices_and_without() -> None:
     assert with_devices.values == without.values
 
 
+@pytest.mark.real  # it starts interpreters of its own
 def test_autograd_still_runs_in_forked_processes_after_a_world_with_devices() -> None:
     code = """
 import os, torch, simdist

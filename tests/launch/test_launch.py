@@ -214,6 +214,7 @@ def test_a_job_gives_up_when_no_round_can_complete(launched: Launched, tmp_path:
     assert "of virtual time, digest" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.real  # it starts interpreters of its own
 def test_files_and_the_comparison_are_those_of_run(launched: Launched, tmp_path: Path) -> None:
     options = ("--trace=trace.json", "--events=events.jsonl", "--timeline=timeline.svg", "--check-determinism")
 

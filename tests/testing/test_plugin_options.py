@@ -138,6 +138,7 @@ def test_every_world_leaves_a_trace(run: Run) -> None:
     assert json.loads(Path("traces", found[0]).read_text())["traceEvents"]
 
 
+@pytest.mark.real  # it starts interpreters of its own
 def test_workers_of_xdist_run_the_same_tests(run: Run, tmp_path: Path) -> None:
     alone = run(files={"test_it.py": SEEDED})
     spread = run_pytest(tmp_path, "-n2", "--simdist-trace=traces", files={"test_it.py": SEEDED})
@@ -146,6 +147,7 @@ def test_workers_of_xdist_run_the_same_tests(run: Run, tmp_path: Path) -> None:
     assert len(list((tmp_path / "traces").iterdir())) == 7
 
 
+@pytest.mark.real  # it starts interpreters of its own
 @pytest.mark.usefixtures("warm_processes")
 def test_the_determinism_check_shows_what_differs(run: Run) -> None:
     source = """
