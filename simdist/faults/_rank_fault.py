@@ -185,6 +185,6 @@ class RankFault(Fault):
         """None: what strikes a rank is done inside it. But nobody sees what it does to real disks and stores."""
         if self.op == STORE:
             return "requests to a store are seen in a simulation only"
-        if self.changes is not None:
-            return "what a real operation reads is not changed"
+        if self.changes is not None or (self.drops and not effects_of(self.op)):
+            return "what a real operation reads is not changed, and none is left out"
         return f"{self.op} is an effect on a simulated disk" if effects_of(self.op) else ""

@@ -114,7 +114,7 @@ class Stage(Protocol):
         ...
 
     def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
-        """Put announced events of this type to `judge`, whose verdict holds unless somebody judged before.
+        """Put announced events of this type to `judge`; its verdict and those of others are added up.
 
         Announced are, in `simdist.c10d`, `OperationCalled`, `OperationAdmitted`, `MessageRead` and `StoreRequested`,
         in `simdist.process` `StepReached` and `PointReached`, and in `simdist.files` `StorageCalled`.
