@@ -7,6 +7,8 @@ arguments, the answer what it returned. Every wait has a limit, and a wait whose
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -35,17 +37,17 @@ class Board:
         self._ended: dict[int, set[int]] = {}
         self._given: dict[int, Any] = {}
         self._struck: dict[str, int] = {}
-        self._listener = connection.Listener(address, authkey=key, backlog=4 * world_size + 16)
+        self._server = socket.create_server(address, backlog=4 * world_size + 16)
         self._closed = False
         self._key = key
+        self._clients: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._serve, name="simdist board", daemon=True)]
         self._threads[0].start()
-        self._connections: list[connection.Connection] = []
 
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens."""
-        host, port = self._listener.address
+        host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
     def __enter__(self) -> Board:
@@ -60,11 +62,12 @@ class Board:
             self._closed = True
             self._changed.notify_all()
         with contextlib.suppress(OSError):  # the accepting thread only looks up when somebody calls
-            BoardClient(self.address, self._key).close()
+            socket.create_connection(self.address).close()
         self._threads[0].join(5)
-        self._listener.close()
-        for each in self._connections:
-            each.close()
+        self._server.close()
+        for client in self._clients:
+            with contextlib.suppress(OSError):  # gone already
+                client.shutdown(socket.SHUT_RDWR)  # which wakes who reads from it
         for thread in self._threads[1:]:
             thread.join(5)
 
@@ -152,26 +155,29 @@ class Board:
     def _serve(self) -> None:
         while not self._closed:
             try:
-                client = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):
-                continue  # not one of ours, or gone again
+                client, _ = self._server.accept()
+            except OSError:
+                continue  # gone again
             if self._closed:
                 client.close()
                 return
-            self._connections.append(client)
+            self._clients.append(client)
             thread = threading.Thread(target=self._answer, args=(client,), name="simdist board client", daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _answer(self, client: connection.Connection) -> None:
-        try:
-            while not self._closed:
-                if not client.poll(0.2):
-                    continue
-                name, *arguments = client.recv()
-                client.send(getattr(self, name)(*arguments))
-        except (EOFError, OSError):
-            return  # the client is gone, or the board is closed
+    def _answer(self, client: socket.socket) -> None:
+        # In here, and not where clients are accepted, as `connection.Listener` has it: one that says nothing keeps
+        # only its own thread.
+        with client, connection.Connection(os.dup(client.fileno())) as channel:
+            try:
+                connection.deliver_challenge(channel, self._key)
+                connection.answer_challenge(channel, self._key)
+                while not self._closed:
+                    name, *arguments = channel.recv()
+                    channel.send(getattr(self, name)(*arguments))
+            except (EOFError, OSError, AuthenticationError):
+                return  # the client is not one of ours, or gone, or the board is closed
 
 
 class BoardClient:

@@ -168,10 +168,12 @@ def _run_agent(job: Job, nodes: Nodes, keeper: Keeper) -> None:
     job.save(path)
     log = out / f"agent{nodes.rank}.log"
     words = [sys.executable, "-m", "simdist.hardware._agent", str(path), json.dumps(asdict(nodes))]
-    with log.open("wb") as stream:
-        agent = keeper.start(words, stdout=stream.fileno(), stderr=stream.fileno())
-    keeper.wait(agent, _STARTING_S + job.limit_s * (job.max_restarts + 1))
-    keeper.end()
+    try:
+        with log.open("wb") as stream:
+            agent = keeper.start(words, stdout=stream.fileno(), stderr=stream.fileno())
+        keeper.wait(agent, _STARTING_S + job.limit_s * (job.max_restarts + 1))
+    finally:  # after an interrupt too: the board that is closed next must not wait for who talks to it
+        keeper.end()
     if not read_lives(out):
         tail = "\n".join(f"  {line}" for line in log.read_text("utf-8", "replace").rstrip().splitlines()[-12:])
         raise SimdistError(f"the launcher started no rank:\n{tail}")
