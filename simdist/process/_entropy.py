@@ -17,9 +17,9 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
+from simdist.process._imports import module_under_import
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
@@ -32,24 +32,12 @@ def drawn_from(process: SimProcess, stream: str, size: int) -> bytes:
     """The next `size` bytes of one of the process's streams. Called on the process's own thread."""
     runtime = current_runtime()
     assert runtime is not None
-    stream += _importing()
+    module = module_under_import(sys._getframe(1))
+    if module:
+        stream += f" of {module}"
     index = process.entropy[stream] = process.entropy.get(stream, -1) + 1
     words = f"{runtime.seed} rank {process.rank} life {process.life}{process.lineage} {stream} {index}"
     return hashlib.shake_128(words.encode()).digest(size)
-
-
-def _importing() -> str:
-    """The name of the module that the calling thread is in the middle of importing, if any."""
-    frame: FrameType | None = sys._getframe(2)
-    module = ""
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename.startswith("<frozen importlib"):
-            return f" of {module}"
-        if code.co_name == "<module>":
-            module = frame.f_globals.get("__name__", "")
-        frame = frame.f_back
-    return ""
 
 
 def _urandom(original: Callable[[int], bytes]) -> Callable[[int], bytes]:

@@ -177,6 +177,10 @@ class Isolation:
         self._attributes.inherit(child)
         self._logging.inherit(child)
 
+    def isolates(self, name: str) -> bool:
+        """True if each rank imports the module for itself."""
+        return self._sharing.isolates(name)
+
     def _isolated(self) -> dict[str, Any]:
         isolates = self._sharing.isolates
         shared, modules = self._shared, sys.modules

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
@@ -53,7 +54,7 @@ def followed(
         @functools.wraps(function)
         def change(*args: Any, **kwargs: Any) -> Any:
             runtime = current_runtime()
-            if runtime is not None:
+            if runtime is not None and not imported_for_all(sys._getframe(1)):
                 runtime.separate(slot)
             return function(*args, **kwargs)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from simdist.process._environ import host_environ
+from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
@@ -51,7 +53,8 @@ def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(*args, **kwargs)
-        runtime.separate(FOLDER_SLOT)
+        if not imported_for_all(sys._getframe(1)):
+            runtime.separate(FOLDER_SLOT)
         drawn = dict(process.entropy)
         result = original(*args, **kwargs)
         # To look for a folder draws a name; whether that is needed depends on what the host has done before.

@@ -2,16 +2,20 @@
 
 `warnings.catch_warnings`, and `pytest.warns` above it, saves the module's filters on entry and puts them back on exit.
 Ranks that are inside at the same time would put back each other's. So from the first moment that a rank touches the
-filters, each has its own, swapped when the baton changes hands; a world in which none does pays nothing.
+filters, each has its own, swapped when the baton changes hands; a world in which none does pays nothing. A module that
+all ranks share sets its filters for all of them, and for good, when the first imports it; in doubt, for if any rank has
+filters of its own by then, only the one that imports it gets them.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_runtime
 from simdist.process._slots import Slot
@@ -44,7 +48,7 @@ def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def touch(*args: Any, **kwargs: Any) -> Any:
         runtime = current_runtime()
-        if runtime is not None:
+        if runtime is not None and not imported_for_all(sys._getframe(1)):
             runtime.separate(FILTERS_SLOT)
         return original(*args, **kwargs)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
+import importlib
+import pickle
+import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +83,39 @@ def test_what_is_left_open_is_gone_with_its_world() -> None:
     simdist.run(leaves_open, world_size=2)
 
     assert (warnings.filters, warnings.showwarning, list(warnings.filters)) == before
+
+
+def test_what_a_shared_module_does_to_the_interpreter_while_it_is_imported_is_for_all_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers_at_import.py").write_text(
+        "import copyreg, warnings\n"
+        "class OwnWarning(UserWarning): ...\n"
+        "class Odd: ...\n"
+        "warnings.simplefilter('once', OwnWarning)\n"
+        "copyreg.pickle(Odd, lambda odd: (str, ('odd',)))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    filters, ways = list(warnings.filters), dict(copyreg.dispatch_table)
+
+    def seen() -> tuple[str, int]:
+        time.sleep(rank())
+        module: Any = importlib.import_module("registers_at_import")
+        ours = [each for each in warnings.filters if each[2] is module.OwnWarning]
+        return pickle.loads(pickle.dumps(module.Odd())), len(ours)
+
+    try:
+        for _ in range(2):  # only the first world imports it
+            result = simdist.run(seen, world_size=3)
+
+            result.raise_for_failure()
+            assert result.values == [("odd", 1)] * 3
+        module = sys.modules["registers_at_import"]
+        assert pickle.loads(pickle.dumps(module.Odd())) == "odd"
+        assert module.OwnWarning in [each[2] for each in warnings.filters]
+    finally:
+        sys.modules.pop("registers_at_import", None)
+        kept: Any = warnings.filters
+        kept[:] = filters
+        copyreg.dispatch_table.clear()
+        copyreg.dispatch_table.update(ways)

@@ -1,0 +1,35 @@
+"""What a rank is in the middle of importing.
+
+Only one rank imports a module that all share, and only in the first world of a process. What the module does to the
+interpreter meanwhile (a warning filter for its own warnings, a way to pickle its own types) it does for everybody who
+will use it, and it stays as long as the module does.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+
+from simdist.process._runtime import current_runtime
+
+__all__ = ["imported_for_all", "module_under_import"]
+
+
+def module_under_import(frame: FrameType | None) -> str:
+    """The name of the module whose import called what runs in `frame`; "" if none did."""
+    module = ""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith("<frozen importlib"):
+            return module
+        if code.co_name == "<module>":
+            module = frame.f_globals.get("__name__", "")
+        frame = frame.f_back
+    return ""
+
+
+def imported_for_all(frame: FrameType | None) -> bool:
+    """True if that module is one that all ranks share."""
+    runtime, module = current_runtime(), module_under_import(frame)
+    if not module or runtime is None:
+        return False
+    return runtime.isolation is None or not runtime.isolation.isolates(module)
