@@ -181,7 +181,8 @@ class Turns(Timetable):
         following = self._choose()
         if following is not task:
             self._hand_over(following)
-            task.acquire()
+            acquire = task.acquire
+            acquire()
             self.current_ident = task.ident
             if task.doomed:
                 raise TaskKilled
@@ -210,7 +211,8 @@ class Turns(Timetable):
         following = self._choose()
         if following is not task:
             self._hand_over(following)
-            task.acquire()
+            acquire = task.acquire
+            acquire()
             self.current_ident = task.ident
             if task.doomed:
                 raise TaskKilled
@@ -378,11 +380,13 @@ class Turns(Timetable):
                 self._host_release()
             return
         self.current = task
-        if self._on_switch is not None and task.context is not self._previous:
-            self._on_switch(self._previous, task.context)
+        on_switch = self._on_switch
+        if on_switch is not None and task.context is not self._previous:
+            on_switch(self._previous, task.context)
             self._previous = task.context
         if task.started:
-            task.release()
+            release = task.release
+            release()
         else:
             task.started = True
             self.start_thread(_first_function(task.name), (self, task))

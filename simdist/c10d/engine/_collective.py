@@ -203,7 +203,7 @@ class Collective:
             self.follow()
         elif complete:
             self._start()
-        elif communicator.backend.failure.has_timeouts:
+        elif communicator.has_timeouts:
             if self.deadline_ns is None:
                 self.deadline_ns = now + timeout_ns
                 simulation.watch_deadline(self)

@@ -111,6 +111,7 @@ class Communicator:
         self.name = name
         self.size = size
         self.backend = backend
+        self.has_timeouts = backend.failure.has_timeouts
         self.algorithm: Algorithm = backend.algorithm  # which may be one that fits the group's ranks
         self.strict = strict  # what the backend accepts in silence is an error
         self._ways: dict[tuple[int, int], Path] = {}  # between group ranks, undisturbed
@@ -122,7 +123,7 @@ class Communicator:
         self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and what the others are told
         self.unread: dict[tuple[int, int], None] = {}  # (member, peer): it left with data of the peer's unread
         self.mailbox = Mailbox(self)
-        self._work = backend.completion.work
+        self._make_work = backend.completion.work.make
         self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
         # True if faults have disturbed the network since the group was made. What was over before, as the silence of a
         # host that is up again, is nothing to it.
@@ -204,7 +205,8 @@ class Communicator:
         now = simulation.now_ns
         bus = simulation.bus
         # What a `Queued` holds, as a plain tuple: see there.
-        member.on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
+        on_queued = member.on_queued
+        on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
         if bus.active and refusal is None:
             if bus.wants(OperationAdmitted):
                 operands = inputs[1] if name == "reduce_scatter" else outputs
@@ -216,7 +218,8 @@ class Communicator:
                 change_read(change, operation, inputs, member.rank)
         if self.counted:
             process.operations += 1
-            bus.record(
+            record = bus.record
+            record(
                 issued(
                     now,
                     process.rank,
@@ -230,7 +233,8 @@ class Communicator:
                     asynchronous,
                 )
             )
-        work = self._work.make(member, name, sequence, outputs)
+        make = self._make_work
+        work = make(member, name, sequence, outputs)
         if bus.heard and bus.hears(WorkIssued):
             bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous))
         if refusal is not None:

@@ -89,13 +89,7 @@ class Mailbox:
         if not inner:
             sequence = self._issue(member, kind, peer, tag, tensor)
         work = communicator.backend.completion.message.make(member, kind, sequence, [tensor])
-        work.kind = kind
-        work.inner = inner
-        work.tensor = tensor
-        work.timeout_ns = timeout_ns
-        work.posted_ns = simulation.now_ns
-        work.peer = peer
-        work.tag = tag
+        work.begin(kind, tensor, peer, tag, timeout_ns, simulation.now_ns, inner)
         work.blockers = self
         if simulation.bus.hears(WorkIssued):
             profiled = "recvAnySource" if kind == "recv" and peer is None else kind

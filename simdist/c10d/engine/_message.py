@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,27 +24,71 @@ class P2PWork(SimWork):
     its receive.
     """
 
+    __slots__ = (
+        "during",
+        "expired",
+        "inner",
+        "kind",
+        "left_ns",
+        "peer",
+        "place",
+        "posted_checksum",
+        "posted_ns",
+        "ready_ns",
+        "sender",
+        "sent_ns",
+        "spent",
+        "strike",
+        "tag",
+        "tensor",
+        "timeout_ns",
+        "timer",
+        "waited",
+        "way_ns",
+        "wire",
+    )
+
     kind: str  # "send" or "recv"
     tensor: torch.Tensor  # read when its data has left, or written then
     timeout_ns: int  # of the group, unless a wait brings its own
     posted_ns: int
-    place = -1  # among the unmatched of its group, in the order of posting; -1: it is matched, or was withdrawn
-    peer: int | None = None  # group rank; None: receive from any, also once it is matched
-    tag: Any = 0  # messages meet if theirs are equal
-    posted_checksum: int | None = None  # of a send's buffer when it was issued, if a listener has noted it
-    expired = False  # it ran out of time
-    inner = False  # a message of an operation that is itself told about
-    waited = False  # a wait has ended, well or not
-    spent = False  # it was a success, and has been waited for
-    timer: Timer | None = None  # of its end, once matched
-    strike: Timer | None = None  # of `during`
-    ready_ns = 0  # of a receive, once matched: both ends are ready
-    left_ns: int | None = None  # likewise: the data leaves; None: not as things stand
-    sent_ns = 0  # likewise: all of it has left
-    way_ns = 0  # likewise: from then on until it is there
-    wire: Flow | None = None  # likewise: its bytes on the network, if it has any
-    sender: P2PWork | None = None  # of a receive, once matched
-    during: Callable[[], None] | None = None  # a fault's strike while its data is under way
+    place: int  # among the unmatched of its group, in the order of posting; -1: it is matched, or was withdrawn
+    peer: int | None  # group rank; None: receive from any, also once it is matched
+    tag: Any  # messages meet if theirs are equal
+    posted_checksum: int | None  # of a send's buffer when it was issued, if a listener has noted it
+    expired: bool  # it ran out of time
+    inner: bool  # a message of an operation that is itself told about
+    waited: bool  # a wait has ended, well or not
+    spent: bool  # it was a success, and has been waited for
+    timer: Timer | None  # of its end, once matched
+    strike: Timer | None  # of `during`
+    ready_ns: int  # of a receive, once matched: both ends are ready
+    left_ns: int | None  # likewise: the data leaves; None: not as things stand
+    sent_ns: int  # likewise: all of it has left
+    way_ns: int  # likewise: from then on until it is there
+    wire: Flow | None  # likewise: its bytes on the network, if it has any
+    sender: P2PWork | None  # of a receive, once matched
+    during: Callable[[], None] | None  # a fault's strike while its data is under way
+
+    always_opaque: ClassVar[bool] = False  # it has neither a future nor a result
+
+    def begin(
+        self, kind: str, tensor: torch.Tensor, peer: int | None, tag: Any, timeout_ns: int, posted_ns: int, inner: bool
+    ) -> None:
+        """It is posted, and unmatched."""
+        self.kind = kind
+        self.tensor = tensor
+        self.peer = peer
+        self.tag = tag
+        self.timeout_ns = timeout_ns
+        self.posted_ns = posted_ns
+        self.inner = inner
+        self.opaque = self.always_opaque
+        self.place = -1
+        self.expired = self.waited = self.spent = False
+        self.ready_ns = self.sent_ns = self.way_ns = 0
+        self.posted_checksum = self.left_ns = None
+        self.timer = self.strike = self.wire = self.sender = self.during = None
 
     def is_success(self) -> bool:
         """False only after it failed."""

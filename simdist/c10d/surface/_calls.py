@@ -92,7 +92,8 @@ class Calls(GroupBackend):
             member.parts += others
         if not communicator.connected:
             member.connect()
-        operation = communicator.known_operation(key)
+        known_operation = communicator.known_operation
+        operation = known_operation(key)
         if operation is None:
             try:
                 operation = communicator.operation(key)

@@ -51,13 +51,5 @@ def then(work: SimWork, action: Callable[[], Any]) -> SimWork:
         if work.error is None:
             action()
         return work
-    finish = work.finish
-
-    def finish_after() -> None:
-        work.__dict__.pop("finish", None)  # it has the work: a cycle would keep its tensors
-        if work.error is None:
-            action()
-        finish()
-
-    work.finish = finish_after  # type: ignore[method-assign]  # of this one work only
+    work.before = [action, *(work.before or ())]
     return work

@@ -37,6 +37,11 @@ IN_PLACE = ("all_reduce", "reduce", "sparse_all_reduce", "send")
 
 _NO_TIMEOUT = timedelta(0)
 
+_torch: Any = torch  # has what the stubs leave out
+_current_graph_task_id = _torch._C._current_graph_task_id
+_current_autograd_node = _torch._C._current_autograd_node
+_execution_engine = _torch.autograd.Variable._execution_engine
+
 
 class Blockers(Protocol):
     """What a work waits in."""
@@ -52,24 +57,46 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     `outputs` are the tensors that it fills. Settled by `finish` or `fail`, each once.
     """
 
-    # Class attributes are the defaults of what is rarely set; an operation makes one of these per rank.
+    # Slots, all set by `make`: of a C++ class with a `__dict__`, Python finds attributes the slow way each time.
+    __slots__ = (
+        "after",
+        "before",
+        "blockers",
+        "done",
+        "error",
+        "future",
+        "member",
+        "name",
+        "noted",
+        "opaque",
+        "outputs",
+        "partial",
+        "parts",
+        "polling",
+        "process",
+        "sequence",
+        "site",
+        "source",
+    )
+
     member: Member
     process: SimProcess
     name: str
     sequence: int
     outputs: list[Any]
-    done = False
-    error: BaseException | None = None
-    future: SimFuture | None = None
-    after: list[Callable[[], None]] | None = None  # called when it is settled, by whoever settles it
-    source = -1  # of a receive: the sender's rank in the group
-    polling: Polling | None = None  # once someone has asked whether it is done, and it was not
-    opaque = False  # Gloo's work of this kind has neither a future nor a result
-    blockers: Blockers | None = None  # who knows which ranks could end it; for reports
-    parts: list[SimWork] | None = None  # of a coalesced operation
-    partial = False  # it may have left a part of its tensors as it was, although it did not fail
-    site = ""  # strict: " at FILE:LINE in FUNCTION" of the call, of what is waited for later
-    noted = False  # what its tensors hold is in the log
+    done: bool
+    error: BaseException | None
+    future: SimFuture | None
+    before: list[Callable[[], Any]] | None  # called when it has succeeded, and before it is done
+    after: list[Callable[[], None]] | None  # called when it is settled, by whoever settles it
+    source: int  # of a receive: the sender's rank in the group
+    polling: Polling | None  # once someone has asked whether it is done, and it was not
+    opaque: bool  # Gloo's work of this kind has neither a future nor a result
+    blockers: Blockers | None  # who knows which ranks could end it; for reports
+    parts: list[SimWork] | None  # of a coalesced operation
+    partial: bool  # it may have left a part of its tensors as it was, although it did not fail
+    site: str  # strict: " at FILE:LINE in FUNCTION" of the call, of what is waited for later
+    noted: bool  # what its tensors hold is in the log
 
     @classmethod
     def make(cls, member: Member, name: str, sequence: int, outputs: list[Any]) -> Self:
@@ -80,12 +107,21 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         work.name = name
         work.sequence = sequence
         work.outputs = outputs
+        work.done = work.opaque = work.partial = work.noted = False
+        work.error = work.future = work.before = work.after = work.polling = work.blockers = work.parts = None
+        work.source = -1
+        work.site = ""
         return work
 
     # -- for the communicator ------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """It is complete."""
+        if self.before is not None:
+            before, self.before = self.before, None  # which may have the work: a cycle would keep its tensors
+            if self.error is None:
+                for action in before:
+                    action()
         self.done = True
         process = self.process
         if self.future is not None:
@@ -94,8 +130,8 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
             for task in process.tasks:
                 if task.waiting is self:
                     process.simulation.wake(task)
-        after, self.after = self.after, None  # which has the work: a cycle would keep its tensors
-        if after is not None:
+        if self.after is not None:
+            after, self.after = self.after, None  # likewise
             for callback in after:
                 callback()
 
@@ -222,7 +258,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         future = self.future
         assert future is not None
         bus = self.process.simulation.bus
-        if bus.hears(WorkWaited):
+        if bus.heard and bus.hears(WorkWaited):
             bus.tell(WorkWaited(self))
         if self.error is not None:
             future.set_exception(self.error)
@@ -233,13 +269,15 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
 class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
     """A `torch.futures.Future` of one rank whose waits park."""
 
+    __slots__ = ("_children", "_error", "_polling", "_process", "_settled", "_source")
+
     def __init__(self, process: SimProcess, source: Wait | None = None) -> None:
         super().__init__()
         self._process = process
         self._source = source  # the work or the future that completes it, if it is known
         self._children: list[Callable[[SimFuture], None]] = []
         self._settled = False
-        self._polling = Polling()
+        self._polling: Polling | None = None  # once someone has asked whether it is done, and it was not
         self._error: BaseException | None = None
 
     def describe(self) -> str:
@@ -256,6 +294,8 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
     def done(self) -> bool:
         """True if it has a value or an exception. Asking while it has not lets the other ranks run."""
         if not self._settled:
+            if self._polling is None:
+                self._polling = Polling()
             self._polling.ask(self._process.simulation)
             self._process.drain()
         return self._settled
@@ -321,13 +361,15 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
     def _run_callbacks(self) -> None:
         self._settled = True
         self._source = None  # a work that has this future
-        _pending(self._process).pop(self, None)
-        children, self._children = self._children, []
-        for callback in children:
-            callback(self)
-        for task in self._process.tasks:
+        process = self._process
+        _pending(process).pop(self, None)
+        if self._children:
+            children, self._children = self._children, []
+            for callback in children:
+                callback(self)
+        for task in process.tasks:
             if task.waiting is self:  # another thread of the rank
-                self._process.simulation.wake(task)
+                process.simulation.wake(task)
 
     def _seen(self) -> None:
         state = self._process.torch_state
@@ -384,14 +426,14 @@ def wait_for_futures(process: SimProcess) -> None:
 
 
 def _make_safe_for_backward(process: SimProcess, future: SimFuture) -> None:
-    graph = torch._C._current_graph_task_id()
+    graph = _current_graph_task_id()
     if graph == -1:
         return
-    if torch._C._current_autograd_node() is None:
+    if _current_autograd_node() is None:
         future._settle()  # in the engine's final callbacks: too late for a callback of ours
     if future._error is not None:
         future._seen()
         raise future._error
     if not future._settled and process.torch_state.graph_task != graph:
         process.torch_state.graph_task = graph
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: wait_for_futures(process))
+        _execution_engine.queue_callback(lambda: wait_for_futures(process))

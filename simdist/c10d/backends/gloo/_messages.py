@@ -19,7 +19,9 @@ class GlooMessage(P2PWork):
     was a success waits for a transfer that never comes.
     """
 
-    opaque = True
+    __slots__ = ()
+
+    always_opaque = True
 
     def is_completed(self) -> bool:
         """True once a wait has ended. Asking before lets the other ranks run.
