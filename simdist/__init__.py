@@ -14,8 +14,7 @@ is imported before it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as type checkers take it; `typing` would be nearly all of what this import costs
 
 if TYPE_CHECKING:
     from simdist import cluster, faults, storage
@@ -73,6 +72,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    import importlib
+
     if name in ("cluster", "faults", "storage"):
         return importlib.import_module(f"simdist.{name}")
     if name not in _HOMES:

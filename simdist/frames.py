@@ -117,8 +117,18 @@ def same_everywhere(line: str) -> str:
     """
     if ".py" not in line:
         return line
-    entries = {each or str(Path.cwd()) for each in sys.path}
-    folders = sorted((each.rstrip(os.sep) + os.sep for each in entries), key=lambda each: (-len(each), each))
+    entries = tuple(sys.path)
+    here = str(Path.cwd()) if "" in entries else ""
+    return _shortened(line, entries, here) if len(line) < _LONG else _shortened.__wrapped__(line, entries, here)
+
+
+_LONG = 1000  # letters; a line that is no line of a traceback, and need not be remembered
+
+
+# Remembered: runs by the thousand print the same tracebacks.
+@functools.lru_cache(maxsize=1024)
+def _shortened(line: str, entries: tuple[str, ...], here: str) -> str:
+    folders = sorted(((each or here).rstrip(os.sep) + os.sep for each in entries), key=len, reverse=True)
 
     def short(found: re.Match[str]) -> str:
         path = found[0]

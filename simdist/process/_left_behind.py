@@ -44,7 +44,9 @@ class LeftBehind:
             table[:] = before
 
     def _changed(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
-        return (each for each in self._tables if _without_ours(each[1]) != each[2])
+        for name, table, before in self._tables:
+            if table != before and _without_ours(table) != before:
+                yield name, table, before
 
 
 def _without_ours(table: list[Any]) -> list[Any]:

@@ -132,7 +132,8 @@ def current_process() -> SimProcess | None:
     if runtime is None:
         return None
     simulation = runtime.simulation
-    if _get_ident() != simulation.current_ident or simulation.current is None:
+    if _get_ident() != simulation.current_ident:
         return None
-    context = simulation.current.context
-    return context if isinstance(context, SimProcess) else None
+    task = simulation.current
+    process: SimProcess | None = None if task is None else task.context  # hot: what else has a context is no rank's
+    return process

@@ -110,8 +110,21 @@ def create_default_device(lazy_init: bool | None = None) -> Device:
 class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat module
     """One rank's handle on a group."""
 
-    # What each call asks for. Of a C++ class with a `__dict__`, Python finds attributes the slow way each time.
-    __slots__ = ("__dict__", "_communicator", "_member", "_timeout_ns")
+    # Of a C++ class with a `__dict__`, Python finds attributes the slow way each time.
+    __slots__ = (
+        "__dict__",
+        "_arguments",
+        "_backend",
+        "_calls_under_way",
+        "_communicator",
+        "_description",
+        "_member",
+        "_name",
+        "_size",
+        "_store",
+        "_timeout_ns",
+        "options",
+    )
 
     supports_splitting = True
     supports_coalescing = False

@@ -169,13 +169,24 @@ def _answered(method: _Request) -> _Request:
 class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     """A client of a `StoreServer`. Stands in for TCPStore, HashStore and FileStore."""
 
-    def __init__(self, server: StoreServer, *, kind: Kind = "tcp", host: str = "", port: int = 0) -> None:
+    # Of a C++ class with a `__dict__`, Python finds attributes the slow way each time; a rank makes several of these.
+    __slots__ = ("_connection", "_kind", "host", "port", "server")
+
+    def __init__(
+        self,
+        server: StoreServer,
+        *,
+        kind: Kind = "tcp",
+        host: str = "",
+        port: int = 0,
+        connection: _Connection | None = None,
+    ) -> None:
         super().__init__()
         self.server = server
         self._kind: Kind = kind
         self.host = host
         self.port = port
-        self._connection = _Connection()
+        self._connection = _Connection() if connection is None else connection
 
     @property
     def path(self) -> str:
@@ -534,11 +545,12 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
 class SimPrefixStore(SimStore):
     """A view of another store in which every key has a prefix."""
 
+    __slots__ = ("_joined", "prefix", "underlying_store")
+
     def __init__(self, prefix: str, store: SimStore) -> None:
-        super().__init__(store.server, kind=store._kind, host=store.host, port=store.port)
+        super().__init__(store.server, kind=store._kind, host=store.host, port=store.port, connection=store._connection)
         self.prefix = prefix
         self.underlying_store = store
-        self._connection = store._connection
         self._joined = store._name(f"{prefix}/")
 
     def _name(self, key: str) -> str:
