@@ -9,15 +9,17 @@ Nothing of this is installed in a world without a disk, and in one with a disk p
 
 Open `_mounted.py` first: how an effect goes by. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the functions
 of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a path
-leads, `_watched.py` what was not seen, `_left.py` what a crash has left, `_clients.py` what each host sees of a
-shared disk. Stores to a mapping are noticed when it is flushed. Modification times are not simulated.
+leads, `_watched.py` what was not seen, `_left.py` what a crash has left, `_looks.py` what nobody has looked at,
+`_clients.py` what each host sees of a shared disk. Stores to a mapping are noticed when it is flushed. Modification
+times are not simulated.
 """
 
 from simdist.files._disks import Disks
 from simdist.files._events import StorageCalled
+from simdist.files._looks import Looks
 from simdist.files._mount import mount
 from simdist.files._mounted import MountedDisk
 from simdist.files._present import present_disks
 from simdist.files._rot import flip_bit
 
-__all__ = ["Disks", "MountedDisk", "StorageCalled", "flip_bit", "mount", "present_disks"]
+__all__ = ["Disks", "Looks", "MountedDisk", "StorageCalled", "flip_bit", "mount", "present_disks"]

@@ -238,6 +238,8 @@ def _looking(original: Any) -> Any:
         found = spot(path, kwargs.get("dir_fd"), follow=kwargs.get("follow_symlinks", True))
         if found is not None and is_hidden(found):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if found is not None and found.disk.looks is not None and found.place:
+            found.disk.looks.at(found.real)
         return original(path, *args, **kwargs)
 
     return look
@@ -253,7 +255,7 @@ def _access(original: Any) -> Any:
 
 
 LOOKS: tuple[tuple[str, _Make], ...] = (("stat", _looking), ("lstat", _looking), ("access", _access))
-"""What stands in for them on a disk whose names some hosts see late."""
+"""What stands in for them on a disk whose names some hosts see late, and where it is noted who looks."""
 
 BY_PATH: tuple[tuple[str, _Make], ...] = (
     ("open", _open),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simdist.cluster import Host
+from simdist.files._looks import Looks
 from simdist.files._mounted import MountedDisk
 from simdist.kernel import Simulation
 from simdist.process import SimProcess
@@ -17,7 +18,10 @@ __all__ = ["Disks"]
 
 
 class Disks:
-    """All disks of a mount. `leave` flushes the files of a process that ends by itself."""
+    """All disks of a mount.
+
+    `leave` flushes the files of a process that ends by itself, `watch` has looks of ranks told.
+    """
 
     def __init__(
         self,
@@ -27,8 +31,10 @@ class Disks:
         *,
         seed: int,
         leave: Callable[[SimProcess], None],
+        watch: Callable[[], None],
     ) -> None:
         self._leave = leave
+        self._watch = watch
         self._hosts = tuple(hosts)
         self._shared = MountedDisk(mount, simulation, self._hosts, seed=seed)
         self._moving = False  # disks are replaced
@@ -66,6 +72,23 @@ class Disks:
         for disk in self.of(process.host):
             disk.forget_closed()
             disk.scan()
+
+    def note_looks(self) -> Looks | None:
+        """Note from now on who looks at which of the files that there are, until the world ends.
+
+        None where it can't be noted: the system does not tell, effects take time, in which others could look, or hosts
+        see what is on the disk each in its own way.
+        """
+        if self.has_clients or any(disk.takes_time for disk in self):
+            return None
+        try:
+            looks = Looks((disk.real(path), disk.shown(path)) for disk in self for path in disk.files())
+        except OSError:
+            return None
+        self._watch()
+        for disk in self:
+            disk.looks = looks
+        return looks
 
     @property
     def busy(self) -> bool:

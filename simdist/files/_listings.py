@@ -51,6 +51,18 @@ def _seen(path: Any, names: list[str]) -> list[str]:
     return found.disk.clients.listed(found.process, found.place, names)
 
 
+def _look(path: Any) -> None:
+    """An entry says how large its file is."""
+    if isinstance(path, int):
+        there = opened(path)
+        disk, place = (None, "") if there is None else (there[0], there[1].path)
+    else:
+        found = spot(path, follow=True)
+        disk, place = (None, "") if found is None else (found.disk, found.place)
+    if disk is not None and disk.looks is not None:
+        disk.looks.below(disk.real(place).rstrip("/"))
+
+
 def _tidied(path: Any) -> bool:
     """True if the folder is on a disk; what nobody has open any more is gone from it then."""
     found = None if isinstance(path, int) else spot(path, follow=True)
@@ -62,7 +74,10 @@ def _tidied(path: Any) -> bool:
 def _scandir(original: Any) -> Any:
     @functools.wraps(original)
     def scandir(path: Any = ".") -> Any:
-        return _Entries(path, original(path)) if _tidied(path) else original(path)
+        if not _tidied(path):
+            return original(path)
+        _look(path)
+        return _Entries(path, original(path))
 
     return scandir
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 
@@ -24,12 +25,17 @@ _LOOKS = tuple(Replacement(os, name, make) for name, make in LOOKS)
 
 def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) -> Disks:
     """Put a disk at its folder, for all ranks, and those of hosts, until the runtime's patches are undone."""
-    disks = Disks(what, runtime.simulation, hosts, seed=seed, leave=_opening.flush_all)
+
+    @functools.cache
+    def watch() -> None:
+        runtime.patches.redirect(_LOOKS)
+
+    disks = Disks(what, runtime.simulation, hosts, seed=seed, leave=_opening.flush_all, watch=watch)
     _present.put(disks)
     runtime.patches.on_undo(_present.forget)
     runtime.patches.redirect(_REPLACEMENTS)
     if what.names_late_ns:
-        runtime.patches.redirect(_LOOKS)
+        watch()
     for name, make in BY_NAME:
         if hasattr(os, name):
             runtime.patches.wrap(os, name, make)

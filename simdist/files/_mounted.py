@@ -17,6 +17,7 @@ from simdist.errors import SimdistError
 from simdist.files._clients import Clients
 from simdist.files._events import StorageCalled
 from simdist.files._left import put_back, words_of
+from simdist.files._looks import Looks
 from simdist.files._watched import WatchedFolder
 from simdist.kernel import PASS, Simulation, stream
 from simdist.process import SimProcess, carry_out, original
@@ -70,6 +71,7 @@ class MountedDisk(WatchedFolder):
         self._crashes = 0
         self.open: dict[int, OpenFile] = {}  # by descriptor
         self.busy = False  # what is done now is no rank's doing
+        self.looks: Looks | None = None  # who looks at what, if that is noted
         self.clients: Clients | None = None  # what each host sees of a file server's disk; None: all see the same
         if mount.profile == "nfs" and not owner:
             self.clients = Clients(self.disk, simulation, lambda: list(self.open.values()), mount.names_late_ns)
@@ -100,6 +102,11 @@ class MountedDisk(WatchedFolder):
         if full == self.folder:
             return ""
         return full[len(self.folder) + 1 :] if full.startswith(f"{self.folder}/") else None
+
+    @property
+    def takes_time(self) -> bool:
+        """True if a change is not done at once."""
+        return self._mount.latency_ns > 0
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -148,6 +155,8 @@ class MountedDisk(WatchedFolder):
         share = 0.5 if during else 1.0
         if verdict.part_bytes is not None:
             share = min(verdict.part_bytes / size, 1.0) if size else 1.0
+        if self.looks is not None:
+            self._note(self.looks, effect, path, to, size, is_done=share == 1.0 and not verdict.drop)
         result = None if verdict.drop else act(share)
         if self.clients is not None and effect not in ("unlink", "rmdir"):
             self.clients.made(process, to if effect in ("rename", "link") else path)
@@ -156,6 +165,13 @@ class MountedDisk(WatchedFolder):
         if left is not None:
             self._strike(left[1])
         return result
+
+    def _note(self, looks: Looks, effect: str, path: str, to: str, size: int, *, is_done: bool) -> None:
+        if effect in ("rename", "link"):
+            looks.below(self.real(path))  # its bytes go on under another name
+        lost = {"truncate": "" if size else path, "unlink": path, "rename": to}.get(effect)
+        if lost and is_done:
+            looks.overwrites(self.real(lost))
 
     def _tell(self, process: SimProcess, effect: str, path: str, offset: int, size: int, to: str = "") -> None:
         self._simulation.bus.record(

@@ -185,6 +185,10 @@ class WatchedFolder:
                 elif entry.is_file():
                     yield place, entry.path, "file"
 
+    def files(self) -> Iterator[str]:
+        """Where real files stand now."""
+        return (path for path, _, kind in self._walk() if kind == "file")
+
     def contents(self) -> Iterator[tuple[str, str, bytes | None]]:
         """Every path with what it is ("file", "folder", "link") and holds, as the ranks find it now."""
         for path, real, kind in self._walk():

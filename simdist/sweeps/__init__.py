@@ -8,7 +8,8 @@ power the most suspicious states that the disk's file system allows are tried.
 - When all hosts are down, nothing is left but the disk. Crashes in the same step that leave the same on it are one, and
   so are two of a rank between which nothing happened anywhere; the report says how many that were.
 - All ranks begin anew after a crash, from nothing but the files. A run whose second life begins with the same files as
-  that of a run which has been seen to its end is ended there: it goes on alike (`_second_lives.py`).
+  that of a run which has been seen to its end, or with others that differ only in what that one has overwritten
+  unread, is ended there: it goes on alike (`_second_lives.py`).
 - Each crash is an ordinary fault with an ordinary trigger, so a failure replays with `simdist run`.
 - Every run begins anew: no state of a world is copied. Ranks are threads, and a process that is forked in the middle of
   a run would have only the one of them that called `fork`, so nothing is forked from a common beginning.

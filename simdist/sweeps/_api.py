@@ -84,7 +84,9 @@ def sweep(
         limit: at most so many crashes, spread evenly over the run; and so many second ones.
         second_crash: crash it once more while it recovers, at each moment until it is as far as it was.
         merge: end a run where all ranks begin anew with files that another run has begun with and gone on from to its
-            end: this one goes on alike. Not done with a `check`, which sees the whole run.
+            end: this one goes on alike. It takes `isolate=True`, without `share`, and a function that closes over
+            nothing and is given constants, or more than files would outlive a crash; and no `check`, which sees the
+            whole run. Otherwise each run goes to its end.
         only: the faults of one of its crashes, as a failure's `replay` has them: nothing else is tried.
         keep: a file for what was found, from which a sweep that was interrupted goes on.
         max_steps_lost: how many steps (`simdist.step`) a restart may repeat.

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from simdist.files import Disks
 from simdist.storage import Disk, Image
 
-__all__ = ["digest_of", "digests_of_outcomes"]
+__all__ = ["Found", "digests_of_outcomes"]
 
 
-def digest_of(disks: Disks) -> str:
-    """Of what is in the real folders now."""
-    return _joined(_digest((path, kind, _hashed(content)) for path, kind, content in each.contents()) for each in disks)
+class Found:
+    """What is in the real folders now."""
+
+    def __init__(self, disks: Disks) -> None:
+        self._disks = [
+            [(disk.shown(path), path, kind, _hashed(content)) for path, kind, content in disk.contents()]
+            for disk in disks
+        ]
+
+    def digest(self, unread: Collection[str] = ()) -> str:
+        """Of all of it, whatever stands in the files `unread`, if it is anything."""
+        return _joined(
+            _digest(
+                (path, kind, _ANYTHING if name in unread and held != _NOTHING else held)
+                for name, path, kind, held in each
+            )
+            for each in self._disks
+        )
 
 
 def digests_of_outcomes(disks: Disks, most: int) -> Iterator[str]:
@@ -49,5 +64,11 @@ def _digest(parts: Iterable[tuple[str, str, str]]) -> str:
     return whole.hexdigest()
 
 
+_ANYTHING = "anything"
+
+
 def _hashed(content: bytes | None) -> str:
     return "" if content is None else hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+_NOTHING = _hashed(b"")

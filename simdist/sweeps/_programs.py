@@ -51,24 +51,28 @@ class Ran:
 
 
 class Ends:
-    """Runs to their end, or as far as it takes to know it. `steps_lost` is how many may be, if anybody asks."""
+    """Runs to their end, or, if it `merges`, as far as it takes to know it.
 
-    def __init__(self, steps_lost: int | None) -> None:
-        self._lives = SecondLives()
+    `steps_lost` is how many may be, if anybody asks.
+    """
+
+    def __init__(self, steps_lost: int | None, *, merges: bool) -> None:
+        self.merges = merges
+        self._lives = SecondLives(merges=merges)
         self._steps_lost = steps_lost
 
     def of(self, case: Case, run: Callable[[], Ran]) -> Ran:
         """What becomes of a crash. `run` does it."""
         life = None if case.left is None else self._lives.known(case.left)
-        if life is not None:
-            known = self._known(life, case.point.reached)
+        if life is not None and case.left is not None:
+            known = self._known(self._lives.name(case.left), life, case.point.reached)
             if not known.problems:
                 return known
         try:
             with self._lives.of_one_run(len(case.faults)) as remember:
                 ran = run()
         except KnownEndError as end:
-            return replace(self._known(end.life, end.reached, end.lost), left=end.left)
+            return replace(self._known(end.name, end.life, end.reached, end.lost), left=end.left)
         assert ran.result is not None
         return replace(ran, begun=remember(ran.result, tuple(each for each in ran.problems if each[0] != _LOST)))
 
@@ -77,12 +81,12 @@ class Ends:
         """What is known of second lives."""
         return self._lives
 
-    def _known(self, life: SecondLife, reached: int, lost: int = 0) -> Ran:
+    def _known(self, name: str, life: SecondLife, reached: int, lost: int = 0) -> Ran:
         problems = life.problems
         lost = lost if life.first_step is None else max(reached - life.first_step, lost)
         if self._steps_lost is not None and lost > self._steps_lost:
             problems = (*problems, (_LOST, lost_words(lost, self._steps_lost)))
-        return Ran(problems, begun=life.name)
+        return Ran(problems, begun=name)
 
 
 class Program(Protocol):
@@ -105,6 +109,11 @@ class Program(Protocol):
     @property
     def has_local_disks(self) -> bool:
         """True if each host has one of its own."""
+        ...
+
+    @property
+    def merges(self) -> bool:
+        """True if a run ends where its second life is known."""
         ...
 
     def ready(self) -> AbstractContextManager[None]:
@@ -136,9 +145,7 @@ class PlanProgram:
         expect = plan.expect
         bounds = (expect.min_virtual_time_ns, expect.max_virtual_time_ns, expect.max_events)
         apart = plan.isolate is not False and not plan.share
-        self._ends = (
-            None if not merge or not apart or bounds != (None, None, None) else Ends(plan.expect.max_steps_lost)
-        )
+        self._ends = Ends(expect.max_steps_lost, merges=merge and apart and bounds == (None, None, None))
 
     @property
     def hosts(self) -> int:
@@ -175,16 +182,19 @@ class PlanProgram:
         if watcher is not None:
             with observed_by(watcher):
                 return self._run(struck)
-        return self._run(struck) if self._ends is None else self._ends.of(case, lambda: self._run(struck))
+        return self._ends.of(case, lambda: self._run(struck))
+
+    @property
+    def merges(self) -> bool:
+        return self._ends.merges
 
     def learnt(self) -> dict[str, SecondLife]:
-        """The second lives that have been seen to their ends, by name."""
-        return {} if self._ends is None else dict(self._ends.lives.seen)
+        """The second lives that have been seen to their ends, by what they found."""
+        return dict(self._ends.lives.seen)
 
     def learn(self, lives: Mapping[str, SecondLife]) -> None:
         """Another process has seen these."""
-        if self._ends is not None:
-            self._ends.lives.seen.update(lives)
+        self._ends.lives.learn(lives)
 
     def _run(self, plan: Plan) -> Ran:
         with self._importable() if plan.isolate is False else nullcontext():
@@ -244,12 +254,20 @@ class FunctionProgram:
     call: Call | None = None  # the sweep
     baseline: RunResult | None = None
     folder: str | None = field(default=None, init=False)  # in which each run makes its own; None: the usual one
-    ends: Ends | None = field(default=None, init=False)
+    ends: Ends = field(init=False)
 
     def __post_init__(self) -> None:
-        apart = self.settings.get("isolate") is not False and not self.settings.get("share")
-        if apart and self.check is None and self.merge:
-            self.ends = Ends(self.steps_lost)
+        self.ends = Ends(self.steps_lost, merges=self.merge and self.check is None and self._keeps_nothing())
+
+    @property
+    def merges(self) -> bool:
+        return self.ends.merges
+
+    def _keeps_nothing(self) -> bool:
+        """True if nothing of a life but its files outlives it: no module, and no object."""
+        isolated = self.settings.get("isolate", False) is not False and not self.settings.get("share")
+        closes_over = getattr(self.function, "__closure__", None) or not hasattr(self.function, "__code__")
+        return isolated and not closes_over and all(map(_is_constant, (*self.args, *(self.kwargs or {}).values())))
 
     @property
     def hosts(self) -> int:
@@ -276,7 +294,7 @@ class FunctionProgram:
 
     def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
         run = functools.partial(self._run, case.faults, watcher, fewer=case.loses_hosts)
-        return run() if self.ends is None or watcher is not None else self.ends.of(case, run)
+        return run() if watcher is not None else self.ends.of(case, run)
 
     def _run(self, faults: Sequence[Fault], watcher: Watcher | None, *, fewer: bool = False) -> Ran:
         import simdist
@@ -339,6 +357,13 @@ class FunctionProgram:
             return self.call.text(case.faults)
         fewer = f", min_hosts={self.hosts - 1}" if case.loses_hosts else ""
         return f"simdist.run(..., faults={list(case.faults)!r}, max_restarts={len(case.faults)}{fewer})"
+
+
+def _is_constant(value: object) -> bool:
+    """True if no rank can change it for others."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, str | bytes | int | float | complex)
 
 
 def _ended(rank: RankResult) -> str:

@@ -5,6 +5,10 @@ decided by the files, by who is there, and by how often it has happened. A run i
 one that began with the same files on the same hosts has been seen to its end. Only what an oracle says of both lives
 together, the steps lost, is worked out anew.
 
+The files are the same, too, if they differ in nothing that the life seen has looked at: what a crash has left of a file
+that is begun anew before anybody reads it can't matter (`Disks.note_looks`). What is left of it at the end is read by
+oracles, and matters.
+
 Not so where somebody could see more of the first life: modules that all ranks share, bounds on virtual time or events,
 a check of the user's that is handed the whole run, a deadlock on the way. Nor in a program that keeps the time of day
 in what it computes; no program here did.
@@ -12,17 +16,17 @@ in what it computes; no program here did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from simdist._observer import observed_by
-from simdist.files import present_disks
+from simdist.files import Looks, present_disks
 from simdist.kernel import Bus
 from simdist.process import RankBegan, SimProcess
 from simdist.result import Event, RunResult
 from simdist.scenario import lost_steps
-from simdist.sweeps._images import digest_of
+from simdist.sweeps._images import Found
 from simdist.trace import EventStream, events_of
 
 __all__ = ["KnownEndError", "Problems", "SecondLife", "SecondLives", "left_in"]
@@ -38,22 +42,23 @@ Left = tuple[tuple[str, str], ...]
 class SecondLife:
     """How one ended: what is wrong then, but for the steps lost, and with which step it began (None: with none).
 
-    `name` tells it apart from those that found something else.
+    `unread` are files that it has overwritten before anybody looked at them.
     """
 
-    name: str
     problems: Problems
     first_step: int | None
+    unread: tuple[str, ...] = ()
 
 
 class KnownEndError(Exception):
-    """Ends a run: the life that begins is known.
+    """Ends a run: the life that begins is known. `name` tells what it found from what others did.
 
     `reached` is the last step before it, -1 for none, and `lost` how many steps earlier restarts have cost.
     """
 
-    def __init__(self, life: SecondLife, reached: int, lost: int, left: Left) -> None:
-        super().__init__(life, reached, lost, left)
+    def __init__(self, name: str, life: SecondLife, reached: int, lost: int, left: Left) -> None:
+        super().__init__(name, life, reached, lost, left)
+        self.name = name
         self.life = life
         self.reached = reached
         self.lost = lost
@@ -61,12 +66,18 @@ class KnownEndError(Exception):
 
 
 class SecondLives:
-    """Those that have been seen, and third ones. An observer of worlds, while `of_one_run` is entered."""
+    """Those that have been seen, and third ones. An observer of worlds, while `of_one_run` is entered.
 
-    def __init__(self) -> None:
-        self.seen: dict[str, SecondLife] = {}  # to their ends, by name
+    Unless it `merges`, it only tells them apart.
+    """
+
+    def __init__(self, *, merges: bool) -> None:
+        self._merges = merges
+        self.seen: dict[str, SecondLife] = {}  # to their ends, by what they found, and without what they did not read
+        self._unread: dict[tuple[str, ...], None] = {}  # what lives have not read
         self._all: tuple[str, ...] = ()  # the host of each rank when nobody has failed
-        self._begun: str | None = None  # the one of the run that goes on
+        self._begun: tuple[str, Callable[[tuple[str, ...]], str]] | None = None  # the one of the run that goes on
+        self._looks: Looks | None = None  # in that life
         self._last = 1  # the life that decides
 
     @contextmanager
@@ -76,7 +87,7 @@ class SecondLives:
         Call what is given with the result of a run that came to its end, and with what is wrong with it; it returns
         the name of that life.
         """
-        self._begun, self._last = None, crashes
+        self._begun, self._looks, self._last = None, None, crashes
         with observed_by(self):
             yield self._remember
 
@@ -86,7 +97,16 @@ class SecondLives:
 
     def known(self, digest: str) -> SecondLife | None:
         """The second one that all hosts begin with these files."""
-        return self.seen.get(_name(digest, self._all, 1))
+        return self.seen.get(self.name(digest))
+
+    def name(self, digest: str) -> str:
+        """The name of the second one that all hosts begin with these files."""
+        return _name(digest, self._all, 1)
+
+    def learn(self, lives: Mapping[str, SecondLife]) -> None:
+        """These have been seen, too."""
+        self.seen.update(lives)
+        self._unread |= dict.fromkeys(life.unread for life in lives.values())
 
     def _on_rank(self, process: SimProcess) -> None:
         simulation, disks = process.simulation, present_disks()
@@ -97,28 +117,54 @@ class SecondLives:
             return
         if process.life != self._last or simulation.deadlock is not None or disks.has_older(process.life):
             return
-        self._begun = _name(digest_of(disks), disks.hosts_of_ranks(), process.life)
-        life = self.seen.get(self._begun)
-        if life is not None:
-            events = EventStream(simulation.events.records)
-            reached = max((int(str(e.data["step"])) for e in events_of(events, "step")), default=-1)
-            simulation.abort(KnownEndError(life, reached, lost_steps(events), left_in(events)))
+        found, hosts = Found(disks), disks.hosts_of_ranks()
+
+        def named(unread: tuple[str, ...]) -> str:
+            return _name(found.digest(unread), hosts, process.life)
+
+        name = named(())
+        self._begun = name, named
+        life = self._like(name, named)
+        if life is None:
+            self._looks = disks.note_looks() if self._merges else None
+            return
+        self.learn({name: life})
+        events = EventStream(simulation.events.records)
+        reached = max((int(str(e.data["step"])) for e in events_of(events, "step")), default=-1)
+        simulation.abort(KnownEndError(name, life, reached, lost_steps(events), left_in(events)))
+
+    def _like(self, name: str, named: Callable[[tuple[str, ...]], str]) -> SecondLife | None:
+        """One that has been seen and finds the same, in all that it reads."""
+        if not self._merges:
+            return None
+        life = self.seen.get(name)
+        for unread in self._unread if life is None else ():
+            life = life or self.seen.get(_but(named(unread), unread))
+        return life
 
     def _remember(self, result: RunResult, problems: Problems) -> str | None:
         if self._begun is None or result.restarts != self._last or result.deadlock is not None:
             return None
+        name, named = self._begun
         first_step, life = None, 0
         for event in events_of(result.events, "restart", "step"):
             life += event.kind == "restart"
             if life == self._last and event.kind == "step":
                 first_step = int(str(event.data["step"]))
                 break
-        self.seen[self._begun] = SecondLife(self._begun, problems, first_step)
-        return self._begun
+        if self._merges:
+            unread = () if self._looks is None else tuple(sorted(self._looks.unread))
+            seen = SecondLife(problems, first_step, unread)
+            self.learn({name: seen, _but(named(unread), unread): seen} if unread else {name: seen})
+        return name
 
 
 def _name(digest: str, hosts: tuple[str, ...], life: int) -> str:
     return f"{digest} {life} {' '.join(hosts)}"
+
+
+def _but(name: str, unread: tuple[str, ...]) -> str:
+    return f"{name} but for {unread!r}" if unread else name
 
 
 def left_in(events: Sequence[Event]) -> Left:

@@ -136,7 +136,7 @@ class _Sweep:
             if kept is None and self._kept is not None:
                 self._kept.put(number, tried)
             if tried.begun is not None:  # counted so that it does not matter which process has seen what
-                self.known += tried.begun in self._found
+                self.known += self._program.merges and tried.begun in self._found
                 self._found[tried.begun] = None
             if tried.failure is not None:
                 self.failures.append(tried.failure)

@@ -14,37 +14,16 @@ import simdist
 from simdist.cluster import make
 from simdist.errors import ArgumentError
 from simdist.faults import Crash, HostCrash
-from simdist.sweeps import STRIKES, SweepReport
-
-
-def _number(path: Path) -> int:
-    return int(path.read_text()) if path.exists() else 0
-
-
-def count(folder: str, *, steps: int = 2, sync: bool = True) -> int:
-    """Count the steps, and keep the count in a file."""
-    path = Path(folder) / "count"
-    for step in range(_number(path), steps):
-        simdist.step(step)
-        with path.with_suffix(".tmp").open("w") as file:
-            file.write(str(step + 1))
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        path.with_suffix(".tmp").replace(path)
-        if sync:
-            above = os.open(folder, os.O_RDONLY)
-            os.fsync(above)
-            os.close(above)
-    return _number(path)
+from simdist.sweeps import STRIKES, FunctionProgram, SweepReport, Tries, swept
+from tests.sweeps.isolated_programs import count, in_parts, number
 
 
 def in_place(folder: str) -> int:
     """The same, without a second file."""
     path = Path(folder) / "count"
-    for step in range(_number(path), 2):
+    for step in range(number(path), 2):
         path.write_text(str(step + 1))
-    return _number(path)
+    return number(path)
 
 
 def _calls(report: SweepReport) -> list[tuple[str, str]]:
@@ -63,7 +42,7 @@ def test_points_are_what_a_crash_can_come_before() -> None:
         ("storage", "fsync_dir of the disk"),
     ]
     assert [point.nth for point in report.points] == [1, 1, 2, 3, 4, 5]
-    assert all(point.where.startswith("test_sweeps.py:") for point in report.points)
+    assert all(point.where.startswith("isolated_programs.py:") for point in report.points)
 
 
 def test_code_that_syncs_survives_everything() -> None:
@@ -79,7 +58,7 @@ def test_code_that_does_not_sync_is_told_so_with_the_line_and_what_is_left() -> 
 
     assert not report.ok
     failure = report.shortest()[0]
-    assert "all hosts lost power after rename of count.tmp to count (test_sweeps.py:" in failure.account
+    assert "all hosts lost power after rename of count.tmp to count (isolated_programs.py:" in failure.account
     assert "count is empty, of 1 bytes; rank 0 raised ValueError: invalid literal for int()" in failure.account
     assert failure.left == (("count", "is empty, of 1 bytes"),)
     with pytest.raises(AssertionError, match=r"crashes are not survived\n.*points, .* crashes tried"):
@@ -100,7 +79,7 @@ def test_a_rank_that_dies_shows_what_is_written_in_place() -> None:
 def test_a_checkpoint_that_is_too_old_is_a_failure() -> None:
     def seldom(folder: str) -> int:
         path = Path(folder) / "count"
-        for step in range(_number(path), 6):
+        for step in range(number(path), 6):
             simdist.step(step)
             if step == 2:
                 path.write_text("3")
@@ -257,20 +236,70 @@ def test_a_request_to_a_store_is_a_point() -> None:
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_run_that_begins_again_as_another_did_ends_as_that_did(sync: bool) -> None:
     kwargs = {"steps": 4, "sync": sync}
-    every = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, merge=False)
+    every = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, isolate=True, merge=False)
 
-    merged = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0)
+    merged = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, isolate=True)
 
     assert (every.known, merged.known > len(merged.cases) // 2) == (0, True)
     assert merged == every
     assert merged.ok == sync
 
 
-def test_ranks_that_share_modules_are_run_to_the_end() -> None:
-    report = simdist.sweep(count, world_size=1, strikes=["rank"], isolate=False)
+@pytest.mark.parametrize("looks", [False, True])
+def test_what_is_left_of_a_file_that_nobody_looks_at_makes_no_other_life(looks: bool) -> None:
+    settings: dict[str, Any] = {"function": in_parts, "args": ("{tmp}",), "kwargs": {"looks": looks}}
+    settings |= {"disk": {"profile": "ext4"}, "settings": {"world_size": 1, "isolate": True}}
+    whole = swept(FunctionProgram(**settings, merge=False), Tries())
+    program = FunctionProgram(**settings)
 
-    assert report.ok
+    report = swept(program, Tries())
+
+    assert report.failures == whole.failures
+    assert len(report.failures) == (7 if looks else 0)
+    seen = program.ends.lives.seen
+    assert any("but for" in name for name in seen) == (not looks)
+    assert len({id(life) for life in seen.values()}) < len({name for name in seen if "but for" not in name}) or looks
+
+
+_lives: list[str] = []  # in a module that all lives of a rank share, unless it is isolated
+
+
+def remembers(folder: str) -> int:
+    """What a life leaves in memory decides what the next one comes to."""
+    for name in ("value", "other"):
+        (Path(folder) / name).touch()
+    _lives.append("first")
+    (Path(folder) / "other").unlink()
+    _lives.append("second")
+    (Path(folder) / "other").touch()
+    found = len(_lives)
+    _lives.clear()
+    return 2 if found == 3 else found
+
+
+def test_ranks_that_share_modules_are_run_to_the_end() -> None:
+    _lives.clear()
+    report = simdist.sweep(remembers, world_size=1, strikes=["rank"])
+
+    # A rank that dies before the last call leaves the files that one leaves which dies before the second.
+    assert [(each.case.point.call, each.case.point.nth) for each in report.failures] == [("create of other", 4)]
     assert report.known == 0
+
+
+def test_what_a_function_closes_over_or_is_given_outlives_a_crash() -> None:
+    lives: list[int] = []
+
+    def counts(folder: str) -> None:
+        lives.append(len(folder))
+
+    def given(folder: str, seen: list[int]) -> None:
+        seen.append(len(folder))
+
+    for fn, args in ((counts, ("{tmp}",)), (given, ("{tmp}", lives))):
+        assert not FunctionProgram(function=fn, settings={"isolate": True}, args=args).merges
+    assert FunctionProgram(function=count, settings={"isolate": True}, args=("{tmp}",)).merges
+    assert not FunctionProgram(function=count, settings={"isolate": True, "share": ["os"]}).merges
+    assert not FunctionProgram(function=count, settings={}).merges
 
 
 def test_a_second_crash_strikes_the_recovery() -> None:
