@@ -1,4 +1,4 @@
-"""What a disk holds, as a digest: two that are equal look the same to whoever is started on them."""
+"""What disks hold, as digests: two that are equal look the same to whoever is started on them."""
 
 from __future__ import annotations
 
@@ -7,64 +7,62 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from simdist.files import Disks
-from simdist.storage import Disk, Image
+from simdist.files import Disks, MountedDisk
+from simdist.storage import Image
 
-__all__ = ["Found", "digests_of_outcomes"]
+__all__ = ["Found", "found_now", "outcomes_of"]
+
+_ANYTHING = "anything"
+
+_Part = tuple[str, str, str, str]  # a path with its disk's owner, and without; what it is; a digest of what it holds
 
 
 class Found:
-    """What is in the real folders now."""
+    """What somebody finds who is started on disks."""
 
-    def __init__(self, disks: Disks) -> None:
-        self._disks = [
-            [(disk.shown(path), path, kind, _hashed(content)) for path, kind, content in disk.contents()]
-            for disk in disks
-        ]
+    __slots__ = ("_disks",)
+
+    def __init__(self, disks: Iterable[list[_Part]]) -> None:
+        self._disks = tuple(disks)
 
     def digest(self, unread: Collection[str] = ()) -> str:
         """Of all of it, whatever stands in the files `unread`, if it is anything."""
-        return _joined(
-            _digest(
-                (path, kind, _ANYTHING if name in unread and held != _NOTHING else held)
-                for name, path, kind, held in each
-            )
-            for each in self._disks
-        )
+        return " ".join(_digest(parts, unread) for parts in self._disks)
 
 
-def digests_of_outcomes(disks: Disks, most: int) -> Iterator[str]:
-    """Of what may be there after a loss of power, the most suspicious first; of a disk with fewer, the last."""
-    found = [[*_outcomes(each.disk, most)] for each in disks]
+def found_now(disks: Disks) -> Found:
+    """What is in the real folders now."""
+    return Found(
+        [(each.shown(path), path, kind, _hashed(held)) for path, kind, held in each.contents()] for each in disks
+    )
+
+
+def outcomes_of(disks: Disks, most: int) -> Iterator[Found]:
+    """What may be there after a loss of power, the most suspicious first; of a disk with fewer, the last."""
+    found = [[*_outcomes(each, most)] for each in disks]
     for number in range(max(map(len, found))):
-        yield _joined(each[min(number, len(each) - 1)] for each in found)
+        yield Found(each[min(number, len(each) - 1)] for each in found)
 
 
-def _joined(digests: Iterable[str]) -> str:
-    return " ".join(digests)
-
-
-def _outcomes(disk: Disk, most: int) -> Iterator[str]:
+def _outcomes(mounted: MountedDisk, most: int) -> Iterator[list[_Part]]:
     known: dict[Any, str] = {}
-    for image in itertools.islice(disk.outcomes(), most):
-        yield _digest(_parts(disk, image, known))
+    for image in itertools.islice(mounted.disk.outcomes(), most):
+        yield list(_parts(mounted, image, known))
 
 
-def _parts(disk: Disk, image: Image, known: dict[Any, str]) -> Iterator[tuple[str, str, str]]:
+def _parts(mounted: MountedDisk, image: Image, known: dict[Any, str]) -> Iterator[_Part]:
     for path, state in image.nodes:
         if state not in known:
-            known[state] = _hashed(disk.content(state))
-        yield path, disk.inode_of(state).kind, known[state]
+            known[state] = _hashed(mounted.disk.content(state))
+        yield mounted.shown(path), path, mounted.disk.inode_of(state).kind, known[state]
 
 
-def _digest(parts: Iterable[tuple[str, str, str]]) -> str:
+def _digest(parts: list[_Part], unread: Collection[str]) -> str:
     whole = hashlib.blake2b(digest_size=16)
-    for path, kind, content in sorted(parts):
-        whole.update(f"{path}\0{kind}\0{content}\0".encode(errors="surrogateescape"))
+    for shown, path, kind, held in sorted(parts, key=lambda part: part[1]):
+        said = _ANYTHING if shown in unread and held != _NOTHING else held
+        whole.update(f"{path}\0{kind}\0{said}\0".encode(errors="surrogateescape"))
     return whole.hexdigest()
-
-
-_ANYTHING = "anything"
 
 
 def _hashed(content: bytes | None) -> str:

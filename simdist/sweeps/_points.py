@@ -21,7 +21,7 @@ from simdist.files import StorageCalled, present_disks
 from simdist.frames import is_ours, user_frame
 from simdist.kernel import PASS, Bus, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
-from simdist.sweeps._images import digests_of_outcomes
+from simdist.sweeps._images import Found, outcomes_of
 
 __all__ = ["STRIKES", "Case", "Point", "Strike", "Watcher", "cases_of"]
 
@@ -159,6 +159,7 @@ class Watcher:
 
     def __init__(self, outcomes: int, *, life: int = 0, until: int | None = None) -> None:
         self.points: list[Point] = []
+        self.found: dict[str, Found] = {}  # what the disk may hold if all hosts lose power, by digest
         self._life = life
         self._until = until
         self._outcomes = outcomes
@@ -223,7 +224,9 @@ class Watcher:
         if disks is None:
             return ()
         if self._left[0] != disks.changes:
-            self._left = disks.changes, tuple(digests_of_outcomes(disks, self._outcomes))
+            left = [(each.digest(), each) for each in outcomes_of(disks, self._outcomes)]
+            self.found.update(left)
+            self._left = disks.changes, tuple(digest for digest, _ in left)
         return self._left[1]
 
 

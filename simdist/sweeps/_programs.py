@@ -175,6 +175,7 @@ class PlanProgram:
         self._baseline = ran.result
         assert ran.result is not None
         self._folder = scratch_folder(ran.result.events)
+        self._ends.lives.outcomes = watcher.found
         return ran
 
     def strike(self, case: Case, watcher: Watcher | None = None) -> Ran:
@@ -287,6 +288,7 @@ class FunctionProgram:
         self.baseline = ran.result
         assert ran.result is not None
         self.folder = scratch_folder(ran.result.events)
+        self.ends.lives.outcomes = watcher.found
         return ran
 
     def ready(self) -> AbstractContextManager[None]:

@@ -26,7 +26,7 @@ from simdist.kernel import Bus
 from simdist.process import RankBegan, SimProcess
 from simdist.result import Event, RunResult
 from simdist.scenario import lost_steps
-from simdist.sweeps._images import Found
+from simdist.sweeps._images import Found, found_now
 from simdist.trace import EventStream, events_of
 
 __all__ = ["KnownEndError", "Problems", "SecondLife", "SecondLives", "left_in"]
@@ -73,6 +73,7 @@ class SecondLives:
 
     def __init__(self, *, merges: bool) -> None:
         self._merges = merges
+        self.outcomes: Mapping[str, Found] = {}  # what losses of power may leave, by digest
         self.seen: dict[str, SecondLife] = {}  # to their ends, by what they found, and without what they did not read
         self._unread: dict[tuple[str, ...], None] = {}  # what lives have not read
         self._all: tuple[str, ...] = ()  # the host of each rank when nobody has failed
@@ -97,11 +98,13 @@ class SecondLives:
 
     def known(self, digest: str) -> SecondLife | None:
         """The second one that all hosts begin with these files."""
-        return self.seen.get(self.name(digest))
+        found, hosts = self.outcomes.get(digest), self._all
+        name = self.name(digest)
+        return self.seen.get(name) if found is None else self._like(name, lambda unread: _name(found, unread, hosts, 1))
 
     def name(self, digest: str) -> str:
         """The name of the second one that all hosts begin with these files."""
-        return _name(digest, self._all, 1)
+        return _titled(digest, self._all, 1)
 
     def learn(self, lives: Mapping[str, SecondLife]) -> None:
         """These have been seen, too."""
@@ -117,10 +120,10 @@ class SecondLives:
             return
         if process.life != self._last or simulation.deadlock is not None or disks.has_older(process.life):
             return
-        found, hosts = Found(disks), disks.hosts_of_ranks()
+        found, hosts = found_now(disks), disks.hosts_of_ranks()
 
         def named(unread: tuple[str, ...]) -> str:
-            return _name(found.digest(unread), hosts, process.life)
+            return _name(found, unread, hosts, process.life)
 
         name = named(())
         self._begun = name, named
@@ -139,7 +142,7 @@ class SecondLives:
             return None
         life = self.seen.get(name)
         for unread in self._unread if life is None else ():
-            life = life or self.seen.get(_but(named(unread), unread))
+            life = life or self.seen.get(named(unread))
         return life
 
     def _remember(self, result: RunResult, problems: Problems) -> str | None:
@@ -155,16 +158,18 @@ class SecondLives:
         if self._merges:
             unread = () if self._looks is None else tuple(sorted(self._looks.unread))
             seen = SecondLife(problems, first_step, unread)
-            self.learn({name: seen, _but(named(unread), unread): seen} if unread else {name: seen})
+            self.learn({name: seen, named(unread): seen})
         return name
 
 
-def _name(digest: str, hosts: tuple[str, ...], life: int) -> str:
-    return f"{digest} {life} {' '.join(hosts)}"
-
-
-def _but(name: str, unread: tuple[str, ...]) -> str:
+def _name(found: Found, unread: tuple[str, ...], hosts: tuple[str, ...], life: int) -> str:
+    """What tells a life apart from those that find something else, but for files that are not read."""
+    name = _titled(found.digest(unread), hosts, life)
     return f"{name} but for {unread!r}" if unread else name
+
+
+def _titled(digest: str, hosts: tuple[str, ...], life: int) -> str:
+    return f"{digest} {life} {' '.join(hosts)}"
 
 
 def left_in(events: Sequence[Event]) -> Left:

@@ -163,7 +163,7 @@ def sweep_plan(
     """
     tries = tries or Tries()
     program = PlanProgram(plan, merge=tries.merge)
-    with Workers(plan, program, workers or _cores(), merge=tries.merge) as pool:
+    with Workers(plan, program, workers or _cores(), tries) as pool:
         return swept(program, tries, progress=progress, keep=keep, run=pool.run)
 
 

@@ -18,6 +18,7 @@ from simdist.sweeps._points import Case, Watcher
 from simdist.sweeps._programs import PlanProgram, Program
 from simdist.sweeps._report import Failure, Tried
 from simdist.sweeps._second_lives import SecondLife
+from simdist.sweeps._tries import Tries
 
 __all__ = ["Workers", "try_case"]
 
@@ -33,13 +34,13 @@ _program: PlanProgram | None = None  # of a worker process
 class Workers:
     """This process, in which `program` has been watched, and `count` - 1 others for the same plan."""
 
-    def __init__(self, plan: Plan, program: PlanProgram, count: int, *, merge: bool) -> None:
+    def __init__(self, plan: Plan, program: PlanProgram, count: int, tries: Tries) -> None:
         self._program = program
         self._others = count - 1
         self._pool: ProcessPoolExecutor | None = None
         if self._others:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._others, context, _begin, (plan, merge))
+            self._pool = ProcessPoolExecutor(self._others, context, _begin, (plan, tries))
 
     def run(self, cases: Sequence[Case]) -> Iterator[Tried]:
         """What becomes of them, in their order."""
@@ -86,12 +87,12 @@ def try_case(program: Program, case: Case) -> Tried:
     return Tried(failure, ran.begun)
 
 
-def _begin(plan: Plan, merge: bool) -> None:
+def _begin(plan: Plan, tries: Tries) -> None:
     global _program
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for the results is interrupted
-    _program = PlanProgram(plan, merge=merge)
+    _program = PlanProgram(plan, merge=tries.merge)
     _program.ready().__enter__()  # for as long as the process lives
-    _program.watch(Watcher(0))
+    _program.watch(Watcher(tries.outcomes))
 
 
 def _try_in_worker(cases: Sequence[Case], lives: dict[str, SecondLife]) -> _Found:
