@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import warnings
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
 
 import simdist
 from simdist.cluster import make
@@ -193,6 +195,61 @@ def test_fabric_empties_the_old_checkpoint_first() -> None:
 
     assert "rank 0 died before write of last.ckpt" in told
     assert "in step 1; rank 0 raised EOFError" in told
+
+
+def by_lightning(folder: str) -> list[float]:
+    """Train three epochs of one step, kept by ModelCheckpoint, from where `last.ckpt` is."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Regression(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            simdist.step(self.global_step)
+            return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.manual_seed(3)
+    data = TensorDataset(torch.randn(8, 4), torch.randn(8, 1))
+    keeps = ModelCheckpoint(Path(folder) / "kept", save_last=True, save_on_train_epoch_end=True)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"]),
+        strategy="ddp",
+        max_epochs=3,
+        default_root_dir=folder,
+        logger=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        callbacks=[keeps],
+    )
+    model = Regression()
+    last = Path(folder) / "kept" / "last.ckpt"
+    trainer.fit(model, DataLoader(data, batch_size=4), ckpt_path=last if last.exists() else None)
+    return [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+
+
+@pytest.mark.real
+def test_model_checkpoint_of_lightning_empties_the_last_one_first_and_syncs_nothing() -> None:
+    pytest.importorskip("lightning", reason="lightning is in the extra `programs`")
+
+    report = _swept(by_lightning)
+
+    told = _told(report)
+    assert len(report.cases) > 200
+    assert {failure.problems[0][0] for failure in report.failures} == {"outcomes", "max_steps_lost"}
+    assert "rank 0 died before write of kept/last.ckpt" in told
+    assert "rank 0 raised EOFError" in told
+    assert "kept/last.ckpt is not there; 2 steps were lost to a restart, at most 1" in told
 
 
 def by_hsdp(folder: str, *, steps: int = 2) -> float:
