@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from simdist.cli._summary import heading
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import load
-from simdist.sweeps import Failure, SweepReport, Tries, sweep_plan, write_replays
+from simdist.sweeps import Failure, SweepReport, Tries, alike, sweep_plan, write_replays
 
 __all__ = ["sweep_file"]
 
@@ -78,35 +78,36 @@ def sweep_file(
     written = [] if write is None else list(write_replays(report, plan, Path(write)))
     with page() as out:
         out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
-        _print(out, report)
+        _print(out, report, further=tries.limit is None and not tries.second_crash)
         for path in written:
             out.print(f"written      {path}", soft_wrap=True, highlight=False)
         out.print(f"real time    {seconds:.2f} s")
     return 0 if report.ok else 1
 
 
-def _print(out: Console, report: SweepReport) -> None:
+def _print(out: Console, report: SweepReport, *, further: bool) -> None:
     held, failed = marks(out.encoding)
     if report.wrong:
         heading(out, "without any crash")
         for name, text in report.wrong:
             out.print(Text(f"  {failed} {name}  {text}"), soft_wrap=True)
         return
-    out.print(f"{len(report.points)} points, {len(report.cases)} crashes", end="")
-    out.print(f", {report.merged} more would leave the same" if report.merged else "", end="")
-    out.print(f", {report.known} begin again as another did" if report.known else "", end="")
-    out.print(f", {report.left_out} left out" if report.left_out else "")
+    for text in _counted(report):
+        out.print(Text(text), soft_wrap=True)
     out.print()
     table = plain_table("", "line", "crashes", "not survived", "calls", right=("crashes", "not survived"))
     for line in report.lines():
-        mark = Text(failed, style="bold red") if line.failures else Text(held, style="green")
+        mark = Text(failed, style="bold red") if line.failures else Text(held if line.cases else "", style="green")
         calls = ", ".join(line.calls[:_CALLS]) + (", ..." if len(line.calls) > _CALLS else "")
         table.add_row(mark, Text(line.where or "-"), str(line.cases), str(len(line.failures)), Text(calls))
     out.print(table)
     if report.failures:
         heading(out, "what was lost")
-        for failure in report.shortest():
-            _print_failure(out, failure)
+        for failure, others in report.kinds():
+            _print_failure(out, failure, others)
+        heading(out, "what usually helps")
+        for cure in report.cures:
+            out.print(Padding(Text(cure), (0, 0, 0, 2)))
     if report.unseen:
         heading(out, "not simulated")
         shown = ", ".join(report.unseen[:_UNSEEN]) + (", ..." if len(report.unseen) > _UNSEEN else "")
@@ -114,11 +115,28 @@ def _print(out: Console, report: SweepReport) -> None:
     out.print()
     survived = len(report.cases) - len(report.failures)
     out.print(f"survived     {survived} of {len(report.cases)} crashes")
+    if report.failures:
+        out.print("replay       as above, or with the files that --write FOLDER makes of each")
+    elif further:
+        out.print("further      --second-crash strikes the recovery, too; --strike lost goes on with fewer hosts")
 
 
-def _print_failure(out: Console, failure: Failure) -> None:
+def _counted(report: SweepReport) -> Iterator[str]:
+    """What was tried, and what was not, and why."""
+    yield f"{len(report.points)} points at which a crash could strike, {len(report.cases)} crashes tried"
+    if report.merged:
+        yield f"  {report.merged} more were not tried: each leaves the same, in the same step, as one that was"
+    if report.known:
+        yield f"  {report.known} of those tried were ended at the restart: another went on with the same files to its end"
+    if report.left_out:
+        yield f"  {report.left_out} more were left out: --limit"
+
+
+def _print_failure(out: Console, failure: Failure, others: int) -> None:
     out.print(Padding(Text(failure.account), (0, 0, 0, 2)))
     out.print(Text(f"    {failure.replay}", style="dim"), soft_wrap=True)
+    if others:
+        out.print(f"    {alike(others)}")
 
 
 def _data(report: SweepReport) -> dict[str, Any]:

@@ -17,15 +17,15 @@ power the most suspicious states that the disk's file system allows are tried.
   struck at each of its points.
 
 Open `_sweep.py` first; `_points.py` is what can strike and when, `_programs.py` what is swept, `_report.py` what is
-said of it, `_workers.py` how crashes are tried side by side, `_kept.py` how a sweep goes on that was interrupted,
-`_replays.py` and `_picture.py` what is written of a failure.
+said of it, `_cures.py` what usually helps, `_workers.py` how crashes are tried side by side, `_kept.py` how a sweep
+goes on that was interrupted, `_replays.py` and `_picture.py` what is written of a failure.
 """
 
 from simdist.sweeps._api import sweep
 from simdist.sweeps._points import STRIKES, Case, Point, Strike
 from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._replays import write_replays
-from simdist.sweeps._report import Failure, Line, SweepReport, Tried
+from simdist.sweeps._report import Failure, Line, SweepReport, Tried, alike
 from simdist.sweeps._sweep import sweep_plan, swept
 from simdist.sweeps._tries import Tries
 
@@ -40,6 +40,7 @@ __all__ = [
     "SweepReport",
     "Tried",
     "Tries",
+    "alike",
     "sweep",
     "sweep_plan",
     "swept",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from simdist.result import RunResult
 from simdist.sweeps._calls import Call
-from simdist.sweeps._points import Case, Point
+from simdist.sweeps._cures import cures, renamed
+from simdist.sweeps._points import STRIKES, Case, Point
 from simdist.trace import events_of
 
-__all__ = ["Failure", "Line", "SweepReport", "Tried", "unseen_in"]
+__all__ = ["Failure", "Line", "SweepReport", "Tried", "alike", "unseen_in"]
 
 _SHOWN = 3  # paths of which is told what is left
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,10 @@ class Failure:
     replay: str
 
     @property
-    def length(self) -> tuple[int, int]:
-        """How much there is to tell of."""
-        return len(self.left), self.case.outcome or 0
+    def length(self) -> tuple[int, int, int, int]:
+        """How much it takes."""
+        crashes = len(self.case.faults)
+        return crashes, STRIKES.index(self.case.strike), len(self.left), self.case.outcome or 0
 
     @property
     def account(self) -> str:
@@ -106,14 +110,31 @@ class SweepReport:
         )
 
     def shortest(self) -> tuple[Failure, ...]:
-        """One failure of each line and kind: that with least on the disk to tell of, the most suspicious, the first."""
-        best: dict[tuple[str, str, str], Failure] = {}
+        """The failure of each kind that is soonest told."""
+        return tuple(failure for failure, _ in self.kinds())
+
+    def kinds(self) -> tuple[tuple[Failure, int], ...]:
+        """The failures that are worth telling, each with how many others come to the same.
+
+        Of one kind are those of which the first oracle says the same, but for numbers, if all have lost something of a
+        file under its last name, or none has; told is the one that takes least: a rank that dies rather than a host, less that is lost.
+        """
+        moved = renamed(self.points)
+        best: dict[tuple[str, str, bool], Failure] = {}
+        counts: dict[tuple[str, str, bool], int] = {}
         for failure in self.failures:
-            key = failure.case.where, failure.case.strike, failure.problems[0][0]
-            known = best.get(key)
-            if known is None or failure.length < known.length:
+            name, text = failure.problems[0]
+            key = name, _NUMBER.sub("0", text), any(path not in moved for path, _ in failure.left)
+            known = best.setdefault(key, failure)
+            if failure.length < known.length:
                 best[key] = failure
-        return tuple(best.values())
+            counts[key] = counts.get(key, 0) + 1
+        return tuple((failure, counts[key] - 1) for key, failure in best.items())
+
+    @property
+    def cures(self) -> tuple[str, ...]:
+        """What usually helps against what was lost, the most frequent first."""
+        return cures(self.points, self.failures)
 
     def __str__(self) -> str:
         return "\n".join(self._text())
@@ -122,9 +143,13 @@ class SweepReport:
         yield f"{len(self.points)} points, {len(self.cases)} crashes tried, {self.merged} more leave the same"
         for name, text in self.wrong:
             yield f"  without any crash: {name}: {text}"
-        for failure in self.shortest():
+        for failure, others in self.kinds():
             yield f"  {failure.account}"
             yield f"    replay: {failure.replay}"
+            if others:
+                yield f"    {alike(others)}"
+        for cure in self.cures:
+            yield f"  what usually helps: {cure}"
 
     def write_tests(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write a pytest file for each failure that is told of, which replays it; their paths. For sweeps of functions.
@@ -144,6 +169,11 @@ class SweepReport:
         """
         if not self.ok:
             raise AssertionError(f"{len(self.failures)} of {len(self.cases)} crashes are not survived\n{self}")
+
+
+def alike(others: int) -> str:
+    """That so many more failures are of a kind, in words."""
+    return f"{others} other {'crashes come' if others > 1 else 'crash comes'} to the same"
 
 
 def unseen_in(results: Sequence[RunResult]) -> tuple[str, ...]:

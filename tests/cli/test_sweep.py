@@ -49,7 +49,9 @@ def test_a_program_that_comes_back_passes(tmp_path: Path) -> None:
     result = _sweep(_write(tmp_path, safe=True), "--strike", "rank")
 
     assert result.exit_code == 0, result.output
-    assert "3 points, 4 crashes" in result.output
+    assert "3 points at which a crash could strike, 4 crashes tried" in result.output
+    assert "1 of those tried were ended at the restart" in result.output
+    assert "further      --second-crash strikes the recovery" in result.output
     assert "survived     4 of 4 crashes" in result.output
 
 
@@ -76,6 +78,8 @@ def test_a_loss_of_power_says_what_is_left(tmp_path: Path) -> None:
     assert (
         "all hosts lost power after rename of value.tmp to value (program.py:12): value is empty, of 1 bytes;" in said
     )
+    assert "what usually helps os.fsync a file before it is renamed" in said
+    assert "replay as above, or with the files that --write FOLDER makes of each" in said
 
 
 def test_a_scenario_without_a_disk_is_refused(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
 
     two = CliRunner().invoke(main, ["sweep", path, "--workers", "2", *many])
 
-    assert int(one.output.split(" points, ")[1].split()[0]) > 40
+    assert int(one.output.split(" could strike, ")[1].split()[0]) > 40
 
     assert one.output.splitlines()[:-1] == two.output.splitlines()[:-1]
 
