@@ -127,7 +127,7 @@ def _counted(report: SweepReport) -> Iterator[str]:
     if report.merged:
         yield f"  {report.merged} more were not tried: each leaves the same, in the same step, as one that was"
     if report.known:
-        yield f"  {report.known} of those tried were ended at the restart: another went on with the same files to its end"
+        yield f"  {report.known} of those tried were ended at the restart: another had shown what comes of these files"
     if report.left_out:
         yield f"  {report.left_out} more were left out: --limit"
 
