@@ -287,15 +287,17 @@ def disk_save(megabytes: int, count: int) -> Figures:
     return {"real_seconds": real, "seconds": result.values[0]}
 
 
-def disk_memory(megabytes: int, count: int) -> Figures:
+def disk_memory(megabytes: int, count: int, *, sync: bool) -> Figures:
     """What a process needs at most beyond one checkpoint itself, while it saves many to a simulated disk."""
     from simdist import run
+
+    save: Callable[..., object] = bodies.save_checkpoints if sync else bodies.save_carelessly
 
     with tempfile.TemporaryDirectory() as folder:
         bodies.save_checkpoints(folder, 1, megabytes)
         bodies.reset_peak()
         before = bodies.resident_bytes("VmRSS")
-        result = run(bodies.save_checkpoints, world_size=1, args=(folder, count, megabytes), disk=folder, stall_s=600)
+        result = run(save, world_size=1, args=(folder, count, megabytes), disk=folder, stall_s=600)
     result.raise_for_failure()
     return {"bytes": bodies.resident_bytes("VmHWM") - before, "saved_bytes": count * megabytes * 2**20}
 

@@ -48,7 +48,8 @@ def rows(*, quick: bool, spawn: bool) -> list[Row]:
         _operation("compiled", 2, quick=quick),
         *(_ddp_on_devices(form, quick=quick) for form in ("python", "compiled")),
         _disk_save(quick=quick),
-        _disk_memory(quick=quick),
+        _disk_memory(sync=True, quick=quick),
+        _disk_memory(sync=False, quick=quick),
     ]
 
 
@@ -296,14 +297,14 @@ def _disk_save(*, quick: bool) -> Row:
     )
 
 
-def _disk_memory(*, quick: bool) -> Row:
+def _disk_memory(*, sync: bool, quick: bool) -> Row:
     def show(figures: Figures) -> str:
         return f"{figures['bytes'] / 2**20:.0f} MiB for {figures['saved_bytes'] / 2**30:.1f} GiB"
 
     return Row(
         "k",
-        "checkpoints of 256 MiB to a simulated disk, synced, the last two kept: memory",
-        {"simdist": {"probe": "disk-memory", "megabytes": 256, "count": 8 if quick else 40}},
+        f"checkpoints of 256 MiB to a simulated disk, {'' if sync else 'not '}synced, the last two kept: memory",
+        {"simdist": {"probe": "disk-memory", "megabytes": 256, "count": 8 if quick else 40, "sync": sync}},
         show,
         "2 GiB",
         lambda cells: cells["simdist"]["bytes"] <= 2 * 2**30,

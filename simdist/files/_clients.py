@@ -51,7 +51,7 @@ class Clients:
         if inode.kind != "file" or not inode.changes:
             return None
         hosts = [each.process.host for each in self._writers() if each.inode is inode]
-        return None if process.host in hosts or not hosts else inode.base.data
+        return None if process.host in hosts or not hosts else bytes(inode.base.data)
 
     def reads(self, process: SimProcess, inode: Inode, file: Any) -> None:
         """A process has a file open for reading, until `file` is closed."""

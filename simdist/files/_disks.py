@@ -73,6 +73,11 @@ class Disks:
             disk.forget_closed()
             disk.scan()
 
+    def close(self) -> None:
+        """Nobody writes any more."""
+        for disk in self:
+            disk.spill.close()
+
     def note_looks(self) -> Looks | None:
         """Note from now on who looks at which of the files that there are, until the world ends.
 

@@ -33,6 +33,7 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) ->
     disks = Disks(what, runtime.simulation, hosts, seed=seed, leave=_opening.flush_all, watch=watch)
     _present.put(disks)
     runtime.patches.on_undo(_present.forget)
+    runtime.patches.on_undo(disks.close)
     runtime.patches.redirect(_REPLACEMENTS)
     if what.names_late_ns:
         watch()

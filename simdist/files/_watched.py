@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from simdist.files._spill import Spill
 from simdist.kernel import Simulation
 from simdist.process import original
 from simdist.records import stored
@@ -24,7 +25,8 @@ class WatchedFolder:
 
     def __init__(self, folder: str, profile: str, simulation: Simulation, owner: str = "") -> None:
         self.folder = os.path.realpath(folder)
-        self.disk = Disk(PROFILES[profile], read=self._read)
+        self.spill = Spill(lambda: self.disk.held_bytes)
+        self.disk = Disk(PROFILES[profile], read=self._read, hold=self.spill.hold)
         self.owner = owner  # the host that it belongs to; "" if all see it
         self.changes = 0  # how often it has changed
         self.unseen: list[str] = []  # paths that changed in ways that can't be seen
@@ -32,7 +34,7 @@ class WatchedFolder:
         self._known: dict[int, tuple[int, int, int]] = {}  # what real files were when last looked at, by inode
         for path, real, kind in self._walk():
             target = os.readlink(real) if kind == "link" else ""
-            content = Content(size=os.lstat(real).st_size, load=lambda real=real: _bytes_of(real))  # type: ignore[misc]
+            content = Content(size=os.lstat(real).st_size, load=lambda real=real: self._held(real))  # type: ignore[misc]
             inode = self.disk.adopt(path, kind, content if kind == "file" else Content(), target)
             self.remember(inode, real)
 
@@ -197,10 +199,13 @@ class WatchedFolder:
             else:
                 yield path, kind, _bytes_of(real) if kind == "file" else None
 
-    def _read(self, inode: Inode) -> bytes:
+    def _held(self, real: str) -> bytes | memoryview:
+        return self.spill.hold(_bytes_of(real))
+
+    def _read(self, inode: Inode) -> bytes | memoryview:
         places = self.disk.paths_of(inode)
         try:
-            return _bytes_of(self.real(places[0])) if places else b""
+            return self._held(self.real(places[0])) if places else b""
         except OSError:  # code that can't be seen has taken it away
             return b""
 

@@ -17,7 +17,7 @@ class Change:
     """
 
     offset: int
-    data: bytes | None
+    data: bytes | memoryview | None
     before: int
     size: int
     entry: int = -1
@@ -49,13 +49,20 @@ class Content:
 
     __slots__ = ("_data", "_load", "size")
 
-    def __init__(self, data: bytes = b"", *, size: int = -1, load: Callable[[], bytes] | None = None) -> None:
+    def __init__(
+        self, data: bytes | memoryview = b"", *, size: int = -1, load: Callable[[], bytes | memoryview] | None = None
+    ) -> None:
         self._data = data
         self._load = load
         self.size = len(data) if size < 0 else size
 
     @property
-    def data(self) -> bytes:
+    def held_bytes(self) -> int:
+        """How many of them are in memory."""
+        return len(self._data) if isinstance(self._data, bytes) else 0
+
+    @property
+    def data(self) -> bytes | memoryview:
         """All of it."""
         if self._load is not None:
             self._data, self._load = self._load()[: self.size], None
@@ -63,7 +70,7 @@ class Content:
 
     def read(self, start: int, end: int) -> bytes:
         """The bytes from `start` to `end`, zeros beyond the size."""
-        found = self.data[start:end]
+        found = bytes(self.data[start:end])
         return found + bytes(end - start - len(found))
 
     def flipped(self, offset: int, bit: int) -> Content:
@@ -88,8 +95,10 @@ class Content:
         return Content(bytes(made))
 
 
-def _flipped(data: bytes, offset: int, bit: int) -> bytes:
-    return data[:offset] + bytes([data[offset] ^ 1 << bit]) + data[offset + 1 :]
+def _flipped(data: bytes | memoryview, offset: int, bit: int) -> bytes:
+    made = bytearray(data)
+    made[offset] ^= 1 << bit
+    return bytes(made)
 
 
 def _forgets(changes: Sequence[Change]) -> bool:

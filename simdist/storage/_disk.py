@@ -53,9 +53,16 @@ class Disk:
         [{'a': b'new'}]
     """
 
-    def __init__(self, profile: Profile, *, read: Callable[[Inode], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        read: Callable[[Inode], bytes | memoryview] | None = None,
+        hold: Callable[[bytes], bytes | memoryview] | None = None,
+    ) -> None:
         self.profile = profile
         self._read = read
+        self._hold = hold
         self._inodes: dict[int, Inode] = {_ROOT: Inode(_ROOT, "folder")}
         self._live: Names = {}
         self._log = Log(profile, {})
@@ -81,6 +88,11 @@ class Disk:
     def pending(self) -> bool:
         """True if a crash could lose anything."""
         return bool(self._log.open) or any(inode.changes for inode in self._inodes.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are in memory: those that were written and not synced, and what was there before."""
+        return sum(inode.held_bytes for inode in self._inodes.values())
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -127,7 +139,8 @@ class Disk:
         if data:
             self.pin(inode)
             before = inode.size
-            inode.changes.append(Change(offset, data, before, max(before, offset + len(data))))
+            held = data if self._hold is None else self._hold(data)
+            inode.changes.append(Change(offset, held, before, max(before, offset + len(data))))
 
     def resize(self, inode: Inode, size: int) -> None:
         """A file was cut off, or has grown by zeros."""

@@ -44,6 +44,12 @@ class Inode:
         """True if bytes wait that lie beyond what is durable, so that space has to be found for them."""
         return any(change.data is not None and change.size > self.base.size for change in self.changes)
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of it are in memory."""
+        changed = sum(len(change.data) for change in self.changes if isinstance(change.data, bytes))
+        return self.base.held_bytes + changed
+
     def __repr__(self) -> str:
         return f"<Inode {self.number} {self.kind} {self.size} bytes, {len(self.changes)} changes>"
 
