@@ -1,13 +1,15 @@
 """Programs that a rank starts: real ones, with the rank's environment and streams, and a length in virtual time.
 
-`subprocess`, `os.system` and `os.popen` start what they always start, in real time and with the baton in hand: virtual
-time stands still meanwhile. When a program ends in virtual time is `_programs`' affair. What a child gets from its
-parent without being told is the rank's and not the host's: the environment, and files for the streams, which end up in
-the rank's output.
+`subprocess`, `os.system`, `os.popen`, `os.posix_spawn` and `os.spawnv` with its kin start what they always start, in
+real time and with the baton in hand: virtual time stands still meanwhile. When a program ends in virtual time is
+`_programs`' affair, and waiting for it by its pid that of `_waits`. What a child gets from its parent without being
+told is the rank's and not the host's: the environment, and files for the streams, which end up in the rank's output.
 
 In doubt: what a child prints comes into the rank's output when somebody waits for the child, or the rank writes or
 ends, so a rank that writes while a child of its own does so too sees their lines in an order that no seed decides.
-What replaces this process is refused: `os.exec*`. Processes of `multiprocessing` are simulated (`_multiprocessing`).
+What a library of C starts by itself (`system` by ctypes) is not seen. What replaces this process or forks it is
+refused: `os.exec*`, `os.fork`, `pty.fork`, and with it `pty.spawn`. Processes of `multiprocessing` are simulated
+(`_multiprocessing`).
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
-from simdist.process._child_processes import wait_for_child
 from simdist.process._process import SimProcess
-from simdist.process._programs import Program
+from simdist.process._programs import Program, Spawned
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._stdio import descriptor_of
+from simdist.process._waits import replace_kin
 
 __all__ = ["install"]
 
@@ -51,11 +54,16 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             if given.get(name) is None:
                 given[name] = descriptor_of(process, name)
         original(self, args, bufsize, executable, **given)
-        runtime = current_runtime()
-        assert runtime is not None
-        runtime.programs.begin(process, self, args, sys._getframe(1))
+        _began(process, self, args, sys._getframe(1))
 
     return init
+
+
+def _began(process: SimProcess, program: subprocess.Popen[Any] | Spawned, args: Any, frame: FrameType) -> None:
+    runtime = current_runtime()
+    assert runtime is not None
+    replace_kin(runtime)
+    runtime.programs.begin(process, program, args, frame)
 
 
 def _program(process: SimProcess, popen: Any) -> Program | None:
@@ -82,14 +90,12 @@ def _wait(original: Callable[..., int]) -> Callable[..., int]:
         if process is None:
             return original(self, timeout)
         program = _program(process, self)
-        if program is not None and not program.pass_time(process, timeout):
-            raise subprocess.TimeoutExpired(self.args, timeout or 0)
-        with _polling_really(process):
-            if program is None:
+        if program is None:
+            with _polling_really(process):
                 return original(self, timeout)
-            program.wait_really(patient=timeout is None)
-        code: int = self.returncode
-        return code
+        if not program.pass_time(timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return original(self)
 
     return wait
 
@@ -102,34 +108,13 @@ def _communicate(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, input, timeout)
         program = _program(process, self)
         if program is not None:
-            if not program.pass_time(process, timeout):
+            if not program.pass_time(timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             timeout = None
         with _polling_really(process):
-            try:
-                return original(self, input, timeout)
-            finally:
-                if program is not None:
-                    program.note_end()
+            return original(self, input, timeout)
 
     return communicate
-
-
-def _poll(original: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
-    @functools.wraps(original)
-    def poll(self: Any) -> int | None:
-        process = current_process()
-        program = None if process is None else _program(process, self)
-        if process is None or program is None:
-            return original(self)
-        if process.simulation.read_clock() < program.ends_ns:
-            return None
-        with _polling_really(process):
-            program.wait_really(patient=False)
-        code: int | None = self.returncode
-        return code
-
-    return poll
 
 
 def _send_signal(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
@@ -145,24 +130,6 @@ def _send_signal(original: Callable[[Any, int], None]) -> Callable[[Any, int], N
     return send_signal
 
 
-def _waitpid(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-    @functools.wraps(original)
-    def waitpid(pid: int, options: int, /) -> Any:
-        process = current_process()
-        if process is None:
-            return original(pid, options)
-        if process.children and (found := wait_for_child(pid, options)):
-            return found
-        program = process.programs.get(pid)
-        if program is not None:
-            if options & os.WNOHANG and process.simulation.read_clock() < program.ends_ns:
-                return 0, 0
-            program.pass_time(process)
-        return original(pid, options)
-
-    return waitpid
-
-
 def _system(original: Callable[[Any], int]) -> Callable[[Any], int]:
     @functools.wraps(original)
     def system(command: Any) -> int:
@@ -174,6 +141,47 @@ def _system(original: Callable[[Any], int]) -> Callable[[Any], int]:
     return system
 
 
+def _posix_spawn(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def posix_spawn(path: Any, argv: Any, env: Any, /, *, file_actions: Any = (), **settings: Any) -> int:
+        process = current_process()
+        if process is None:
+            return original(path, argv, env, file_actions=file_actions, **settings)
+        process.simulation.check()
+        streams: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        streams += [
+            (os.POSIX_SPAWN_DUP2, descriptor_of(process, name), n) for n, name in ((1, "stdout"), (2, "stderr"))
+        ]
+        pid = original(path, argv, env, file_actions=[*streams, *(file_actions or ())], **settings)
+        _began(process, Spawned(pid), [path], sys._getframe(1))
+        return pid
+
+    return posix_spawn
+
+
+def _spawnvef(original: Callable[..., int]) -> Callable[..., int]:
+    """What all of `os.spawnl` to `os.spawnvpe` come to: `func` is the function of `os` that would replace a fork."""
+
+    @functools.wraps(original)
+    def spawnvef(mode: int, file: Any, args: Any, env: Any, func: Callable[..., Any]) -> int:
+        if current_process() is None:
+            return original(mode, file, args, env, func)
+        if not isinstance(args, (tuple, list)):
+            raise TypeError("argv must be a tuple or a list")
+        if not args or not args[0]:
+            raise ValueError("argv first element cannot be empty")
+        begin = os.posix_spawnp if func.__name__.startswith("execvp") else os.posix_spawn
+        try:
+            pid = begin(file, args, os.environ if env is None else env)
+        except OSError:  # a fork would be there, and end so
+            if mode == os.P_WAIT:
+                return 127
+            raise
+        return pid if mode == os.P_NOWAIT else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    return spawnvef
+
+
 # The parameters of Popen behind `args`, `bufsize` and `executable`, which it takes by place.
 _PLACES = ("stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env", "universal_newlines")
 _REPLACEMENTS = tuple(
@@ -182,10 +190,11 @@ _REPLACEMENTS = tuple(
         (subprocess.Popen, "__init__", _init),
         (subprocess.Popen, "wait", _wait),
         (subprocess.Popen, "communicate", _communicate),
-        (subprocess.Popen, "poll", _poll),
         (subprocess.Popen, "send_signal", _send_signal),
         (os, "system", _system),
-        (os, "waitpid", _waitpid),
+        (os, "posix_spawn", _posix_spawn),
+        (os, "posix_spawnp", _posix_spawn),
+        (os, "_spawnvef", _spawnvef),
     )
     if hasattr(owner, name)
 )

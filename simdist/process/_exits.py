@@ -102,9 +102,17 @@ def _atexit_unregister(original: Callable[..., Any]) -> Callable[..., Any]:
     return unregister
 
 
-def _outside(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _forking(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return refused(
-        f"{what} is not supported inside a simulated rank yet; it would run outside the simulation, in real time"
+        f"{what} would copy the whole world, with all its ranks; multiprocessing.Process starts a simulated child, and "
+        "subprocess a program"
+    )
+
+
+def _replacing(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return refused(
+        f"os.{name} would replace the whole world, with all its ranks; subprocess.run starts the program, and "
+        "sys.exit with its returncode ends the rank as the program would"
     )
 
 
@@ -118,10 +126,10 @@ _REPLACEMENTS = tuple(
         (os, "abort", _abort),
         (atexit, "register", _atexit_register),
         (atexit, "unregister", _atexit_unregister),
-        (os, "fork", _outside("os.fork (multiprocessing.Process is)")),
-        (os, "forkpty", _outside("os.forkpty")),
-        (os, "execv", _outside("os.execv, which would replace the whole world,")),
-        (os, "execve", _outside("os.execve, which would replace the whole world,")),
+        (os, "fork", _forking("os.fork")),
+        (os, "forkpty", _forking("os.forkpty (pty.fork and pty.spawn, too)")),
+        (os, "execv", _replacing("execv")),
+        (os, "execve", _replacing("execve")),
     )
     if hasattr(owner, name)
 )

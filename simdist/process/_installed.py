@@ -24,6 +24,7 @@ from simdist.process import (
     _tempfiles,
     _threads,
     _uuids,
+    _waits,
     _warnings,
 )
 from simdist.process._following import follow
@@ -53,6 +54,7 @@ _ALWAYS = tuple(
         _tempfiles,
         _threads,
         _uuids,
+        _waits,
         _warnings,
     )
 )

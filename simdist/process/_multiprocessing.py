@@ -33,13 +33,14 @@ from multiprocessing import process as processes
 from typing import Any
 
 from simdist.errors import UnsupportedError
-from simdist.process._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here, wait_for_child
+from simdist.process._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
 from simdist.process._locks import share_between_processes
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original as real
 from simdist.process._refusals import refused
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
+from simdist.process._waits import replace_kin
 
 __all__ = ["install"]
 
@@ -131,6 +132,7 @@ def _separate() -> SimProcess | None:
         runtime.extras[_SLOT] = {}
         runtime.separate(_SLOT)
         runtime.patches.redirect(_FROM_THEN_ON)
+        replace_kin(runtime)
         runtime.patches.wrap(resource_sharer, "DupFd", _duplicate)
         runtime.patches.replace(synchronize.SemLock, "_rand", _NAMES)
         runtime.patches.wrap(importlib.import_module(_HEAP).Arena, "__init__", _closing)
@@ -243,17 +245,6 @@ def _poll(original: Callable[..., Any]) -> Callable[..., Any]:
         return popen_fork.Popen.poll(popen, flag)
 
     return poll
-
-
-def _wait(original: Callable[[], Any]) -> Callable[[], Any]:
-    @functools.wraps(original)
-    def wait() -> Any:
-        process = current_process()
-        if process is None or not process.children:
-            return original()
-        return wait_for_child(-1, 0)
-
-    return wait
 
 
 # -- pipes and locks -------------------------------------------------------------------------------------------------
@@ -371,7 +362,6 @@ _FROM_THEN_ON = _replacements(
         (popen_forkserver.Popen, "duplicate_for_child", _duplicate_for_child),
         (popen_forkserver.Popen, "poll", _poll),
         (vars(popen_forkserver)["_DupFd"], "detach", _detach),
-        (os, "wait", _wait),
         (connection, "rebuild_connection", _rebuild_connection),
         (synchronize.SemLock, "__getstate__", _get_lock_state),
         (synchronize.SemLock, "__setstate__", _set_lock_state),

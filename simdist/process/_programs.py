@@ -1,8 +1,11 @@
 """Programs outside the simulation that a rank started: when they end in virtual time, and what a run says of them.
 
 A program does its work in real time, while virtual time stands still; then it takes the time that the run's settings
-give every program (`program_ns`). Whoever waits for it waits until then, and `poll` answers None before. So what a rank
-sees of a program's length never depends on the machine.
+give every program (`program_ns`; without it a program ends at the moment at which it begins). Whoever waits for it
+waits until then, and `poll` answers None before. From then on `poll` has its exit code: it waits in real time for the
+program to end in earnest, if it has not. So what a rank sees of a program's length never depends on the machine. One
+that then runs on for a real minute, as a server does that needs a longer `program_ns`, ends the whole run with an
+error, which no rank can catch; `wait`, `communicate` and blocking `os.waitpid` wait without such a limit.
 
 A signal that would end a process ends a program's virtual time, too. In doubt: one that goes on in spite of it, and has
 a code of its own to return, ends at that time all the same; and what had really ended before, is as if it were killed.
@@ -17,7 +20,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from simdist.errors import SimdistError
 from simdist.frames import is_ours, torch_folder, user_frame
@@ -26,12 +29,12 @@ from simdist.process._process import SimProcess
 from simdist.process._redirect import original
 from simdist.records import program_ended, program_started
 
-__all__ = ["Program", "Programs"]
+__all__ = ["Program", "Programs", "Spawned"]
 
 _ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT)
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _real_seconds, _sleep = time.monotonic, time.sleep  # noqa: TID251  # a program runs in real time
-_PATIENCE_S = 10.0  # real seconds that a program may take beyond its virtual time, where nobody waits for ever
+_PATIENCE_S = 60.0  # real seconds that a program may take beyond its virtual time, where somebody only looks
 
 
 class _End:
@@ -52,81 +55,121 @@ class _End:
         return ()
 
 
+class Spawned:
+    """A program that was started without `subprocess`: what `Program` asks of a `Popen`."""
+
+    __slots__ = ("pid", "returncode")
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Wait for its end."""
+        return self._wait(0)
+
+    def kill(self) -> None:
+        """Kill it."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
 class Program:
     """One that a rank started."""
 
-    __slots__ = ("code", "ended", "ends_ns", "name", "popen", "process", "where")
+    __slots__ = ("_killed_by", "begins_ns", "ends_ns", "name", "popen", "process", "where")
 
-    def __init__(self, process: SimProcess, popen: subprocess.Popen[Any], name: str, where: str, ends_ns: int) -> None:
+    def __init__(
+        self, process: SimProcess, popen: subprocess.Popen[Any] | Spawned, name: str, where: str, ends_ns: int
+    ) -> None:
         self.process = process
         self.popen = popen
         self.name = name
         self.where = where  # "train.py:12 in main", or nothing
+        self.begins_ns = process.simulation.now_ns
         self.ends_ns = ends_ns  # in virtual time
-        self.code: int | None = None  # that it ends with, whatever it returns: it was killed in virtual time
-        self.ended = False  # and its end is recorded
+        self._killed_by = 0  # a signal in virtual time, whatever it really returns
 
-    def pass_time(self, process: SimProcess, timeout_s: float | None = None) -> bool:
+    def pass_time(self, timeout_s: float | None = None) -> bool:
         """Let virtual time pass until it ends; False if the timeout came first."""
-        simulation = process.simulation
-        task = simulation.check()
+        simulation = self.process.simulation
         deadline_ns = None if timeout_s is None else simulation.now_ns + max(0, round(timeout_s * 1e9))
         while simulation.now_ns < self.ends_ns:
-            until_ns = self.ends_ns if deadline_ns is None else min(self.ends_ns, deadline_ns)
-            if simulation.now_ns >= until_ns:
+            if deadline_ns is not None and simulation.now_ns >= deadline_ns:
                 return False
-            timer = simulation.call_at(until_ns, lambda: simulation.wake(task))
-            try:
-                simulation.park(_End(self.name))
-            finally:
-                timer.cancel()
-            process.drain()
+            self.park(deadline_ns)
         return True
+
+    def park(self, deadline_ns: int | None = None) -> None:
+        """Wait for its end in virtual time, once: until that, the deadline, or until something wakes the process."""
+        process = self.process
+        simulation = process.simulation
+        task = simulation.check()
+        until_ns = self.ends_ns if deadline_ns is None else min(self.ends_ns, deadline_ns)
+        timer = simulation.call_at(until_ns, lambda: simulation.wake(task))
+        try:
+            simulation.park(_End(self.name))
+        finally:
+            timer.cancel()
+        process.drain()
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
         now_ns = self.process.simulation.now_ns
         if number in _ENDING and now_ns < self.ends_ns:
             if number == signal.SIGKILL or self._has_really_ended():
-                self.code = -int(number)
+                self._killed_by = int(number)
             self.ends_ns = now_ns
             self.process.wake()
         original(os.kill)(self.popen.pid, number)
 
-    def wait_really(self, *, patient: bool) -> None:
-        """Wait for its end in real time; who is not patient waits only so long.
+    def end(self, *, patient: bool) -> int:
+        """Wait for its end in real time, and give its status as `os.waitpid` does; its virtual time is over.
 
-        Raises:
-            SimdistError: it goes on.
+        Where that is not patient, a program that runs on for too long ends the world.
         """
+        waitpid, pid = original(os.waitpid), self.popen.pid
         until_s, pause_s = original(_real_seconds)() + _PATIENCE_S, 0.0005
-        while not patient and original(subprocess.Popen.poll)(self.popen) is None:
+        while not patient and not self._has_really_ended():
             if original(_real_seconds)() > until_s:
-                raise SimdistError(
-                    f"rank {self.process.rank}: the program {self.name!r} has come to the end of its virtual time, and "
-                    f"runs on for more than {_PATIENCE_S:g} real seconds; program_ns (in files program_time) says how "
-                    "long the programs of ranks take, and one that is to run until it is told to end needs more than "
-                    "that"
-                )
+                self._give_up()
             original(_sleep)(pause_s)
             pause_s = min(2 * pause_s, 0.05)
-        original(subprocess.Popen.wait)(self.popen)
-        self.note_end()
+        status: int = waitpid(pid, 0)[1]
+        self.ended(status)
+        return self._killed_by or status
 
-    def note_end(self) -> None:
-        """Record its end, if it has ended and nobody knows."""
-        if self.popen.returncode is None or self.ended:
-            return
-        self.ended = True
-        if self.code is not None:
-            self.popen.returncode = self.code
+    def ended(self, status: int) -> None:
+        """Record its end; `status` is what it really ended with, and nobody can ask for it again."""
         process = self.process
-        process.programs.pop(self.popen.pid, None)
         simulation = process.simulation
-        simulation.bus.record(program_ended(simulation.now_ns, process.rank, self.name, self.popen.returncode))
+        del process.programs[self.popen.pid]
+        code = os.waitstatus_to_exitcode(self._killed_by or status)
+        if isinstance(self.popen, Spawned):
+            self.popen.returncode = code
+        process.take_over()
+        simulation.bus.record(program_ended(simulation.now_ns, process.rank, self.name, code))
+
+    def _give_up(self) -> NoReturn:
+        error = SimdistError(
+            f"rank {self.process.rank}: the program {self.name!r} has come to the end of its virtual time, and runs "
+            f"on for more than {_PATIENCE_S:g} real seconds; program_ns (in files program_time) says how long the "
+            "programs of ranks take, and one that is to run until it is told to end needs more than that"
+        )
+        self.process.simulation.abort(error)
 
     def _has_really_ended(self) -> bool:
-        return os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        waitid = original(os.waitid)
+        return waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class Programs:
@@ -136,7 +179,9 @@ class Programs:
         self.duration_ns = 0
         self._all: list[Program] = []
 
-    def begin(self, process: SimProcess, popen: subprocess.Popen[Any], args: Any, frame: FrameType | None) -> None:
+    def begin(
+        self, process: SimProcess, popen: subprocess.Popen[Any] | Spawned, args: Any, frame: FrameType | None
+    ) -> None:
         """A rank has started one. Those that torch starts for itself, compilers above all, are torch's own affair."""
         caller = _outside_of_standard_library(frame)
         if caller is not None and caller.f_code.co_filename.startswith(torch_folder() or "\0"):

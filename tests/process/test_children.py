@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import multiprocessing
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -12,13 +14,15 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 import simdist
-from simdist.errors import UnsupportedError
+from simdist.errors import SimdistError, UnsupportedError
+from simdist.process import original
 
 SECOND = 1_000_000_000
 ECHO = 'echo "$RANK of $WORLD_SIZE, $MINE"'
@@ -122,9 +126,16 @@ def test_a_child_of_the_host_stays_the_hosts(capfd: pytest.CaptureFixture[str]) 
         (multiprocessing.Manager, "multiprocessing.Manager is not simulated"),
         (lambda: connection.Listener(), "multiprocessing.connection.Listener and Client are not simulated"),
         (lambda: connection.Client(("localhost", 1)), "Listener and Client are not simulated"),
-        (lambda: os.execv(sys.executable, ["python"]), "os.execv, which would replace the whole world,"),
-        (lambda: os.execlp("true", "true"), "os.execv, which would replace the whole world,"),
-        (lambda: os.execve(sys.executable, ["python"], {}), "os.execve, which would replace the whole world,"),
+        (lambda: os.execv(sys.executable, ["python"]), "os.execv would replace the whole world"),
+        (lambda: os.execlp("true", "true"), "os.execv would replace the whole world"),
+        (os.fork, "os.fork would copy the whole world"),
+        (lambda: pty.spawn(["true"]), "os.forkpty (pty.fork and pty.spawn, too) would copy the whole world"),
+        (lambda: os.waitpid(-12345, 0), "to wait for a group of processes is not simulated"),
+        (
+            lambda: (os.system("true"), os.waitid(os.P_PGID, 1, os.WEXITED)),
+            "of os.waitid P_PID and P_ALL are simulated",
+        ),
+        (lambda: os.execve(sys.executable, ["python"], {}), "os.execve would replace the whole world"),
     ],
 )
 def test_what_would_leave_the_simulation_unseen_is_refused(start: Callable[[], Any], named: str) -> None:
@@ -246,7 +257,7 @@ def test_a_signal_ends_a_program_at_once(command: list[str], number: int) -> Non
     def body() -> tuple[int, float]:
         program = subprocess.Popen(command)
         if command == ["true"]:
-            os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+            original(os.waitid)(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
         time.sleep(2)
         os.kill(program.pid, 0)
         program.send_signal(number)
@@ -287,13 +298,111 @@ def test_the_group_of_the_world_is_out_of_reach() -> None:
 def test_a_program_that_outlives_its_virtual_time_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simdist.process._programs._PATIENCE_S", 0.1)
 
-    result = simdist.run(lambda: subprocess.Popen(["sleep", "1000"]).poll(), world_size=1)
+    with pytest.raises(SimdistError) as caught:
+        simdist.run(_looks_at_a_server, world_size=1)
 
-    assert str(result.ranks[0].exception) == (
+    assert str(caught.value) == (
         "rank 0: the program 'sleep' has come to the end of its virtual time, and runs on for more than 0.1 real "
         "seconds; program_ns (in files program_time) says how long the programs of ranks take, and one that is to run "
         "until it is told to end needs more than that"
     )
+
+
+def _looks_at_a_server() -> int | None:
+    try:
+        return subprocess.Popen(["sleep", "1000"]).poll()
+    except Exception:  # no wall clock may decide what a rank does
+        return 0
+
+
+def test_who_looks_at_a_program_without_a_virtual_time_finds_it_ended() -> None:
+    def body() -> tuple[int | None, float]:
+        return subprocess.Popen(["sh", "-c", "sleep 0.05; exit 4"]).poll(), time.monotonic()
+
+    assert simdist.run(body, world_size=1).values == [(4, 0.0)]
+
+
+# -- without subprocess ------------------------------------------------------------------------------------------------
+
+SHELL = ["sh", "-c", "echo of $RANK; exit 3"]
+
+
+def by_posix_spawn() -> int:
+    return os.waitpid(os.posix_spawn("/bin/sh", SHELL, os.environ), 0)[1] >> 8
+
+
+def by_posix_spawnp() -> int:
+    return os.wait4(os.posix_spawnp("sh", SHELL, os.environ), 0)[1] >> 8
+
+
+def by_spawn() -> int:
+    return os.spawnl(os.P_WAIT, "/bin/sh", *SHELL)
+
+
+def by_spawn_in_path() -> int:
+    return os.waitpid(os.spawnvpe(os.P_NOWAIT, "sh", SHELL, {"RANK": os.environ["RANK"]}), 0)[1] >> 8
+
+
+def by_wait() -> int:
+    os.posix_spawnp("sh", SHELL, os.environ)
+    return os.wait()[1] >> 8
+
+
+def by_waitid() -> int:
+    os.posix_spawnp("sh", SHELL, os.environ)
+    return os.waitid(os.P_ALL, 0, os.WEXITED).si_status  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("start", [by_posix_spawn, by_posix_spawnp, by_spawn, by_spawn_in_path, by_wait, by_waitid])
+def test_programs_that_are_started_without_subprocess_are_the_rank_s_and_named(
+    start: Callable[[], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = simdist.run(lambda: (start(), time.monotonic()), world_size=2, program_ns=5 * SECOND)
+
+    assert result.values == [(3, 5.0)] * 2
+    assert [rank.stdout for rank in result.ranks] == ["of 0\n", "of 1\n"]
+    assert capfd.readouterr().out == ""
+    assert result.programs == (f"sh, started at test_children.py:{_line_of(start)} by ranks 0, 1",)
+    _, ended = [event for event in result.events if event.rank == 1 and event.kind.startswith("program-")]
+    assert ended.data == {"name": "sh", "exit_code": 3}
+
+
+def _line_of(start: Callable[[], int]) -> int:
+    source, first = inspect.getsourcelines(start)
+    return first + next(n for n, line in enumerate(source) if "spawn" in line and "def " not in line)
+
+
+def test_a_rank_waits_for_its_own_children_alone() -> None:
+    ours = subprocess.Popen(["true"])
+
+    def body() -> list[Any]:
+        seen: list[Any] = []
+        subprocess.run(["true"], check=True)
+        for wait in (os.wait, lambda: os.waitpid(-1, os.WNOHANG), lambda: os.wait3(0)):
+            with pytest.raises(ChildProcessError, match=r"\[Errno 10\] No child processes"):
+                wait()
+        late = os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
+        early = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1,))
+        early.start()
+        seen.append(os.waitpid(-1, os.WNOHANG)[0])
+        seen.append(os.waitpid(-1, 0)[0] == early.pid)
+        os.kill(late, signal.SIGTERM)
+        seen.append(os.waitpid(-1, 0) == (late, signal.SIGTERM))
+        return [*seen, round(time.monotonic(), 1)]
+
+    assert simdist.run(body, world_size=1, program_ns=5 * SECOND).values == [[0, True, True, 6.0]]
+    assert ours.wait() == 0
+
+
+def test_actions_on_files_come_after_the_rank_s_own_streams(tmp_path: Path) -> None:
+    def body() -> None:
+        to_file = (os.POSIX_SPAWN_OPEN, 1, tmp_path / "out", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.waitpid(os.posix_spawnp("sh", ["sh", "-c", "echo out; echo err >&2; cat"], {}, file_actions=[to_file]), 0)
+
+    result = simdist.run(body, world_size=1)
+
+    assert (tmp_path / "out").read_text() == "out\n"
+    assert (result.ranks[0].stdout, result.ranks[0].stderr) == ("", "err\n")
 
 
 def test_a_program_that_nobody_ends_goes_with_its_world() -> None:

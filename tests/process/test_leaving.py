@@ -330,7 +330,7 @@ def test_a_killed_rank_runs_no_atexit_function() -> None:
 
 # -- what a rank may not start --------------------------------------------------------------------------------------
 
-REFUSAL = "is not supported inside a simulated rank yet; it would run outside the simulation, in real time"
+REFUSAL = "multiprocessing.Process starts a simulated child, and subprocess a program"
 
 
 def forks() -> None:

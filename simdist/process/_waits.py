@@ -1,0 +1,178 @@
+"""Waiting for what a rank started, by its pid: `os.waitpid` and its kin, for simulated children and for programs.
+
+A rank has no other children than these. Of those that torch starts for itself, compilers above all, it knows the pid or
+nothing, and that is asked of the operating system. All but `waitpid` is replaced when a rank starts the first of them.
+
+In doubt: what a program has used (`os.wait4`) is its virtual time, and nothing else; a program's end can't be polled
+for by a descriptor, for that would show the real one.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from simdist.errors import UnsupportedError
+from simdist.process._child_processes import wait_for_child
+from simdist.process._process import SimProcess
+from simdist.process._programs import Program
+from simdist.process._runtime import Patches, Replacement, Runtime, current_process
+
+__all__ = ["install", "replace_kin"]
+
+_KIN = "kin of waitpid"
+
+
+def install(patches: Patches) -> None:
+    """Let ranks wait for what they started."""
+    patches.redirect(_WAITPID)
+
+
+def replace_kin(runtime: Runtime) -> None:
+    """From now on by every other function, too; called by a rank that starts something, any number of times."""
+    if _KIN not in runtime.extras:
+        runtime.extras[_KIN] = True
+        runtime.patches.redirect(_OTHERS)
+
+
+def _programs_of(process: SimProcess, pid: int) -> list[Program]:
+    if pid > 0:
+        return [process.programs[pid]] if pid in process.programs else []
+    return list(process.programs.values())
+
+
+def _wait_for(process: SimProcess, pid: int, options: int) -> tuple[int, int] | None:
+    """`os.waitpid`; None if the rank has started nothing of the kind."""
+    if pid < -1:
+        raise UnsupportedError(
+            f"rank {process.rank}: to wait for a group of processes is not simulated; os.waitpid(-1, ...) waits for "
+            "whatever the rank has started"
+        )
+    while True:
+        programs = _programs_of(process, pid)
+        if process.children:
+            found = wait_for_child(pid, options | os.WNOHANG if programs else options)
+            if found is not None and found[0]:
+                return found
+            if not programs:
+                return found
+        if not programs:
+            return None
+        simulation = process.simulation
+        now_ns = simulation.read_clock() if options & os.WNOHANG else simulation.now_ns
+        first = min(programs, key=lambda program: program.ends_ns)
+        if now_ns >= first.ends_ns:
+            return first.popen.pid, first.end(patient=not options & os.WNOHANG)
+        if options & os.WNOHANG:
+            return 0, 0
+        first.park()
+
+
+def _no_child() -> ChildProcessError:
+    return ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
+
+
+def _waitpid(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    @functools.wraps(original)
+    def waitpid(pid: int, options: int, /) -> Any:
+        process = current_process()
+        if process is None:
+            return original(pid, options)
+        found = _wait_for(process, pid, options)
+        if found is not None:
+            return found
+        if pid > 0:
+            return original(pid, options)
+        raise _no_child()
+
+    return waitpid
+
+
+def _wait(original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def wait() -> Any:
+        return original() if current_process() is None else os.waitpid(-1, 0)
+
+    return wait
+
+
+def _usage(seconds: float) -> Any:
+    from resource import struct_rusage
+
+    return struct_rusage((seconds, 0.0, *(0,) * (struct_rusage.n_sequence_fields - 2)))
+
+
+def _wait4(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    @functools.wraps(original)
+    def wait4(pid: int, options: int) -> Any:
+        process = current_process()
+        if process is None:
+            return original(pid, options)
+        ends = {program.popen.pid: program for program in _programs_of(process, pid)}
+        ended, status = os.waitpid(pid, options)
+        program = ends.get(ended)
+        taken_ns = 0 if program is None else program.ends_ns - program.begins_ns
+        return ended, status, _usage(taken_ns / 1e9)
+
+    return wait4
+
+
+def _wait3(original: Callable[[int], Any]) -> Callable[[int], Any]:
+    @functools.wraps(original)
+    def wait3(options: int) -> Any:
+        return original(options) if current_process() is None else os.wait4(-1, options)
+
+    return wait3
+
+
+def _waitid(original: Callable[[int, int, int], Any]) -> Callable[[int, int, int], Any]:
+    @functools.wraps(original)
+    def waitid(kind: int, number: int, options: int, /) -> Any:
+        process = current_process()
+        if process is None:
+            return original(kind, number, options)
+        if kind not in (os.P_PID, os.P_ALL) or options & ~(os.WEXITED | os.WNOHANG):
+            raise UnsupportedError(
+                f"rank {process.rank}: of os.waitid P_PID and P_ALL are simulated, with WEXITED and WNOHANG; "
+                "os.waitpid waits for whatever a rank has started"
+            )
+        ended, status = os.waitpid(number if kind == os.P_PID else -1, options & os.WNOHANG)
+        if not ended:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        how = os.CLD_EXITED if code >= 0 else os.CLD_KILLED
+        return os.waitid_result((ended, os.getuid(), signal.SIGCHLD, abs(code), how))
+
+    return waitid
+
+
+def _pidfd_open(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def pidfd_open(pid: int, flags: int = 0) -> int:
+        process = current_process()
+        if process is None:
+            return original(pid, flags)
+        # As on a system that does not have it: what asks has another way then.
+        raise OSError(
+            errno.ENOSYS, f"rank {process.rank}: os.pidfd_open is not simulated; os.waitpid and subprocess are"
+        )
+
+    return pidfd_open
+
+
+_WAITPID = (Replacement(os, "waitpid", _waitpid),) if hasattr(os, "waitpid") else ()
+_OTHERS = tuple(
+    Replacement(os, name, make)
+    for name, make in (
+        ("wait", _wait),
+        ("wait3", _wait3),
+        ("wait4", _wait4),
+        ("waitid", _waitid),
+        ("pidfd_open", _pidfd_open),
+    )
+    if hasattr(os, name)
+)
