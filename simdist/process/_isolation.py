@@ -36,6 +36,7 @@ from typing import Any
 
 from simdist.process._attributes import AttributeViews
 from simdist.process._handed_back import HandedBack
+from simdist.process._libraries import tell_own
 from simdist.process._logging import LoggingViews
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
@@ -237,6 +238,7 @@ class Isolation:
         if name not in self._codes:
             self._codes[name] = marshal.dumps(real.get_code(name))
         exec(marshal.loads(self._codes[name]), module.__dict__)
+        tell_own(name)
 
     def _module_lock(self, name: str) -> Any:
         if current_process() is None or not self._sharing.isolates(name):

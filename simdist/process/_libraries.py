@@ -13,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from simdist.process import _filelock, _psutil
+from simdist.process._library_state import TELLERS
 from simdist.process._runtime import Patches
 
-__all__ = ["Finder", "install", "when_imported"]
+__all__ = ["Finder", "install", "tell_own", "when_imported"]
 
-_TOLD: dict[str, Callable[[Patches], None]] = {"filelock": _filelock.tell, "psutil": _psutil.tell}
+_OF_RANKS: dict[str, Callable[[Patches], None]] = {"filelock": _filelock.tell, "psutil": _psutil.tell}
+_TOLD: dict[str, Callable[[Patches], None]] = _OF_RANKS | TELLERS
 
 
 def when_imported(name: str, tell: Callable[[Patches], None]) -> None:
@@ -35,6 +37,23 @@ def install(patches: Patches) -> None:
             missing.append(name)
     if missing:
         patches.on_undo(Finder(patches, missing, sys.meta_path).withdraw)
+
+
+def tell_own(name: str) -> None:
+    """Tell a module that a rank has just imported for itself, if it is one of those that look behind ranks."""
+    tell = _OF_RANKS.get(name)
+    if tell is not None:
+        tell(_ForGood())
+
+
+class _ForGood(Patches):
+    """What is replaced in a rank's own modules, which go with its world."""
+
+    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+        setattr(owner, name, replacement)
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        setattr(owner, name, make(getattr(owner, name)))
 
 
 class Finder:

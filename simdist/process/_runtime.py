@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simdist.process._isolation import Isolation
     from simdist.process._left_behind import LeftBehind
 
-__all__ = ["Patches", "Replacement", "Runtime", "current_process", "current_runtime"]
+__all__ = ["Patches", "Replacement", "Runtime", "active_runtime", "current_process", "current_runtime"]
 
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
@@ -116,6 +116,11 @@ def _leave_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def active_runtime() -> Runtime | None:
+    """The runtime of the world that lives, whoever calls."""
+    return _active
 
 
 def current_runtime() -> Runtime | None:

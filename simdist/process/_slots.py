@@ -98,8 +98,9 @@ class Slots:
         """Call `swap` as well, from the next hand-over on."""
         self._swaps.append(swap)
 
-    def separate(self, slot: Slot[Any], running: SimProcess) -> None:
-        """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
+    def separate(self, slot: Slot[Any], running: SimProcess | None) -> None:
+        """From now on give each process a state of its own in `slot`; called by a rank, any number of times, or before
+        any has begun."""
         if slot not in self._own:
             swapped = self._own[slot] = _Swapped(slot, running)
             self._swaps.append(swapped.swap)

@@ -9,9 +9,12 @@ import sys
 import time
 from multiprocessing import shared_memory
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import simdist
 from simdist.cluster import make
@@ -194,3 +197,85 @@ def test_what_a_rank_leaves_in_shared_memory_goes_with_its_world() -> None:
     assert read == b"hello"
     with pytest.raises(FileNotFoundError):
         shared_memory.SharedMemory(name)
+
+
+# -- libraries that keep what is a rank's, where ranks share modules --------------------------------------------------
+
+
+def with_accelerate() -> tuple[int, int, float]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    reduced = accelerator.reduce(torch.ones(1))
+    return accelerator.process_index, accelerator.num_processes, reduced.item()
+
+
+def with_hydra() -> tuple[str, int]:
+    from hydra import compose, initialize
+    from omegaconf import OmegaConf
+
+    dist.init_process_group("gloo")
+    OmegaConf.register_new_resolver("mine", dist.get_rank)
+    with initialize(version_base=None, config_path=None):
+        dist.barrier()
+        config = compose(overrides=["+rank=${oc.env:RANK}", "+mine=${mine:}"])
+        dist.barrier()
+    return config.rank, config.mine
+
+
+def with_fabric() -> tuple[int, int]:
+    from lightning.fabric import Fabric
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    fabric.barrier()
+    return fabric.global_rank, rank_zero_only.rank
+
+
+LIBRARIES = {
+    "accelerate": (with_accelerate, [(0, 2, 2.0), (1, 2, 2.0)]),
+    "hydra": (with_hydra, [("0", 0), ("1", 1)]),
+    "lightning": (with_fabric, [(0, 0), (1, 1)]),
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ranks_have_what_a_library_keeps_for_one_though_they_share_modules(library: str) -> None:
+    pytest.importorskip(library)
+    body, expected = LIBRARIES[library]
+
+    assert values(body, world_size=2) == expected
+    assert values(body, world_size=2) == expected
+
+
+def test_tables_of_a_library_are_each_rank_s_and_the_host_s_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("accelerate.state")
+    for name in ("PartialState", "AcceleratorState", "GradientState"):
+        setattr(module, name, type(name, (), {"_shared_state": {"of": "host"}}))
+    monkeypatch.setitem(sys.modules, "accelerate.state", module)
+    tables: Any = module
+
+    def body() -> list[Any]:
+        dist.init_process_group("gloo")
+        seen = [dict(tables.PartialState._shared_state)]
+        tables.PartialState._shared_state["of"] = dist.get_rank()
+        dist.barrier()
+        return [*seen, tables.PartialState._shared_state["of"]]
+
+    assert values(body, world_size=2) == [[{}, 0], [{}, 1]]
+    assert tables.PartialState._shared_state == {"of": "host"}
+
+
+def test_psutil_that_each_rank_imports_for_itself_is_told_of_ranks() -> None:
+    pytest.importorskip("psutil")
+
+    def body() -> tuple[int, list[int]]:
+        import psutil
+
+        return psutil.Process().pid, psutil.pids()
+
+    result = simdist.run(body, world_size=2, isolate=["psutil"])
+
+    assert result.values == [(1000, [500, 1000, 1001]), (1001, [500, 1001])]

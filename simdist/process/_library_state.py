@@ -1,0 +1,108 @@
+"""What installed libraries keep for one rank in their modules, where ranks share these modules: a slot each.
+
+Accelerate has what it knows of its process in dictionaries of three classes, Lightning the rank in an attribute of a
+function, Hydra and OmegaConf what is initialized and registered in tables of a class. With modules per rank each rank
+has these anyway; `simdist.run` shares modules, and there a function that uses such a library finds its own as well. A
+rank begins with what an import gives a new process, and with what the program registered when it was imported.
+
+In doubt: libraries that are not here share what they keep, and want `isolate=True`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._environ import variable_of
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, active_runtime, current_process
+from simdist.process._slots import Slot
+
+__all__ = ["APART", "TELLERS"]
+
+APART = frozenset(("accelerate", "hydra", "lightning", "lightning_fabric", "omegaconf", "pytorch_lightning"))
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning looks for its rank
+_OF_ONE_RUN = frozenset(("GlobalHydra", "HydraConfig"))  # of Hydra's singletons; the others hold what is registered
+
+
+def _separate(slot: Slot[Any]) -> None:
+    runtime = active_runtime()
+    if runtime is not None:
+        runtime.slots.separate(slot, current_process())
+
+
+def _of_accelerate(patches: Patches) -> None:
+    module: Any = sys.modules["accelerate.state"]
+    _separate_tables(
+        "accelerate",
+        [(getattr(module, name), "_shared_state") for name in ("PartialState", "AcceleratorState", "GradientState")],
+        lambda of_host: {},
+    )
+
+
+def _of_hydra(patches: Patches) -> None:
+    table: dict[Any, Any] = vars(sys.modules["hydra.core.singleton"])["Singleton"]._instances
+
+    def save() -> dict[Any, Any]:
+        return {kind: each for kind, each in table.items() if kind.__name__ in _OF_ONE_RUN}
+
+    def load(of_run: dict[Any, Any]) -> None:
+        for kind in save():
+            del table[kind]
+        table.update(of_run)
+
+    _separate(Slot("hydra", save, load, lambda process, of_host: {}, dict))
+
+
+def _of_omegaconf(patches: Patches) -> None:
+    module: Any = sys.modules["omegaconf.basecontainer"]
+    _separate_tables("omegaconf", [(module.BaseContainer, "_resolvers")], dict)
+
+
+def _separate_tables(name: str, places: list[tuple[Any, str]], begin: Callable[[Any], Any]) -> None:
+    """Give each process dictionaries of its own in these attributes of classes."""
+    if not all(type(vars(owner).get(attribute)) is dict for owner, attribute in places):
+        return  # another version of the library, or one for another kind of device
+
+    def save() -> list[Any]:
+        return [vars(owner)[attribute] for owner, attribute in places]
+
+    def load(tables: list[Any]) -> None:
+        for (owner, attribute), table in zip(places, tables, strict=True):
+            type.__setattr__(owner, attribute, table)
+
+    def fresh(process: SimProcess, tables: list[Any]) -> list[Any]:
+        return [begin(table) for table in tables]
+
+    _separate(Slot(name, save, load, fresh, lambda tables: [dict(table) for table in tables]))
+
+
+def _of_lightning(name: str) -> Callable[[Patches], None]:
+    def tell(patches: Patches) -> None:
+        function: Any = vars(sys.modules[name])["rank_zero_only"]
+        if current_process() is not None:
+            function.rank = 0  # the module has just been imported by a rank, and the host is none
+
+        def load(rank: int) -> None:
+            function.rank = rank
+
+        def fresh(process: SimProcess, of_host: int) -> int:
+            found = (variable_of(process, name) for name in _RANKS)
+            return next((int(rank) for rank in found if rank is not None), 0)
+
+        _separate(Slot("lightning", lambda: function.rank, load, fresh))
+
+    return tell
+
+
+TELLERS: dict[str, Callable[[Patches], None]] = {
+    "accelerate.state": _of_accelerate,
+    "hydra.core.singleton": _of_hydra,
+    "omegaconf": _of_omegaconf,
+    **{
+        name: _of_lightning(name)
+        for name in ("lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
+    },
+}
+"""By module: what gives ranks their own, once it is imported."""
