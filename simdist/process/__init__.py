@@ -25,7 +25,7 @@ from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
 from simdist.process._isolation import Isolation, own, run_program
 from simdist.process._libraries import when_imported
-from simdist.process._locks import real_methods
+from simdist.process._lock_kinds import real_methods
 from simdist.process._process import SimProcess
 from simdist.process._process_wide import followed
 from simdist.process._randomness import GlobalGenerator, global_generators, words_at

@@ -43,7 +43,7 @@ from simdist.process._runtime import Patches, Runtime, current_process
 from simdist.process._sharing import Sharing
 from simdist.process._slots import Slot
 from simdist.process._tempfiles import FOLDER_SLOT
-from simdist.process._threads import HOOK_SLOT
+from simdist.process._thread_slots import HOOK_SLOT
 from simdist.process._warnings import FILTERS_SLOT
 
 __all__ = ["AttributeViews"]

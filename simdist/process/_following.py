@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from simdist.process import _clock, _locks
+from simdist.process import _clock, _lock_methods
 from simdist.process._early import EarlyMethods
 from simdist.process._runtime import Patches
 
 __all__ = ["follow"]
 
-_EARLY = EarlyMethods(_clock.taken_early, _locks.taken_early)
+_EARLY = EarlyMethods(_clock.taken_early, _lock_methods.taken_early)
 
 
 def follow(patches: Patches, called: Iterable[Any]) -> None:

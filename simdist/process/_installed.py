@@ -15,20 +15,21 @@ from simdist.process import (
     _exits,
     _left_behind,
     _libraries,
-    _locks,
+    _lock_methods,
     _multiprocessing,
     _process_wide,
     _shared_memory,
     _signals,
     _stdio,
     _tempfiles,
-    _threads,
+    _thread_functions,
     _uuids,
     _waits,
     _warnings,
 )
 from simdist.process._following import follow
 from simdist.process._left_behind import LeftBehind
+from simdist.process._locks import Locks
 from simdist.process._patches import Patches
 from simdist.process._redirect import original
 
@@ -46,13 +47,13 @@ _ALWAYS = tuple(
         _environ,
         _exits,
         _left_behind,
-        _locks,
+        _lock_methods,
         _multiprocessing,
         _process_wide,
         _shared_memory,
         _signals,
         _tempfiles,
-        _threads,
+        _thread_functions,
         _uuids,
         _waits,
         _warnings,
@@ -62,10 +63,10 @@ _ALWAYS = tuple(
 
 def install(patches: Patches, simulation: Simulation) -> None:
     """Let the tasks of a simulation see their own process, and everybody else the host's."""
-    _locks.begin(patches, _locks.Locks(simulation))
+    _lock_methods.begin(patches, Locks(simulation))
     patches.install(_ALWAYS)
     _libraries.install(patches)
     _environ.begin(patches)
     _stdio.install(patches)
-    _locks.bind_again()
+    _lock_methods.bind_again()
     simulation.start_thread = original(_thread.start_new_thread)

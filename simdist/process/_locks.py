@@ -6,6 +6,8 @@ else for tasks, whoever made the lock and when; for every other thread of the
 host program they are the originals. What Python builds on them (conditions, events, semaphores, barriers, queues,
 pools, joins) needs nothing more, and time-outs are waits with a deadline.
 
+Here is who has which lock and who waits for it; `_lock_kinds` has the types, `_lock_methods` what their methods do.
+
 - A task that takes a lock takes the real one, so that threads of the host keep out. It never waits for it in earnest:
   when the lock is taken, it parks until whoever has it gives it back. The lock then is *promised* to the task that has
   waited longest, and nobody else gets it meanwhile: no thread starves, in whatever order the tasks take turns.
@@ -24,94 +26,24 @@ that held by nobody it knows looks again every virtual millisecond.
 
 from __future__ import annotations
 
-import _multiprocessing  # type: ignore[import-not-found]  # of C
 import _queue
-import _thread
-import contextlib
-import itertools
-import os
 import sys
 import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from simdist.errors import InternalError
-from simdist.frames import is_ours
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
-from simdist.process._runtime import Patches, Replacement
+from simdist.process._lock_kinds import KINDS, RECURSIVE, Kind
+from simdist.process._waiting_words import parked_in
 
-__all__ = [
-    "LockWait",
-    "Locks",
-    "begin",
-    "bind_again",
-    "give_back",
-    "install",
-    "nanoseconds",
-    "parked_in",
-    "real_methods",
-    "share_between_processes",
-    "taken_early",
-]
-
-_Lock: Any = _thread.LockType
-_RLock: Any = _thread.RLock
-_Queue: Any = _queue.SimpleQueue
-_SemLock: Any = _multiprocessing.SemLock
-_numbers = itertools.count()
+__all__ = ["LockWait", "Locks", "give_back", "nanoseconds"]
 
 _HOST_S = 0.2  # of real time, that a thread of the host may keep a lock before the world goes on without it
 _LOOK_NS = 1_000_000
 _LONGEST_S = threading.TIMEOUT_MAX
-_present: Locks | None = None
-_get_ident = _thread.get_ident
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """A type of lock, as it is outside worlds."""
-
-    name: str
-    type: Any
-    make: Callable[[Any], Any]  # another one like a given one
-    take: Callable[..., bool]
-    give: Callable[[Any], None]
-    owned: Callable[[Any], bool] | None  # whether the calling thread has it, if the lock knows
-    reset: Callable[[Any], None]  # free it, whoever has it
-
-    def is_free_again(self, lock: Any) -> bool:
-        """After it was given back: an RLock may have been taken several times."""
-        return self.owned is None or not self.owned(lock)
-
-
-def _make_plain(like: Any) -> Any:
-    return _thread.allocate_lock()
-
-
-def _make_recursive(like: Any) -> Any:
-    return _RLock()
-
-
-def _make_shared(like: Any) -> Any:
-    name = f"/simdist-{os.getpid()}-{next(_numbers)}"
-    return _SemLock(like.kind, like.maxvalue, like.maxvalue, name, True)  # True: nobody else finds it by its name
-
-
-def _free_shared(lock: Any) -> None:
-    with contextlib.suppress(AssertionError):  # of a thread that is gone
-        _SHARED.give(lock)
-
-
-_PLAIN = _Kind("Lock", _Lock, _make_plain, _Lock.acquire, _Lock.release, None, _Lock._at_fork_reinit)
-_RECURSIVE = _Kind(
-    "RLock", _RLock, _make_recursive, _RLock.acquire, _RLock.release, _RLock._is_owned, _RLock._at_fork_reinit
-)
-_SHARED = _Kind(
-    "multiprocessing lock", _SemLock, _make_shared, _SemLock.acquire, _SemLock.release, _SemLock._is_mine, _free_shared
-)
 
 
 class LockWait:
@@ -177,7 +109,7 @@ class Locks:
 
     # -- locks ---------------------------------------------------------------------------------------------------
 
-    def acquire(self, kind: _Kind, lock: Any, blocking: Any, timeout: Any) -> bool:
+    def acquire(self, kind: Kind, lock: Any, blocking: Any, timeout: Any) -> bool:
         """Take a lock for the running task.
 
         Raises:
@@ -210,7 +142,7 @@ class Locks:
             return self._wait_for_host(kind, lock, task, deadline_ns)
         return self._wait(kind, lock, task, deadline_ns)
 
-    def release(self, kind: _Kind, lock: Any) -> None:
+    def release(self, kind: Kind, lock: Any) -> None:
         """Give it back.
 
         Raises:
@@ -242,9 +174,9 @@ class Locks:
 
     def take_all(self, lock: Any, state: Any, restore: Callable[[Any, Any], None]) -> None:
         """For a condition: what `_acquire_restore` of an RLock does."""
-        self.acquire(_RECURSIVE, lock, True, -1)
+        self.acquire(RECURSIVE, lock, True, -1)
         lock = self.meant(lock)
-        _RECURSIVE.give(lock)
+        RECURSIVE.give(lock)
         restore(lock, state)
 
     # -- queues --------------------------------------------------------------------------------------------------
@@ -289,7 +221,7 @@ class Locks:
     def close(self) -> None:
         """No task is left: what they still held is free."""
         for lock in self._held:
-            next(kind for kind in (_PLAIN, _RECURSIVE, _SHARED) if isinstance(lock, kind.type)).reset(lock)
+            next(kind for kind in KINDS if isinstance(lock, kind.type)).reset(lock)
         self._held.clear()
         self._waiting.clear()
         self._promised.clear()
@@ -317,7 +249,7 @@ class Locks:
             task.context.drain()
         return in_time
 
-    def _wait(self, kind: _Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
+    def _wait(self, kind: Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
         wait = LockWait(self, lock, task, f"{kind.name}.acquire", timed=deadline_ns is not None)
         self._waiting.setdefault(lock, deque()).append(wait)
         try:
@@ -364,14 +296,14 @@ class Locks:
             if key is not None:
                 del self._stands_for[lock], self._stand_ins[key]
 
-    def _stand_in(self, kind: _Kind, lock: Any, task: Task) -> bool:
+    def _stand_in(self, kind: Kind, lock: Any, task: Task) -> bool:
         stand_in = kind.make(lock)
         self._stand_ins[task.context, lock] = stand_in
         self._stands_for[stand_in] = task.context, lock
         self._held[stand_in] = task
         return kind.take(stand_in, False)
 
-    def _wait_for_host(self, kind: _Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
+    def _wait_for_host(self, kind: Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
         simulation = self.simulation
         real_s = _HOST_S
         while not kind.take(lock, True, real_s):
@@ -399,11 +331,6 @@ class Locks:
         return sum(1 for _ in simulation.timers()) <= len(self._for_host)
 
 
-def real_methods(lock: Any) -> tuple[Callable[..., bool], Callable[[], None]]:
-    """`acquire` and `release` of an RLock as they are outside worlds: of one that guards what all ranks share."""
-    return _RECURSIVE.take.__get__(lock), _RECURSIVE.give.__get__(lock)
-
-
 def _importing(frame: types.FrameType | None) -> bool:
     """True inside an import: only the first world of a process imports a module, and the second has to be the same."""
     while frame is not None:
@@ -411,12 +338,6 @@ def _importing(frame: types.FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def share_between_processes(lock: Any, rank: Any) -> None:
-    """A rank made a lock of `multiprocessing`, which is one for it and its children."""
-    if _present is not None:
-        _present.share(lock, rank)
 
 
 def nanoseconds(seconds: float) -> int:
@@ -428,275 +349,3 @@ def give_back(lock: Any) -> None:
     """Release a plain lock if it is taken, for a task that ends."""
     if lock.locked():
         lock.release()
-
-
-# -- words -----------------------------------------------------------------------------------------------------------
-
-_WAITING = (
-    "threading",
-    "queue",
-    "concurrent.futures._base",
-    "concurrent.futures.thread",
-    "concurrent.futures.process",
-    "multiprocessing.connection",
-    "multiprocessing.pool",
-    "multiprocessing.queues",
-    "multiprocessing.synchronize",
-    "selectors",
-)
-_ROOTS = ("run", "_bootstrap_inner", "_bootstrap", "_worker", "worker", "_process_worker", "_feed")
-
-
-def parked_in(task: Task) -> str:
-    """The outermost method of the standard library in which a task waits; "" if the user's code waits itself."""
-    frame = sys._current_frames().get(task.ident)
-    found = ""
-    while frame is not None:
-        name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
-        if not is_ours(frame):
-            if module == "importlib._bootstrap":
-                return f"the import of {getattr(frame.f_locals.get('self'), 'name', 'a module')!r}"
-            if module not in _WAITING or name in _ROOTS:
-                break
-            waiting = frame.f_locals.get("self")
-            if isinstance(waiting, threading.Thread) and name == "join":
-                return f"join of thread {waiting.name!r}"
-            if waiting is not None:
-                found = f"{type(waiting).__name__}.{name}"
-        frame = frame.f_back
-    return found
-
-
-# -- replacements ----------------------------------------------------------------------------------------------------
-
-
-def _acquire_of(kind: _Kind) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def acquire(lock: Any, blocking: Any = True, timeout: Any = -1) -> bool:
-            locks = _present
-            if locks is None or _get_ident() != locks.simulation.current_ident:
-                return bool(original(lock, blocking, timeout))
-            return locks.acquire(kind, lock, blocking, timeout)
-
-        return acquire
-
-    return make
-
-
-def _acquire_shared(original: Any) -> Any:
-    def acquire(lock: Any, block: Any = True, timeout: Any = None) -> bool:
-        locks = _present
-        if locks is None or _get_ident() != locks.simulation.current_ident:
-            return bool(original(lock, block, timeout))
-        limit_s = -1 if timeout is None or not block else max(0, timeout)
-        return locks.acquire(_SHARED, lock, bool(block), limit_s)
-
-    return acquire
-
-
-def _enter_of(kind: _Kind) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def __enter__(lock: Any) -> bool:
-            locks = _present
-            if locks is None or _get_ident() != locks.simulation.current_ident:
-                return bool(original(lock))
-            return locks.acquire(kind, lock, True, -1)
-
-        return __enter__
-
-    return make
-
-
-def _release_of(kind: _Kind) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def release(lock: Any, *exception: Any) -> None:
-            locks = _present
-            if locks is None or _get_ident() != locks.simulation.current_ident:
-                original(lock, *exception)
-            else:
-                locks.release(kind, lock)
-
-        return release
-
-    return make
-
-
-def _locked(original: Any) -> Any:
-    def locked(lock: Any) -> bool:
-        locks = _present
-        if locks is None or _get_ident() != locks.simulation.current_ident:
-            return bool(original(lock))
-        return locks.locked(lock, original)
-
-    return locked
-
-
-def _asked(original: Any) -> Any:
-    """Of an RLock: what the calling thread has."""
-
-    def ask(lock: Any) -> Any:
-        locks = _present
-        if locks is None or _get_ident() != locks.simulation.current_ident:
-            return original(lock)
-        return original(locks.meant(lock))
-
-    return ask
-
-
-def _release_save(original: Any) -> Any:
-    def _release_save(lock: Any) -> Any:
-        locks = _present
-        if locks is None or _get_ident() != locks.simulation.current_ident:
-            return original(lock)
-        return locks.give_back_all(lock, original)
-
-    return _release_save
-
-
-def _acquire_restore(original: Any) -> Any:
-    def _acquire_restore(lock: Any, state: Any) -> None:
-        locks = _present
-        if locks is None or _get_ident() != locks.simulation.current_ident:
-            original(lock, state)
-        else:
-            locks.take_all(lock, state, original)
-
-    return _acquire_restore
-
-
-def _get(original: Any) -> Any:
-    def get(queue: Any, block: Any = True, timeout: Any = None) -> Any:
-        locks = _present
-        if locks is None or _get_ident() != locks.simulation.current_ident:
-            return original(queue, block, timeout)
-        if block:
-            locks.offer(locks.running())
-        try:
-            return original(queue, False)
-        except _queue.Empty:
-            if not block:
-                raise
-        if timeout is not None and timeout < 0:
-            return original(queue, block, timeout)
-        return locks.get(queue, timeout, original)
-
-    return get
-
-
-def _put(original: Any) -> Any:
-    def put(queue: Any, item: Any, block: Any = True, timeout: Any = None) -> None:
-        locks = _present
-        if locks is None or _get_ident() != locks.simulation.current_ident:
-            original(queue, item)
-        else:
-            locks.offer(locks.running())
-            original(queue, item)
-            locks.put(queue)
-
-    return put
-
-
-def _put_nowait(original: Any) -> Any:
-    return _put(original)
-
-
-_METHODS: tuple[tuple[Any, dict[str, Callable[[Any], Any]]], ...] = (
-    (
-        _Lock,
-        {
-            **dict.fromkeys(("acquire", "acquire_lock"), _acquire_of(_PLAIN)),
-            "__enter__": _enter_of(_PLAIN),
-            **dict.fromkeys(("release", "release_lock", "__exit__"), _release_of(_PLAIN)),
-            **dict.fromkeys(("locked", "locked_lock"), _locked),
-        },
-    ),
-    (
-        _RLock,
-        {
-            "acquire": _acquire_of(_RECURSIVE),
-            "__enter__": _enter_of(_RECURSIVE),
-            **dict.fromkeys(("release", "__exit__"), _release_of(_RECURSIVE)),
-            "locked": _locked,
-            **dict.fromkeys(("_is_owned", "_recursion_count"), _asked),
-            "_release_save": _release_save,
-            "_acquire_restore": _acquire_restore,
-        },
-    ),
-    (
-        _SemLock,
-        {
-            "acquire": _acquire_shared,
-            "__enter__": _enter_of(_SHARED),
-            **dict.fromkeys(("release", "__exit__"), _release_of(_SHARED)),
-            **dict.fromkeys(("_is_mine", "_count"), _asked),
-        },
-    ),
-    (_Queue, {"get": _get, "put": _put, "put_nowait": _put_nowait}),
-)
-
-_BOUND = ("acquire", "release", "_release_save", "_acquire_restore", "_is_owned")
-
-
-def _with_new_methods(original: Any) -> Any:
-    """Of a condition variable, which keeps bound methods of its lock: of today, if it was made before the world."""
-
-    def method(condition: Any, *args: Any, **kwargs: Any) -> Any:
-        own = vars(condition)
-        if _present is not None and isinstance(own.get("acquire"), types.BuiltinMethodType):
-            for name in _BOUND:
-                if name in own:
-                    setattr(condition, name, getattr(condition._lock, name))
-        return original(condition, *args, **kwargs)
-
-    return method
-
-
-def _taken(original: Any) -> Any:
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return getattr(original.__self__, original.__name__)(*args, **kwargs)
-
-    return method
-
-
-def taken_early(method: Any) -> Callable[[Any], Any] | None:
-    """What makes the replacement of a lock's or a queue's method that somebody took before the world began."""
-    return _taken if method.__name__ in _TAKEN.get(type(method.__self__), ()) else None
-
-
-_TAKEN: dict[type, dict[str, Any]] = dict(_METHODS)
-_REPLACEMENTS = (
-    Replacement(threading.Condition, "wait", _with_new_methods),
-    Replacement(threading.Condition, "notify", _with_new_methods),
-)
-
-
-def begin(patches: Patches, locks: Locks) -> None:
-    """These are the locks of the world that begins; before `install`, and then comes `bind_again`."""
-    global _present
-    _present = locks
-    patches.on_undo(_uninstall)
-    patches.on_undo(bind_again)
-
-
-def install(patches: Patches) -> None:
-    """Let tasks wait in virtual time."""
-    for owner, methods in _METHODS:
-        patches.wrap_all_in_type(owner, methods)
-    patches.redirect(_REPLACEMENTS)
-
-
-def bind_again() -> None:
-    """Locks of `multiprocessing` keep bound methods, and it keeps a list of them."""
-    if "multiprocessing.synchronize" in sys.modules:
-        registry: Any = vars(sys.modules["multiprocessing.util"])["_afterfork_registry"]
-        for reference in list(registry.data.values()):
-            each = reference()
-            if isinstance(getattr(each, "_semlock", None), _SemLock):
-                each._make_methods()
-
-
-def _uninstall() -> None:
-    global _present
-    locks, _present = _present, None
-    if locks is not None:
-        locks.close()

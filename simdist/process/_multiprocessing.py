@@ -34,7 +34,7 @@ from typing import Any
 
 from simdist.errors import UnsupportedError
 from simdist.process._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
-from simdist.process._locks import share_between_processes
+from simdist.process._lock_methods import share_between_processes
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original as real
 from simdist.process._refusals import refused

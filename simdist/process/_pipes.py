@@ -22,9 +22,9 @@ from multiprocessing import connection
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
-from simdist.process._locks import parked_in
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
+from simdist.process._waiting_words import parked_in
 
 __all__ = ["Pipes"]
 

@@ -13,7 +13,6 @@ import _thread
 import concurrent.futures.thread as pools
 import functools
 import itertools
-import signal
 import sys
 import threading
 import traceback
@@ -21,17 +20,17 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from simdist.errors import UnsupportedError
 from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._locks import give_back, nanoseconds
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
-from simdist.process._slots import Slot
+from simdist.process._runtime import Runtime, current_process, current_runtime
+from simdist.process._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
 
-__all__ = ["HOOK_SLOT", "Joining", "Threads", "install", "shut_down", "waits_of_threads"]
+__all__ = ["JOINABLE", "Handle", "Joining", "Threads", "begin", "forget", "shut_down", "threads_of", "waits_of_threads"]
 
 _module: Any = threading  # has what the stubs leave out
-_JOINABLE = hasattr(_thread, "start_joinable_thread")
+JOINABLE = hasattr(_thread, "start_joinable_thread")
+_begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
 
 
 class Threads:
@@ -60,8 +59,8 @@ class Threads:
             thread._ident = task.ident
             if hasattr(thread, "_native_id"):
                 thread._native_id = threading.get_native_id()
-            if _JOINABLE:
-                self.ends[task] = thread._handle = _Handle(self, task)
+            if JOINABLE:
+                self.ends[task] = thread._handle = Handle(self, task)
             else:
                 self.ends[task] = thread._tstate_lock = threading.Lock()
                 thread._tstate_lock.acquire()
@@ -78,7 +77,8 @@ class Threads:
         return found
 
 
-def _threads_of(process: SimProcess) -> Threads:
+def threads_of(process: SimProcess) -> Threads:
+    """What `threading` knows of a process; made when somebody first asks."""
     if process.threads is None:
         process.threads = Threads(process)
     threads: Threads = process.threads
@@ -105,7 +105,7 @@ class Joining:
         return () if self.timed else (self._task,)
 
 
-class _Handle:
+class Handle:
     """Stands in for Python's own handle of a thread (3.13 and later)."""
 
     def __init__(self, threads: Threads, task: Task) -> None:
@@ -142,7 +142,8 @@ class _Handle:
 # -- begin and end ---------------------------------------------------------------------------------------------------
 
 
-def _begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
+def begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
+    """Start a task of the calling process that runs `function`."""
     runtime = current_runtime()
     assert runtime is not None
     parent = runtime.simulation.check()
@@ -151,7 +152,7 @@ def _begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
     is_thread = isinstance(thread, threading.Thread)
     if is_thread:
         daemon = thread.daemon
-    threads = _threads_of(process)
+    threads = threads_of(process)
     runtime.separate(HOOK_SLOT)
     name = thread.name if is_thread else getattr(function, "__name__", "thread")
     task = process.spawn(functools.partial(_run, runtime, function, args, kwargs), _free_name(process, name))
@@ -159,8 +160,8 @@ def _begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
     if is_thread:
         threads.objects[task] = thread
         _begun.add(thread)
-        if _JOINABLE:
-            thread._handle = threads.ends[task] = _Handle(threads, task)
+        if JOINABLE:
+            thread._handle = threads.ends[task] = Handle(threads, task)
     try:
         runtime.simulation.begin(task)
     except RuntimeError:
@@ -212,7 +213,7 @@ def _ended(process: SimProcess, task: Task) -> None:
 
 
 def _tell_end(end: Any) -> None:
-    if isinstance(end, _Handle):
+    if isinstance(end, Handle):
         end._set_done()
     elif end is not None:
         give_back(end)
@@ -255,14 +256,14 @@ def _end_pools(runtime: Runtime, threads: Threads) -> None:
         (thread, queue) for thread, queue in list(state._threads_queues.items()) if thread in threads.objects.values()
     ]
     if workers:
-        runtime.separate(_POOLS_SLOT)
+        runtime.separate(POOLS_SLOT)
         with state._global_shutdown_lock:
             state._shutdown = True
         for _, queue in workers:
             queue.put(None)
         for thread, _ in workers:
             thread.join()
-    of_processes: Any = sys.modules.get(_POOL_MODULES[1])
+    of_processes: Any = sys.modules.get(POOL_MODULES[1])
     if of_processes is None:
         return
     managers = [
@@ -271,7 +272,7 @@ def _end_pools(runtime: Runtime, threads: Threads) -> None:
         if thread in threads.objects.values()
     ]
     if managers:
-        runtime.separate(_PROCESS_POOLS_SLOT)
+        runtime.separate(PROCESS_POOLS_SLOT)
         of_processes._global_shutdown = True
         for _, wakeup in managers:
             wakeup.wakeup()
@@ -289,256 +290,10 @@ def waits_of_threads(process: SimProcess) -> str:
     return "; ".join(said)
 
 
-# -- state that is swapped -------------------------------------------------------------------------------------------
-
-
-def _save_hook() -> Any:
-    return threading.excepthook
-
-
-def _load_hook(hook: Any) -> None:
-    threading.excepthook = hook
-
-
-def _fresh_hook(process: SimProcess, host: Any) -> Any:
-    return threading.__excepthook__
-
-
-HOOK_SLOT: Slot[Any] = Slot("threading.excepthook", _save_hook, _load_hook, _fresh_hook)
-
-
-def _save_pools() -> bool:
-    shut: bool = vars(pools)["_shutdown"]
-    return shut
-
-
-def _load_pools(shut: bool) -> None:
-    vars(pools)["_shutdown"] = shut
-
-
-def _fresh_pools(process: SimProcess, host: bool) -> bool:
-    return host
-
-
-_POOLS_SLOT: Slot[bool] = Slot("concurrent.futures", _save_pools, _load_pools, _fresh_pools)
-_POOL_MODULES = ("concurrent.futures.thread", "concurrent.futures.process")
-
-
-def _save_process_pools() -> bool:
-    shut: bool = vars(sys.modules[_POOL_MODULES[1]])["_global_shutdown"]
-    return shut
-
-
-def _load_process_pools(shut: bool) -> None:
-    vars(sys.modules[_POOL_MODULES[1]])["_global_shutdown"] = shut
-
-
-_PROCESS_POOLS_SLOT: Slot[bool] = Slot(_POOL_MODULES[1], _save_process_pools, _load_process_pools, _fresh_pools)
-
-
-# -- replacements ----------------------------------------------------------------------------------------------------
-
-
-def _start_new_thread(original: Any) -> Any:
-    @functools.wraps(original)
-    def start_new_thread(function: Any, args: Any, kwargs: Any = None, /) -> int:
-        if current_process() is None:
-            ident: int = original(function, args) if kwargs is None else original(function, args, kwargs)
-            return ident
-        if not callable(function):
-            raise TypeError("first arg must be callable")
-        if not isinstance(args, tuple):
-            raise TypeError("2nd arg must be a tuple")
-        if kwargs is not None and not isinstance(kwargs, dict):
-            raise TypeError("optional 3rd arg must be a dictionary")
-        return _begin(function, args, kwargs or {}, daemon=True).ident
-
-    return start_new_thread
-
-
-def _start_joinable_thread(original: Any) -> Any:
-    @functools.wraps(original)
-    def start_joinable_thread(function: Any, handle: Any = None, daemon: bool = True) -> Any:
-        process = current_process()
-        if process is None:
-            return original(function, handle=handle, daemon=daemon)
-        if not callable(function):
-            raise TypeError("thread function must be callable")
-        task = _begin(function, (), {}, daemon=daemon)
-        threads = _threads_of(process)
-        if task not in threads.ends:
-            threads.ends[task] = _Handle(threads, task)
-        return threads.ends[task]
-
-    return start_joinable_thread
-
-
-def _set_tstate_lock(original: Any) -> Any:
-    @functools.wraps(original)
-    def set_tstate_lock(thread: Any) -> None:
-        process = current_process()
-        if process is None:
-            original(thread)
-            return
-        # Python's own would be released by the interpreter, which wakes nobody here.
-        thread._tstate_lock = lock = threading.Lock()
-        lock.acquire()
-        task = process.simulation.current
-        assert task is not None
-        _threads_of(process).ends[task] = lock
-
-    return set_tstate_lock
-
-
-def _of_process(answer: Callable[[Threads], Any]) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def ask() -> Any:
-            process = current_process()
-            return original() if process is None else answer(_threads_of(process))
-
-        return ask
-
-    return make
-
-
-def _current_thread(original: Any) -> Any:
-    @functools.wraps(original)
-    def current_thread() -> Any:
-        process = current_process()
-        if process is not None and process.simulation.current is process.tasks[0]:
-            return _threads_of(process).main
-        return original()
-
-    return current_thread
-
-
-def _main_of(threads: Threads) -> Any:
-    return threads.main
-
-
-def _count_of(threads: Threads) -> int:
-    return len(threads.alive())
-
-
-def _newname(original: Any) -> Any:
-    @functools.wraps(original)
-    def newname(name_template: str) -> str:
-        process = current_process()
-        if process is None:
-            name: str = original(name_template)
-            return name
-        return name_template % _threads_of(process).number()
-
-    return newname
-
-
-def _make_invoke_excepthook(original: Any) -> Any:
-    @functools.wraps(original)
-    def make_invoke_excepthook() -> Any:
-        invoke = original()
-
-        def invoke_excepthook(thread: Any) -> None:
-            if not isinstance(sys.exc_info()[1], TaskKilled):
-                invoke(thread)
-
-        return invoke if current_process() is None else invoke_excepthook
-
-    return make_invoke_excepthook
-
-
-def _register_atexit(original: Any) -> Any:
-    @functools.wraps(original)
-    def register_atexit(function: Any, *args: Any, **kwargs: Any) -> None:
-        process = current_process()
-        if process is None:
-            original(function, *args, **kwargs)
-            return
-        if getattr(function, "__module__", "") in _POOL_MODULES:
-            # A rank was the first to import it. `_end_pools` does for ranks what it does.
-            original(function, *args, **kwargs)
-            return
-        threads = _threads_of(process)
-        if threads.shutting_down:
-            raise RuntimeError("can't register atexit after shutdown")
-        threads.calls.append(functools.partial(function, *args, **kwargs))
-
-    return register_atexit
-
-
-def _shutdown(original: Any) -> Any:
-    @functools.wraps(original)
-    def shutdown() -> None:
-        process = current_process()
-        if process is None:
-            original()
-        else:
-            shut_down(process)  # a child of `multiprocessing` calls this by itself
-
-    return shutdown
-
-
-def _interrupt_main(original: Any) -> Any:
-    @functools.wraps(original)
-    def interrupt_main(number: int = signal.SIGINT, /) -> None:
-        process = current_process()
-        if process is None:
-            original(number)
-        elif number == signal.SIGINT and process.simulation.current is process.tasks[0]:
-            raise KeyboardInterrupt
-        else:
-            raise UnsupportedError(
-                f"rank {process.rank}: _thread.interrupt_main from another thread is not simulated; set a "
-                "threading.Event that the main thread looks at, or end the process with os.kill(os.getpid(), ...)"
-            )
-
-    return interrupt_main
-
-
-def _replacements() -> Iterable[Replacement]:
-    for name in ("start_new_thread", "start_new"):
-        yield Replacement(_thread, name, _start_new_thread)
-    yield Replacement(_thread, "interrupt_main", _interrupt_main)
-    if _JOINABLE:
-        yield Replacement(_thread, "start_joinable_thread", _start_joinable_thread)
-    else:
-        yield Replacement(threading.Thread, "_set_tstate_lock", _set_tstate_lock)
-    yield Replacement(threading, "current_thread", _current_thread)
-    yield Replacement(threading, "main_thread", _of_process(_main_of))
-    yield Replacement(threading, "enumerate", _of_process(Threads.alive))
-    yield Replacement(threading, "active_count", _of_process(_count_of))
-    yield Replacement(threading, "_newname", _newname)
-    yield Replacement(threading, "_make_invoke_excepthook", _make_invoke_excepthook)
-    yield Replacement(threading, "_register_atexit", _register_atexit)
-    yield Replacement(threading, "_shutdown", _shutdown)
-
-
-_REPLACEMENTS = tuple(_replacements())
-
-
-def _forget() -> None:
+def forget() -> None:
+    """The world is over: nothing is left of threads that had no turn."""
     begun: Any = _begun
     if begun.data:  # to look through a weak set takes a dozen calls
         for thread in list(_begun):
             _module._limbo.pop(thread, None)  # of a thread that was killed before its first turn
         _begun.clear()
-
-
-_begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
-
-
-def _pool_number() -> int:
-    process = current_process()
-    return _host_pool_number() if process is None else _threads_of(process).pool_number()
-
-
-_host_pool_number: Callable[[], int] = vars(pools.ThreadPoolExecutor)["_counter"]
-_POOL_NUMBER = staticmethod(_pool_number)
-
-
-def install(patches: Patches) -> None:
-    """Let ranks start threads."""
-    patches.on_undo(_forget)
-    patches.redirect(_REPLACEMENTS)
-    patches.replace(pools.ThreadPoolExecutor, "_counter", _POOL_NUMBER)
-    patches.replace(threading, "excepthook", threading.excepthook)

@@ -1,0 +1,259 @@
+"""What the methods of locks and queues do on tasks, whoever made the object and when."""
+
+from __future__ import annotations
+
+import _queue
+import _thread
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._lock_kinds import PLAIN, RECURSIVE, SHARED, Kind, PlainLock, RecursiveLock, SharedLock
+from simdist.process._locks import Locks
+from simdist.process._runtime import Patches, Replacement
+
+__all__ = ["begin", "bind_again", "install", "share_between_processes", "taken_early"]
+
+_Queue: Any = _queue.SimpleQueue
+_present: Locks | None = None
+_get_ident = _thread.get_ident
+
+
+def share_between_processes(lock: Any, rank: Any) -> None:
+    """A rank made a lock of `multiprocessing`, which is one for it and its children."""
+    if _present is not None:
+        _present.share(lock, rank)
+
+
+def _acquire_of(kind: Kind) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def acquire(lock: Any, blocking: Any = True, timeout: Any = -1) -> bool:
+            locks = _present
+            if locks is None or _get_ident() != locks.simulation.current_ident:
+                return bool(original(lock, blocking, timeout))
+            return locks.acquire(kind, lock, blocking, timeout)
+
+        return acquire
+
+    return make
+
+
+def _acquire_shared(original: Any) -> Any:
+    def acquire(lock: Any, block: Any = True, timeout: Any = None) -> bool:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return bool(original(lock, block, timeout))
+        limit_s = -1 if timeout is None or not block else max(0, timeout)
+        return locks.acquire(SHARED, lock, bool(block), limit_s)
+
+    return acquire
+
+
+def _enter_of(kind: Kind) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def __enter__(lock: Any) -> bool:
+            locks = _present
+            if locks is None or _get_ident() != locks.simulation.current_ident:
+                return bool(original(lock))
+            return locks.acquire(kind, lock, True, -1)
+
+        return __enter__
+
+    return make
+
+
+def _release_of(kind: Kind) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def release(lock: Any, *exception: Any) -> None:
+            locks = _present
+            if locks is None or _get_ident() != locks.simulation.current_ident:
+                original(lock, *exception)
+            else:
+                locks.release(kind, lock)
+
+        return release
+
+    return make
+
+
+def _locked(original: Any) -> Any:
+    def locked(lock: Any) -> bool:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return bool(original(lock))
+        return locks.locked(lock, original)
+
+    return locked
+
+
+def _asked(original: Any) -> Any:
+    """Of an RLock: what the calling thread has."""
+
+    def ask(lock: Any) -> Any:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return original(lock)
+        return original(locks.meant(lock))
+
+    return ask
+
+
+def _release_save(original: Any) -> Any:
+    def _release_save(lock: Any) -> Any:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return original(lock)
+        return locks.give_back_all(lock, original)
+
+    return _release_save
+
+
+def _acquire_restore(original: Any) -> Any:
+    def _acquire_restore(lock: Any, state: Any) -> None:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            original(lock, state)
+        else:
+            locks.take_all(lock, state, original)
+
+    return _acquire_restore
+
+
+def _get(original: Any) -> Any:
+    def get(queue: Any, block: Any = True, timeout: Any = None) -> Any:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            return original(queue, block, timeout)
+        if block:
+            locks.offer(locks.running())
+        try:
+            return original(queue, False)
+        except _queue.Empty:
+            if not block:
+                raise
+        if timeout is not None and timeout < 0:
+            return original(queue, block, timeout)
+        return locks.get(queue, timeout, original)
+
+    return get
+
+
+def _put(original: Any) -> Any:
+    def put(queue: Any, item: Any, block: Any = True, timeout: Any = None) -> None:
+        locks = _present
+        if locks is None or _get_ident() != locks.simulation.current_ident:
+            original(queue, item)
+        else:
+            locks.offer(locks.running())
+            original(queue, item)
+            locks.put(queue)
+
+    return put
+
+
+def _put_nowait(original: Any) -> Any:
+    return _put(original)
+
+
+_METHODS: tuple[tuple[Any, dict[str, Callable[[Any], Any]]], ...] = (
+    (
+        PlainLock,
+        {
+            **dict.fromkeys(("acquire", "acquire_lock"), _acquire_of(PLAIN)),
+            "__enter__": _enter_of(PLAIN),
+            **dict.fromkeys(("release", "release_lock", "__exit__"), _release_of(PLAIN)),
+            **dict.fromkeys(("locked", "locked_lock"), _locked),
+        },
+    ),
+    (
+        RecursiveLock,
+        {
+            "acquire": _acquire_of(RECURSIVE),
+            "__enter__": _enter_of(RECURSIVE),
+            **dict.fromkeys(("release", "__exit__"), _release_of(RECURSIVE)),
+            "locked": _locked,
+            **dict.fromkeys(("_is_owned", "_recursion_count"), _asked),
+            "_release_save": _release_save,
+            "_acquire_restore": _acquire_restore,
+        },
+    ),
+    (
+        SharedLock,
+        {
+            "acquire": _acquire_shared,
+            "__enter__": _enter_of(SHARED),
+            **dict.fromkeys(("release", "__exit__"), _release_of(SHARED)),
+            **dict.fromkeys(("_is_mine", "_count"), _asked),
+        },
+    ),
+    (_Queue, {"get": _get, "put": _put, "put_nowait": _put_nowait}),
+)
+
+_BOUND = ("acquire", "release", "_release_save", "_acquire_restore", "_is_owned")
+
+
+def _with_new_methods(original: Any) -> Any:
+    """Of a condition variable, which keeps bound methods of its lock: of today, if it was made before the world."""
+
+    def method(condition: Any, *args: Any, **kwargs: Any) -> Any:
+        own = vars(condition)
+        if _present is not None and isinstance(own.get("acquire"), types.BuiltinMethodType):
+            for name in _BOUND:
+                if name in own:
+                    setattr(condition, name, getattr(condition._lock, name))
+        return original(condition, *args, **kwargs)
+
+    return method
+
+
+def _taken(original: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return getattr(original.__self__, original.__name__)(*args, **kwargs)
+
+    return method
+
+
+def taken_early(method: Any) -> Callable[[Any], Any] | None:
+    """What makes the replacement of a lock's or a queue's method that somebody took before the world began."""
+    return _taken if method.__name__ in _TAKEN.get(type(method.__self__), ()) else None
+
+
+_TAKEN: dict[type, dict[str, Any]] = dict(_METHODS)
+_REPLACEMENTS = (
+    Replacement(threading.Condition, "wait", _with_new_methods),
+    Replacement(threading.Condition, "notify", _with_new_methods),
+)
+
+
+def begin(patches: Patches, locks: Locks) -> None:
+    """These are the locks of the world that begins; before `install`, and then comes `bind_again`."""
+    global _present
+    _present = locks
+    patches.on_undo(_uninstall)
+    patches.on_undo(bind_again)
+
+
+def install(patches: Patches) -> None:
+    """Let tasks wait in virtual time."""
+    for owner, methods in _METHODS:
+        patches.wrap_all_in_type(owner, methods)
+    patches.redirect(_REPLACEMENTS)
+
+
+def bind_again() -> None:
+    """Locks of `multiprocessing` keep bound methods, and it keeps a list of them."""
+    if "multiprocessing.synchronize" in sys.modules:
+        registry: Any = vars(sys.modules["multiprocessing.util"])["_afterfork_registry"]
+        for reference in list(registry.data.values()):
+            each = reference()
+            if isinstance(getattr(each, "_semlock", None), SharedLock):
+                each._make_methods()
+
+
+def _uninstall() -> None:
+    global _present
+    locks, _present = _present, None
+    if locks is not None:
+        locks.close()
