@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,8 @@ def install(patches: Patches, make: Callable[..., Any]) -> None:
     patches.replace(_c, "_dump_nccl_trace_json", _dump_json)
     patches.replace(_c, "_reset_fr_recording_nccl", lambda: _recorder().reset())
     patches.redirect(_REPLACEMENTS)
+    # Dynamo looks up arguments by name; a redirected function has none.
+    patches.replace(c10d.batch_isend_irecv, "__signature__", _SIGNATURE_OF_BATCH)
 
 
 def _process() -> SimProcess:
@@ -144,6 +147,7 @@ def _shrunk(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_shrunk_process_group
 
 
+_SIGNATURE_OF_BATCH = inspect.signature(c10d.batch_isend_irecv)
 _REPLACEMENTS = (
     Replacement(c10d, "_create_shrunk_process_group", _shrunk),
     Replacement(c10d, "is_nccl_available", _is_available),

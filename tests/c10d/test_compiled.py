@@ -184,3 +184,38 @@ def test_only_the_rank_that_is_inside_a_compiled_module_is() -> None:
     assert values(body, 3) == [False, False, False]
     assert seen == [(2, False)]
     assert not inside()
+
+
+def test_compiled_messages_are_sent_one_by_one_and_in_batches_as_over_real_gloo() -> None:
+    def shift(sent: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        to, by = (rank + 1) % size, (rank - 1) % size
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, first, by)]):
+            work.wait()
+        works = dist.isend(first, to), dist.irecv(second, by)
+        for each in works:
+            each.wait()  # type: ignore[union-attr]  # None is for ranks outside the group
+        return first + second
+
+    def body() -> list[float]:
+        dist.init_process_group("gloo")
+        settings: Any = torch._dynamo.config
+        settings.enable_p2p_compilation = True
+        tensors = torch.full((2,), 10.0 ** dist.get_rank()), torch.zeros(2), torch.zeros(2)
+        found: list[float] = torch.compile(shift, backend="eager", fullgraph=True)(*tensors).tolist()
+        return found
+
+    assert values(body, 3) == [[110.0, 110.0], [101.0, 101.0], [11.0, 11.0]]
+
+
+def test_a_batch_of_messages_names_an_operation_that_it_does_not_have() -> None:
+    def body() -> None:
+        dist.init_process_group("gloo")
+        torch.compile(torch.neg, backend="eager")(torch.zeros(1))
+        ops: Any = torch.ops._c10d_functional
+        with pytest.raises(RuntimeError, match="Unsupported async op broadcast"):
+            ops.batch_p2p_ops(["broadcast"], [0], [0], [torch.ones(1)], "0")
+        with pytest.raises(RuntimeError):  # torch's own check, without a text
+            ops.batch_p2p_ops(["isend"], [0], [], [torch.ones(1)], "0")
+
+    values(body, 1)

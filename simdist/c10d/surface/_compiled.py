@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 import simdist
+from simdist.c10d.surface import _compiled_batches
 from simdist.c10d.surface._scopes import FORWARD
 from simdist.process import Patches, SimProcess, Slot, current_process, current_runtime, original, real_methods
 
@@ -134,6 +135,7 @@ class CompiledCode:
         patches.replace(rules, "SKIP_DIRS_RE", re.compile(rf"^[^\s<]*({'|'.join(map(re.escape, skipped))})"))
         patches.replace(convert, "_get_total_cache_entry_count", self._count_of_rank)
         patches.replace(convert, "compile_lock", _CompileLock(convert.compile_lock))
+        _compiled_batches.install(patches)
         for reference in list(convert.input_codes.seen):
             code = reference()
             if code is not None and self._entries(code, -1):

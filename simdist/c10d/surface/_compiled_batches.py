@@ -1,0 +1,68 @@
+"""Batches of messages in compiled code.
+
+`torch.compile` makes `_c10d_functional.batch_p2p_ops` of `batch_isend_irecv`. Torch's kernel for it asks a group's C++
+backend whether that coalesces; ours have none. While code is compiled on ranks, a kernel does what torch's does (2.13)
+and asks the group itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as _c
+
+from simdist.c10d.surface._identity import GroupBackend
+from simdist.process import Patches
+
+__all__ = ["install"]
+
+_registry: Any = _c
+_library: Any = torch.library.Library
+_NAME = "batch_p2p_ops"
+_DEVICES = ("CPU", "CUDA")
+_ELSEWHERE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # a key that still has torch's kernel
+
+
+def install(patches: Patches) -> None:
+    """Let batches reach groups of ranks."""
+    if not hasattr(torch.ops._c10d_functional, _NAME):
+        return  # torch before 2.11
+    library = _library("_c10d_functional", "IMPL")
+    for device in _DEVICES:
+        library.m.impl(_NAME, device, _batch)
+    patches.on_undo(library._destroy)
+
+
+def _batch(
+    operations: list[str], peers: list[int], tags: list[int], tensors: list[torch.Tensor], group_name: str
+) -> Any:
+    group = _registry._resolve_process_group(group_name) if tensors else None
+    if not isinstance(group, GroupBackend) or not len(operations) == len(peers) == len(tags) == len(tensors):
+        elsewhere: Any = torch.ops._c10d_functional.batch_p2p_ops.default
+        return elsewhere.redispatch(_ELSEWHERE, operations, peers, tags, tensors, group_name)
+    device = tensors[0].device
+    coalesces = group._get_backend(device).supports_coalescing
+    if coalesces:
+        group._start_coalescing(device)
+    found = []
+    for operation, peer, tag, tensor in zip(operations, peers, tags, tensors, strict=True):
+        if operation == "isend":
+            work, output = group.send([tensor], peer, tag), tensor.new_empty(0)
+            _register(tensor, work)
+        elif operation == "irecv":
+            work, output = group.recv([tensor], peer, tag), tensor
+        else:
+            raise RuntimeError(f"Unsupported async op {operation}")
+        _register(output, work)
+        found.append(output)
+    if coalesces:
+        whole = group._end_coalescing(device)
+        for output in found:
+            _register(output, whole)
+    return found
+
+
+def _register(tensor: torch.Tensor, work: Any) -> None:
+    if work is not None:
+        _registry._register_work(tensor, work)
