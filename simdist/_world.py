@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from simdist._agent import GRACE_NS, MONITOR_NS, Agent
+from simdist._no_devices import explain
 from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen_steps
 from simdist.cluster import Cluster, Host, Network, build
-from simdist.device import DeviceState, explain_absence
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults import Injector
 from simdist.frames import is_ours, raising_line, user_line
@@ -44,6 +44,7 @@ from simdist.trace import EventStream
 from simdist.values import program_lines
 
 if TYPE_CHECKING:
+    from simdist.device import DeviceState
     from simdist.files import Disks
 
 __all__ = ["World", "WorldSpec"]
@@ -120,6 +121,8 @@ class World:
         self._slots.add(self._torch.switch)
         self._devices: DeviceState | None = None
         if self._cluster.devices_per_host:
+            from simdist.device import DeviceState  # which other worlds do not need
+
             self._devices = DeviceState(self._cluster, strict=strict)
             self._slots.add(self._devices.switch)
         self._simulation = Simulation(
@@ -203,9 +206,7 @@ class World:
             stack.callback(self._slots.restore)
             stack.callback(self._torch.uninstall)
             self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
-            if self._devices is None:
-                explain_absence(self._runtime.patches)
-            else:
+            if self._devices is not None:
                 stack.callback(self._devices.uninstall)
                 self._devices.install()
             stack.callback(self._end_threads)
@@ -447,6 +448,8 @@ class World:
             code = (asked or 0) & 0xFF
         except BaseException as raised:
             status, code, error = "raised", 1, raised
+            if self._devices is None:
+                explain(raised, launched=self._spec.replay.startswith("simdist launch"))
             self._print_exception(process, raised)
             if self._runtime.isolation is not None:
                 self._runtime.isolation.handed_back(raised)

@@ -39,6 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "_harmless_writes": set(),
     "_shared_writes": {"_harmless_writes", "kernel", "_observer", "torch"},
     "_tell": {"records", "process", "torch"},
+    "_no_devices": set(),
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
         "values",
@@ -56,6 +57,7 @@ LAYERS: dict[str, set[str]] = {
         "faults",
         "trace",
         "_agent",
+        "_no_devices",
         "_observer",
         "_settings",
         "torch",

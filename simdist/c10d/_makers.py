@@ -405,13 +405,7 @@ def _require_built_in(backend: Any) -> None:
     named = [part.partition(":")[2] for part in text.split(",") if ":" in part] if ":" in text else (text,)
     for name in named or (text,):
         if name in _MAY_LACK and not getattr(c10d, f"is_{name}_available")():
-            error = RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
-            if name == "nccl":
-                error.add_note(
-                    'this world has no devices for NCCL; simdist.run(..., backend="nccl"), backend = "nccl" in a '
-                    "scenario, devices_per_host in its cluster, or simdist launch --devices ranks gives it virtual ones"
-                )
-            raise error
+            raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
 
 
 def _prefix_store(prefix: str, store: Any) -> Any:

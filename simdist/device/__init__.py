@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release
 from simdist.device._host_copies import HostCopies
-from simdist.device._install import DeviceState, explain_absence
+from simdist.device._install import DeviceState
 from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of
 from simdist.device._state import present as devices_of_this_process
@@ -55,7 +55,6 @@ __all__ = [
     "current_device",
     "current_stream",
     "devices_of_this_process",
-    "explain_absence",
     "latest",
     "memory_of",
     "release",

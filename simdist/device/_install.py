@@ -17,7 +17,7 @@ from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core, require_cpu_build
 from simdist.process import Patches, SimProcess, current_process
 
-__all__ = ["DeviceState", "explain_absence"]
+__all__ = ["DeviceState"]
 
 _variables = vars(torch.cuda)
 _version: dict[str, Any] = vars(torch.version)
@@ -126,35 +126,6 @@ class DeviceState:
             variables["_cudart"] = runtime_library()
             _version["cuda"] = CUDA_VERSION
             _names["_has_cuda"] = True
-
-
-def explain_absence(patches: Patches) -> None:
-    """Where a world has no devices, let torch's refusal of them end with how to have some."""
-    patches.install(_WITHOUT_DEVICES)
-
-
-def _without_devices(patches: Patches) -> None:
-    patches.wrap(torch.cuda, "_lazy_init", _explaining)
-
-
-_WITHOUT_DEVICES = (_without_devices,)
-
-
-def _explaining(original: Callable[[], None]) -> Callable[[], None]:
-    @functools.wraps(original)
-    def lazy_init() -> None:
-        try:
-            original()
-        except AssertionError as error:
-            if current_process() is not None and not hasattr(error, "__notes__"):
-                error.add_note(
-                    "this world has no devices; simdist.cluster.build(world_size, devices_per_host=...), "
-                    "devices_per_host in the [cluster] of a scenario, or simdist launch --devices ranks gives it "
-                    "virtual ones"
-                )
-            raise
-
-    return lazy_init
 
 
 def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:

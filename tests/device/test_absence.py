@@ -40,7 +40,7 @@ def surroundings() -> dict[str, object]:
         "version": torch.version.cuda,
         "names": sorted(name for name in dir(names) if "cuda" in name.lower() or name.startswith("_accelerator")),
         "objects": [id(getattr(names, name)) for name in dir(names) if name.startswith("_accelerator")],
-        "module": {name: id(value) for name, value in vars(torch.cuda).items() if name != "_lazy_init"},
+        "module": {name: id(value) for name, value in vars(torch.cuda).items()},
         "streams": {name: id(value) for name, value in vars(torch.cuda.streams).items()},
         "storage": {name: id(value) for name, value in vars(torch.UntypedStorage).items() if name != "__doc__"},
         "generator": (torch.Generator, names.Generator),
@@ -107,16 +107,58 @@ def test_another_thread_finds_no_device_while_a_world_has_some() -> None:
     assert seen == [False, 0, False, "cpu"]
 
 
-def test_a_world_without_devices_says_how_to_have_some() -> None:
-    def body() -> None:
-        assert not torch.cuda.is_available()
-        torch.ones(1, device="cuda")
+def init_nccl() -> None:
+    dist.init_process_group("nccl")
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to get default timeout")
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (lambda: torch.ones(1, device="cuda"), WORDS),
+        (lambda: torch.cuda.set_device(0), "has no attribute '_cuda_setDevice'"),
+        (lambda: torch.cuda.Event(), "Tried to instantiate dummy base class Event"),
+        (lambda: torch.cuda.Stream(), "requires CUDA support"),
+        (lambda: torch.ones(1).to(0), "Cannot access accelerator device when none is available"),
+        (lambda: torch.Generator("cuda"), "Cannot get CUDA generator"),
+        (init_nccl, "Distributed package doesn't have NCCL built in"),
+        (
+            lambda: dist.init_process_group("nccl", device_id=torch.device("cuda:0")),
+            "does not match the current compilation's accelerator support: None",
+        ),
+    ],
+)
+def test_a_world_without_devices_says_how_to_have_some(body: Any, words: str) -> None:
+    assert not torch.cuda.is_available()
 
     (rank,) = simdist.run(body, world_size=1).ranks
 
-    assert isinstance(rank.exception, AssertionError)
-    assert str(rank.exception) == WORDS
-    assert "this world has no devices; simdist.cluster.build(world_size, devices_per_host=...)" in rank.stderr
+    assert words in str(rank.exception)
+    assert 'this world has no devices; backend "nccl" for the world, or devices_per_host in its cluster' in rank.stderr
+
+
+def test_an_error_of_another_kind_is_not_explained() -> None:
+    def body() -> None:
+        raise RuntimeError("shapes differ")
+
+    (rank,) = simdist.run(body, world_size=1).ranks
+
+    assert "this world has no devices" not in rank.stderr
+
+
+@pytest.mark.real  # it starts an interpreter of its own
+def test_a_world_without_devices_does_not_even_import_them() -> None:
+    code = """
+import sys, simdist, torch, torch.distributed as dist
+def body():
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+simdist.run(body, world_size=2).raise_for_failure()
+print([name for name in sys.modules if name.startswith(("simdist.device", "simdist.c10d.backends.nccl"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_world_on_the_cpu_is_the_same_with_devices_and_without() -> None:

@@ -317,7 +317,7 @@ def test_devices_can_be_as_many_as_workers_and_are_none_unless_they_are_asked_fo
     assert sorted(by_default.stdout.splitlines()[:3]) == ["0 False 0", "1 False 0", "2 False 0"]
     assert insists.exit_code == 1
     assert "Distributed package doesn't have NCCL built in" in insists.stderr
-    assert "or simdist launch --devices ranks gives it virtual ones" in insists.stderr
+    assert "this world has no devices; simdist launch --devices ranks gives each worker a virtual one" in insists.stderr
 
 
 def test_as_many_devices_as_workers_wants_to_know_how_many_those_are(launched: Launched) -> None:
