@@ -26,6 +26,6 @@ def explain(error: BaseException, launched: bool) -> None:
 
 _OF_LAUNCH = "simdist launch --devices ranks gives each worker a virtual one"
 _OF_OTHERS = (
-    'backend "nccl" for the world, or devices_per_host in its cluster (simdist.cluster.build(..., '
+    'backend="nccl" for the world, or devices_per_host in its cluster (simdist.cluster.build(..., '
     "devices_per_host=...) or [cluster] in a scenario) gives it virtual ones"
 )

@@ -134,7 +134,7 @@ def test_a_world_without_devices_says_how_to_have_some(body: Any, words: str) ->
     (rank,) = simdist.run(body, world_size=1).ranks
 
     assert words in str(rank.exception)
-    assert 'this world has no devices; backend "nccl" for the world, or devices_per_host in its cluster' in rank.stderr
+    assert 'this world has no devices; backend="nccl" for the world, or devices_per_host in its cluster' in rank.stderr
 
 
 def test_an_error_of_another_kind_is_not_explained() -> None:
