@@ -23,6 +23,7 @@ from simdist.cluster import build
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
 _nccl: Any = c10d
+_dist: Any = dist
 nccl: Any = torch.cuda.nccl
 
 
@@ -134,6 +135,34 @@ def test_another_device_than_the_bound_one_is_refused() -> None:
     text = "Attempt to perform collective on tensor not on device passed to init_process_group"
     assert result.values == [f"DistBackendError: {text}"] * 2
     assert "Tensor found on device cuda:1 but backend constrained to cuda:0" in result.ranks[0].stderr
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_groups_that_never_met_merge_at_a_store(named: bool) -> None:
+    def body() -> list[Any]:
+        join()
+        rank = dist.get_rank()
+        halves: Any = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        half = halves[rank // 2]
+        time.sleep((0, 2, 1, 3)[rank])  # who comes later has a higher rank in the merged group
+        store = _dist.TCPStore("host0", 29781, is_master=rank == 0, wait_for_workers=False)
+        names = {"group_name": "merged", "group_desc": "all of us"} if named else {}
+        merged = half.merge_remote_group(store, 4, timedelta(seconds=40), **names)
+        tensor = of(1.0 + rank)
+        merged.allreduce([tensor]).wait()
+        backend = merged._get_backend(torch.device("cuda"))
+        gathered = [torch.empty(1, device="cuda") for _ in range(4)]
+        merged.allgather([gathered], [of(float(rank))]).wait()
+        order = [int(each.item()) for each in gathered]
+        assert backend.options._timeout == timedelta(seconds=40)
+        assert half.allreduce([of(1.0)]) is not None
+        return [merged.rank(), merged.size(), tensor.item(), order, merged.group_name, merged.group_desc]
+
+    name, description = ("merged", "all of us") if named else ("1:merge", "undefined:merge")
+    found = results(body, 4)
+
+    assert [each[:4] for each in found] == [[place, 4, 10.0, [0, 2, 1, 3]] for place in (0, 2, 1, 3)]
+    assert found[0][4:] == [name, description]
 
 
 def test_a_group_is_destroyed_and_made_again() -> None:

@@ -131,10 +131,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dist.split_group(None, [[0]]),
         "RuntimeError: No device associated with the default pg, not safe to split any process groups",
     ),
-    "merging": (
-        lambda: group().merge_remote_group(None, 1),
-        "UnsupportedError: merge_remote_group of an nccl group is not simulated; make one group of all ranks",
-    ),
 }
 
 

@@ -240,17 +240,21 @@ def test_an_estimate_is_that_of_the_tuning_model_and_moves_nothing() -> None:
         assert (spent, value) == (0, rank)
 
 
-def test_memory_pools_are_refused_by_name() -> None:
+def test_nccl_is_told_of_memory_pools_once_it_has_a_communicator() -> None:
     def body() -> list[str]:
         join()
-        before = said(lambda: backend().register_mem_pool(None))
+        pool: Any = torch.cuda.MemPool()
+        before = said(lambda: backend().register_mem_pool(pool))
         dist.all_reduce(of(1))
-        return [before, said(lambda: backend().register_mem_pool(None)), said(lambda: backend().mem_allocator)]
+        backend().register_mem_pool(pool)
+        backend().deregister_mem_pool(pool)
+        symmetric = said(lambda: backend().register_mem_pool(pool, symm=True))
+        return [before, symmetric, said(lambda: backend().mem_allocator)]
 
-    before, after, allocator = results(body)[0]
+    before, symmetric, allocator = results(body)[0]
 
     assert before.startswith("DistBackendError: NCCL communicator has not been initialized before mem pool creation.")
-    assert after == ("UnsupportedError: memory pools of an nccl group are not simulated; leave memory to the allocator")
+    assert symmetric == "UnsupportedError: symmetric memory is not simulated; register the pool without symm=True"
     assert allocator == "DistBackendError: NCCL mem allocator is not supported in this NCCL version"
 
 

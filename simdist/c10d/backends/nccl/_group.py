@@ -12,7 +12,7 @@ import torch.distributed as dist
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import require_tensor
 from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
-from simdist.c10d.backends.nccl._offspring import shrink, split
+from simdist.c10d.backends.nccl._offspring import merge, shrink, split
 from simdist.c10d.backends.nccl._operands import (
     as_real,
     bytes_of,
@@ -288,23 +288,38 @@ class NcclProcessGroup(NcclReductions):
         """The group without some of its ranks; called by the others. With flag 1 what is under way is aborted first."""
         return shrink(self, ranks_to_exclude, opts_override, abort=shrink_flags == 1)
 
+    def merge_remote_group(
+        self,
+        store: Any,
+        size: int,
+        timeout: timedelta = timedelta(minutes=30),
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> NcclProcessGroup:
+        """One group of the ranks of several; called by all of them, at a store that is theirs."""
+        made: Any = merge(self, store, size, timeout, group_name, group_desc)
+        return made  # type: ignore[no-any-return]
+
     # -- memory that NCCL knows of -------------------------------------------------------------------------------
 
-    def register_mem_pool(self, pool: Any, symm: bool = False) -> NoReturn:
-        """There are no pools.
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+        """Let NCCL know the memory of a pool: results and costs here are the same with it and without.
 
         Raises:
-            DistBackendError: there is no communicator, which torch looks for first.
-            UnsupportedError: there is one.
+            DistBackendError: there is no communicator on the pool's device.
+            UnsupportedError: symmetric memory, which has kernels and an order of additions of its own.
         """
-        if not self._connections:
+        if str(pool.device) not in self._connections:
             raise dist.DistBackendError(
                 "NCCL communicator has not been initialized before mem pool creation. You can pass `device_id` to "
                 "init_process_group -- one way of eager initialization -- to work around this issue"
             )
-        raise UnsupportedError("memory pools of an nccl group are not simulated; leave memory to the allocator")
+        if symm:
+            raise UnsupportedError("symmetric memory is not simulated; register the pool without symm=True")
 
-    deregister_mem_pool = register_mem_pool
+    def deregister_mem_pool(self, pool: Any) -> None:
+        """Let NCCL forget it."""
+        self.register_mem_pool(pool)
 
     @property
     def mem_allocator(self) -> NoReturn:
@@ -350,7 +365,6 @@ def _refuse(name: str, way_out: str) -> Callable[..., NoReturn]:
 
 
 _REFUSED = {
-    "merge_remote_group": "make one group of all ranks",
     "suspend": "destroy the group and make it again",
     "resume": "destroy the group and make it again",
     "memory_stats": "ask torch.cuda.memory_stats",

@@ -1,4 +1,4 @@
-"""Groups that are made of a group: `split_group` (ncclCommSplit) and `shrink_group` (ncclCommShrink)."""
+"""Groups that are made of groups: `split_group` (ncclCommSplit), `shrink_group` (ncclCommShrink), merged ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simdist.c10d.surface._store import SimPrefixStore
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._launching import NcclGroup
 
-__all__ = ["shrink", "split"]
+__all__ = ["merge", "shrink", "split"]
 
 
 def split(
@@ -48,6 +48,24 @@ def shrink(group: NcclGroup, excluded: Sequence[int], options: Any, *, abort: bo
     ranks = [rank for rank in range(group.size()) if rank not in excluded]
     made = _make(group, ranks, f"shrink/{'.'.join(str(rank) for rank in ranks)}/", options, None)
     made.connect(index)
+    return made
+
+
+def merge(
+    group: NcclGroup, store: Any, size: int, timeout: timedelta, name: str | None, description: str | None
+) -> NcclGroup:
+    """A group with the ranks of others that meet at `store`, numbered in the order in which they come there."""
+    rank = int(store.add("mergeGroupRank", 1)) - 1
+    options = copy.copy(group.options)
+    options.split_from = None
+    options._timeout = timeout
+    options.group_name = f"{group.group_name}:merge" if name is None else name
+    communicator = group._communicator
+    process, network, backend = group._member.process, communicator.network, communicator.backend
+    member = connect(process, network, store, rank, size, 0, backend, strict=communicator.strict)
+    made = type(group)(member, store, size, options)
+    made._set_group_name(options.group_name)
+    made._set_group_desc(f"{group.group_desc}:merge" if description is None else description)
     return made
 
 
