@@ -37,7 +37,9 @@ def reduce_steps(steps: int = 4, elements: int = 256, timeout_seconds: float = 3
 def sums(elements: int = 1000) -> list[float]:
     """Sum numbers of very different size."""
     rank, _ = start()
-    values = torch.rand(elements, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (3 * rank)
+    generator = torch.Generator().manual_seed(rank)
+    # The same numbers wherever tensors are made by default.
+    values = torch.rand(elements, generator=generator, device="cpu").to(torch.get_default_device()) * 10.0 ** (3 * rank)
     dist.all_reduce(values)
     dist.destroy_process_group()
     return list(values.tolist())
@@ -168,6 +170,11 @@ def never_calls(absent: int = 1, operation: str = "all_reduce", timeout_seconds:
     values = torch.ones(8)
     if operation == "all_reduce":
         dist.all_reduce(values)
+    elif operation == "awaited all_reduce":  # over NCCL a call returns before it is over, and only reading waits for it
+        work = dist.all_reduce(values, async_op=True)
+        assert work is not None
+        work.wait()
+        values.tolist()
     elif operation == "barrier":
         dist.barrier()
     elif operation == "broadcast":

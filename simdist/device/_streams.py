@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["CYCLES_PER_SECOND", "EventBase", "StreamBase", "Streams", "of_this_process", "torch_streams"]
 
 _CUDA = 1
+_GREATEST_PRIORITY = -3  # of those that a device has, torch has pools for four
 CYCLES_PER_SECOND = 1_755_000_000  # of the clock that `_sleep` counts
 
 
@@ -191,7 +192,9 @@ class StreamBase(torch.Stream):
             index = core().current()
             number = of_this_process().new(index)
         made: StreamBase = super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
-        made._priority = min(0, max(-5, priority))
+        if priority > 0:
+            raise RuntimeError(f"Expected cuda stream priority to be less than or equal to 0, got {priority}")
+        made._priority = max(_GREATEST_PRIORITY, priority)
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -210,8 +213,8 @@ class StreamBase(torch.Stream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority."""
-        return 0, -5
+        """The least and the greatest priority that torch has streams of."""
+        return 0, _GREATEST_PRIORITY
 
     def is_capturing(self) -> bool:
         """False: there are no graphs."""

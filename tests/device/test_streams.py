@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,16 @@ def test_events_without_time_are_refused_in_torch_s_words() -> None:
     with pytest.raises(ValueError, match="Both events must be recorded before calculating elapsed time"):
         torch.cuda.Event(enable_timing=True).elapsed_time(torch.cuda.Event(enable_timing=True))
     assert torch.cuda.Event().query()
+
+
+def test_priorities_are_those_that_torch_has_pools_for() -> None:
+    def body() -> tuple[list[int], Any]:
+        stream: Any = torch.cuda.Stream
+        with pytest.raises(RuntimeError, match="Expected cuda stream priority to be less than or equal to 0, got 1"):
+            stream(priority=1)
+        return [stream(priority=asked).priority for asked in (0, -1, -3, -5)], stream.priority_range()
+
+    assert values(body) == [([0, -1, -3, -3], (0, -3))]
 
 
 @on_devices
