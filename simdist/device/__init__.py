@@ -13,7 +13,8 @@ host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounte
 generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`, of
 `_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`).
 Computing takes no time unless the cluster has a `device_model` (`_compute`); `_races` finds what streams do to each
-other, in strict worlds. `_absent` refuses what only a GPU can do, and runs what `torch.compile` makes without Triton.
+other, in strict worlds; `_history` is what was allocated, while a program records it. `_absent` refuses what only a GPU
+can do, and runs what `torch.compile` makes without Triton.
 Kernels in C++ (`native/kernels.cpp`) can go before those in Python, with the same results:
 `build_kernels` builds them, `_compiled` finds them.
 

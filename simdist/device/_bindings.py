@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from simdist.device._absent import BINDINGS
+from simdist.device._history import allocation_traceback, record, recorded
+from simdist.device._kernels import also_wrap
 from simdist.device._memory import Account
 from simdist.device._pools import snapshot
 from simdist.device._state import account_of, count, invalid_device, present
@@ -163,6 +165,19 @@ def _delete_raw(address: int) -> None:
 def _empty_cache() -> None:
     for account in present().accounts:
         account.release_unused()
+        if present().history is not None:
+            present().history.released(account)
+
+
+def _record_history(*settings: Any) -> None:
+    if record(*settings) is not None:
+        also_wrap(recorded)
+
+
+def _record_history_as_before(enabled: bool, keeps: bool, most: int, traces: bool, *more: Any) -> None:
+    context = "alloc" if traces else "state" if keeps else None
+    _, clear, *others = more
+    _record_history("all" if enabled else None, context, "python", most, clear, *others)
 
 
 def _host_statistics() -> dict[str, Any]:
@@ -267,8 +282,9 @@ def bindings() -> dict[str, Any]:
         "_cuda_emptyCache": _empty_cache,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_memorySnapshot": snapshot,
-        "_cuda_record_memory_history": _nothing,
-        "_cuda_record_memory_history_legacy": _nothing,
+        "_cuda_record_memory_history": _record_history,
+        "_cuda_record_memory_history_legacy": _record_history_as_before,
+        "_cuda_allocationTraceback": allocation_traceback,
         "_cuda_cudaCachingAllocator_raw_alloc": _allocate_raw,
         "_cuda_cudaCachingAllocator_raw_delete": _delete_raw,
         "_cuda_cudaCachingAllocator_enable": _nothing,

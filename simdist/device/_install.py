@@ -44,7 +44,6 @@ class DeviceState:
         self._hardware = Hardware(cluster)
         self._strict = strict  # races between streams are errors
         self._model = cluster.device_model  # what computing takes
-        self._wrapped = False
         self._patches = Patches()
         self._host: dict[str, Any] = {}
 
@@ -63,7 +62,6 @@ class DeviceState:
 
             self._hardware.make_races = Races
             wrappers.append(watched)
-        self._wrapped = bool(wrappers)
         if wrappers:
             _kernels.wrap_kernels(wrappers)
         self._host = {name: _variables[name] for name in (*VARIABLES, "_cudart")}
@@ -100,8 +98,7 @@ class DeviceState:
 
     def uninstall(self) -> None:
         """Put everything back."""
-        if self._wrapped:
-            _kernels.wrap_kernels(())
+        _kernels.unwrap_kernels()
         core().switch(on=False)
         enter(None)
         self._patches.undo()

@@ -35,7 +35,7 @@ from simdist.device._special import (
 from simdist.device._state import account_of, keep_figures_in
 from simdist.errors import InternalError
 
-__all__ = ["install", "wrap_kernels"]
+__all__ = ["also_wrap", "install", "unwrap_kernels", "wrap_kernels"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -110,6 +110,18 @@ def wrap_kernels(wrappers: Sequence[Wrapper]) -> None:
     _made.clear()
     if _compiled is not None:
         _compiled.observe(bool(wrappers))
+
+
+def also_wrap(wrapper: Wrapper) -> None:
+    """Wrap each kernel by that one, too, outside of the others, until kernels are wrapped anew."""
+    if wrapper not in _wrappers:
+        wrap_kernels((*_wrappers, wrapper))
+
+
+def unwrap_kernels() -> None:
+    """No kernel is wrapped any more."""
+    if _wrappers:
+        wrap_kernels(())
 
 
 def _on_first_call(name: str) -> Kernel:

@@ -55,6 +55,7 @@ class Account:
     since: tuple[int, int, int, int]  # bytes and blocks, allocated and freed, at the last `reset_totals`
     retries: int
     ooms: int
+    asked: int  # by the last that was refused
     fraction: float  # of the device, that the process allows itself
     limit: int
 
@@ -66,7 +67,7 @@ class Account:
         self.allocations = self.most_allocations = 0
         self.allocated = 0
         self.since = 0, 0, 0, 0
-        self.retries = self.ooms = 0
+        self.retries = self.ooms = self.asked = 0
         self.fraction = 1.0
         self.limit = device.capacity
         device.accounts.append(self)
@@ -118,6 +119,7 @@ class Account:
     def out_of_memory(self, size: int) -> torch.OutOfMemoryError:
         """The error for what is not there."""
         self.ooms += 1
+        self.asked = size
         asked = _SEGMENT if size <= _SMALL else _MEDIUM_SEGMENT if size < _MEDIUM else -(-size // _SEGMENT) * _SEGMENT
         unused = self.reserved - self.used
         holders = "".join(
@@ -218,7 +220,9 @@ class Block:
     what there is.
     """
 
-    __slots__ = ("account", "host", "size", "size_said", "uses")
+    __slots__ = ("account", "host", "place", "size", "size_said", "uses")
+
+    place: Any  # in the history of the memory, for a block that is recorded
 
     def __init__(self, account: Account, size: int) -> None:
         self.account, self.size = account, size

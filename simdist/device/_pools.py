@@ -2,7 +2,8 @@
 
 A pool is a name here: what it gives is accounted as all else is, and nothing is fragmented that it would keep
 together. A snapshot has one segment for each device, as large as what is reserved, with one block for what tensors
-hold and one for the rest: its sums are those of the statistics, its addresses are nobody's.
+hold and one for the rest: its sums are those of the statistics, its addresses are nobody's. While the history of the
+memory is recorded (`_history`), what is allocated since then is a block of its own.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any
 
 import torch
 
+from simdist.device._history import base_of
 from simdist.device._memory import Account
 from simdist.device._state import present
 from simdist.process import Patches, current_process
 
 __all__ = ["install", "snapshot"]
 
-_ADDRESS = 0x7F00_0000_0000  # of the first device's segment; the next ones follow a terabyte apart
 Id = tuple[int, int]
 
 
@@ -83,24 +84,38 @@ def install(patches: Patches) -> None:
 
 def snapshot(which: Any = None) -> dict[str, Any]:
     """What `torch._C._cuda_memorySnapshot` returns, of all memory or of a pool."""
-    accounts = present().accounts
+    accounts, history = present().accounts, present().history
+    for account in accounts if history is not None else ():
+        history.snapshot_taken(account.index)
     everything = which is None or tuple(which)[:2] == (0, 0)
     return {
-        "segments": [_segment(account) for account in accounts if account.reserved] if everything else [],
-        "device_traces": [[] for _ in accounts],
+        "segments": [_segment(account, history) for account in accounts if account.reserved] if everything else [],
+        "device_traces": [[] if history is None else list(history.traces[each.index]) for each in accounts],
         "allocator_settings": {"expandable_segments": False, "garbage_collection_threshold": 0.0},
         "external_annotations": [],
     }
 
 
-def _segment(account: Account) -> dict[str, Any]:
-    address = _ADDRESS + (account.index << 40)
-    parts = (("active_allocated", account.used), ("inactive", account.reserved - account.used))
-    blocks, begin = [], address
-    for state, size in parts:
-        if size:
-            blocks.append({"address": begin, "size": size, "requested_size": size, "state": state, "frames": []})
-            begin += size
+def _segment(account: Account, history: Any) -> dict[str, Any]:
+    address = base_of(account.index)
+    if history is None:
+        parts: Any = [
+            (address, account.used, True, []),
+            (address + account.used, account.reserved - account.used, False, []),
+        ]
+    else:
+        parts = history.blocks(account)
+    blocks = [
+        {
+            "address": begin,
+            "size": size,
+            "requested_size": size,
+            "state": "active_allocated" if has_tensor else "inactive",
+            "frames": frames,
+        }
+        for begin, size, has_tensor, frames in parts
+        if size
+    ]
     return {
         "device": account.index,
         "segment_pool_id": (0, 0),

@@ -41,6 +41,7 @@ class ProcessDevices:
         self.streams.races = races
         self.raw: dict[int, Any] = {}  # memory taken by address, without a tensor
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
+        self.history: Any = None  # of the memory, while it is recorded
         self.generators: tuple[DeviceGenerator, ...] = ()
 
     @property
