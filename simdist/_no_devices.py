@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from simdist.values import text_of
+
 __all__ = ["explain"]
 
 # What a CPU build of torch says to those who want a device, or NCCL (2.13).
@@ -19,7 +21,7 @@ def explain(error: BaseException, launched: bool) -> None:
 
     `launched` worlds are those of `simdist launch`.
     """
-    text = str(error)
+    text = text_of(error)
     if any(words in text for words in _WORDS) and not getattr(error, "__notes__", ()):
         error.add_note("this world has no devices; " + (_OF_LAUNCH if launched else _OF_OTHERS))
 

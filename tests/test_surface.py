@@ -39,7 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "_harmless_writes": set(),
     "_shared_writes": {"_harmless_writes", "kernel", "_observer", "torch"},
     "_tell": {"records", "process", "torch"},
-    "_no_devices": set(),
+    "_no_devices": {"values"},
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
         "values",
