@@ -240,9 +240,21 @@ def _looking(original: Any) -> Any:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if found is not None and found.disk.looks is not None and found.place:
             found.disk.looks.at(found.real)
-        return original(path, *args, **kwargs)
+        said = original(path, *args, **kwargs)
+        return said if found is None else _served(found, said)
 
     return look
+
+
+def _served(found: Spot, said: os.stat_result) -> os.stat_result:
+    """What the rank's host is told of a file that another one writes: the size that the server knows."""
+    clients = found.disk.clients
+    inode = found.disk.find(found.place) if clients is not None and found.place else None
+    data = None if clients is None or inode is None else clients.served(found.process, inode)
+    if data is None:
+        return said
+    fields = {name: getattr(said, name) for name in dir(said) if name.startswith("st_")}
+    return os.stat_result((*said[:6], len(data), *said[7:]), fields | {"st_size": len(data)})
 
 
 def _access(original: Any) -> Any:
@@ -255,7 +267,7 @@ def _access(original: Any) -> Any:
 
 
 LOOKS: tuple[tuple[str, _Make], ...] = (("stat", _looking), ("lstat", _looking), ("access", _access))
-"""What stands in for them on a disk whose names some hosts see late, and where it is noted who looks."""
+"""What stands in for them on a disk that hosts see each in its own way, and where it is noted who looks."""
 
 BY_PATH: tuple[tuple[str, _Make], ...] = (
     ("open", _open),

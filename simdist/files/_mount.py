@@ -35,7 +35,7 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) ->
     runtime.patches.on_undo(_present.forget)
     runtime.patches.on_undo(disks.close)
     runtime.patches.redirect(_REPLACEMENTS)
-    if what.names_late_ns:
+    if disks.has_clients:
         watch()
     for name, make in BY_NAME:
         if hasattr(os, name):

@@ -43,8 +43,8 @@ never gone before it is there, if the new file was synced.
 | dies with such a file | it stays | = |
 
 To have read the folder is to have looked in vain for all else. (7) For writing, or by Python's `open`. What C code
-opens by its path, and what `os.stat` says of a file's size, is the newest. That a file is gone which another host has
-open (ESTALE) is an `io_error`.
+opens by its path, and what an entry of `os.scandir` says of a file's size, is the newest. That a file is gone which
+another host has open (ESTALE) is an `io_error`.
 
 A block has 4096 bytes, in `posix` 512, and is written whole. What a host wrote back by itself in time is one of the
 outcomes, so that no clock is needed. `nfs` is a client's host that crashes, with a server that does not. In these terms

@@ -155,6 +155,9 @@ class SweepReport:
     def write_tests(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write a pytest file for each failure that is told of, which replays it; their paths. For sweeps of functions.
 
+        A function has no scenario file. One that names it (`workload.target = "module:function"`, with a `[disk]`) is
+        swept by `simdist sweep FILE`, whose `--write` makes scenarios, tests and pictures.
+
         Raises:
             ArgumentError: the function, or an argument, has no name that a file could use.
         """

@@ -62,6 +62,28 @@ def half_written(rank: int, folder: Path) -> list[bytes]:
     return seen
 
 
+def half_written_sizes(rank: int, folder: Path) -> list[tuple[int, bool]]:
+    """Rank 0 writes, and closes; what rank 1 is told of the size, and whether the rest is that of the file."""
+    path, seen = folder / "a", []
+    file = path.open("wb", buffering=0) if rank == 0 else None
+    for step in range(2):
+        if file is not None:
+            file.write(b"new") if step == 0 else file.close()
+        dist.barrier()
+        there = path.stat()
+        seen.append((there.st_size, there.st_ino > 0 and there.st_mtime_ns > 0 and there.st_mtime > 1))
+        assert os.path.getsize(path) == there.st_size
+        dist.barrier()
+    return seen
+
+
+def test_another_host_is_told_the_size_that_the_server_knows(tmp_path: Path) -> None:
+    writer, reader = run(half_written_sizes, tmp_path)
+
+    assert writer == [(3, True), (3, True)]
+    assert reader == [(0, True), (3, True)]
+
+
 def test_another_host_sees_bytes_once_they_are_synced_or_the_file_is_closed(tmp_path: Path) -> None:
     writer, reader = run(half_written, tmp_path)
 
