@@ -7,10 +7,13 @@ one has learnt of a second life it tells, with its results, so that no other run
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import connection
 from types import TracebackType
 
 from simdist.scenario import Plan
@@ -37,6 +40,7 @@ class Workers:
     def __init__(self, plan: Plan, program: PlanProgram, count: int, tries: Tries) -> None:
         self._program = program
         self._others = count - 1
+        self._before = multiprocessing.active_children()
         self._pool: ProcessPoolExecutor | None = None
         if self._others:
             context = multiprocessing.get_context("spawn")
@@ -76,8 +80,13 @@ class Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._pool is not None:  # at once, if somebody has interrupted it
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._pool is None:
+            return
+        if error is not None:  # somebody has interrupted it: what is under way is wanted no more
+            for child in multiprocessing.active_children():
+                if child not in self._before:
+                    child.terminate()
+        self._pool.shutdown(wait=error is not None, cancel_futures=True)
 
 
 def try_case(program: Program, case: Case) -> Tried:
@@ -90,9 +99,18 @@ def try_case(program: Program, case: Case) -> Tried:
 def _begin(plan: Plan, tries: Tries) -> None:
     global _program
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for the results is interrupted
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _program = PlanProgram(plan, merge=tries.merge)
     _program.ready().__enter__()  # for as long as the process lives
     _program.watch(Watcher(tries.outcomes))
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent is interrupted, or killed, would wait for ever for something to do."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _try_in_worker(cases: Sequence[Case], lives: dict[str, SecondLife]) -> _Found:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -121,6 +125,24 @@ def test_a_sweep_that_was_interrupted_tells_how_it_goes_on(tmp_path: Path, monke
     again = _sweep(path, "--strike", "rank", "--keep", kept)
     assert again.output.splitlines()[:2] == whole.output.splitlines()[:2]
     assert "survived     4 of 4 crashes" in again.output
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_a_sweep_that_is_ended(tmp_path: Path, by: signal.Signals) -> None:
+    kept = tmp_path / "kept"
+    words = ["--workers", "2", "--outcomes", "12", "--set", "workload.kwargs.times=40", "--keep", str(kept)]
+    command = [sys.executable, "-m", "simdist", "sweep", _write(tmp_path), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while process.poll() is None and (not kept.exists() or kept.read_text().count("\n") < 60):
+            time.sleep(0.02)
+        process.send_signal(by)
+
+        said, _ = process.communicate(timeout=30)  # workers have the same output open
+
+    assert process.returncode == (130 if by is signal.SIGINT else -signal.SIGKILL)
+    assert (f"kept in {kept}" in said) == (by is signal.SIGINT)
+    assert "leaked" not in said or by is signal.SIGKILL
 
 
 def test_a_crash_of_the_recovery_is_told_after_the_first(tmp_path: Path) -> None:
