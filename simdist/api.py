@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simdist._replay import ALWAYS, call_text
 from simdist._settings import START_TIME, check_settings
 from simdist._world import World, WorldSpec
-from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process, own
+from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process, handed_over, own
 from simdist.records import step_begun
 from simdist.result import RunResult
 
@@ -165,7 +165,8 @@ def spawn(
     """Stand in for `torch.multiprocessing.spawn`: call `fn(rank, *args)` on `nprocs` simulated processes.
 
     No launcher's environment is set: `fn` initialises its group itself, as under the real one. As there, each process
-    imports the user's modules for itself; `isolate` and `share` are those of `run`. `daemon` and `start_method` are
+    imports the user's modules for itself; `isolate` and `share` are those of `run`. Objects of the user's classes among
+    `args` are made anew for it; other objects are shared, lists and tensors too. `daemon` and `start_method` are
     accepted and mean nothing here.
 
     Returns:
@@ -184,7 +185,7 @@ def spawn(
     checked = check_settings("simdist.spawn", given)
     arguments = checked["args"]
     spec = WorldSpec(
-        call=lambda rank: own(fn)(rank, *arguments),
+        call=lambda rank: own(fn)(rank, *handed_over(arguments)),
         world_size=checked["nprocs"],
         seed=checked["seed"],
         faults=checked["faults"],

@@ -23,7 +23,7 @@ from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
-from simdist.process._isolation import Isolation, own, run_program
+from simdist.process._isolation import Isolation, handed_over, own, run_program
 from simdist.process._libraries import when_imported
 from simdist.process._lock_kinds import real_methods
 from simdist.process._process import SimProcess
@@ -62,6 +62,7 @@ __all__ = [
     "encoded",
     "followed",
     "global_generators",
+    "handed_over",
     "original",
     "own",
     "real_methods",

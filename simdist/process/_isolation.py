@@ -36,13 +36,14 @@ from typing import Any
 
 from simdist.process._attributes import AttributeViews
 from simdist.process._handed_back import HandedBack
+from simdist.process._handed_over import HandedOver
 from simdist.process._libraries import tell_own
 from simdist.process._logging import LoggingViews
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
 from simdist.process._sharing import Sharing
 
-__all__ = ["Isolation", "own", "run_program"]
+__all__ = ["Isolation", "handed_over", "own", "run_program"]
 
 _bootstrap: Any = bootstrap
 _runpy: Any = runpy
@@ -264,6 +265,10 @@ class Isolation:
         except AttributeError:
             return thing if isinstance(thing, type) else self._over(module, thing)
 
+    def handed_over(self, thing: Any) -> Any:
+        """What the host hands to the rank, with the rank's own classes and functions in it."""
+        return HandedOver(self.own, self._sharing.isolates)(thing)
+
     def _over(self, module: ModuleType, function: FunctionType) -> FunctionType:
         """A closure or a lambda: the same code and cells over the globals of the rank's module."""
         cells = tuple(self._own_cell(cell) for cell in function.__closure__ or ())
@@ -341,6 +346,12 @@ def own(thing: Any) -> Any:
     """On a rank: its own version of what the host hands it. All else, and all of it without isolation, stays."""
     runtime = current_runtime()
     return thing if runtime is None or runtime.isolation is None else runtime.isolation.own(thing)
+
+
+def handed_over(thing: Any) -> Any:
+    """On a rank: what the host hands it as a real process would get it, with its own classes in it; see `own`."""
+    runtime = current_runtime()
+    return thing if runtime is None or runtime.isolation is None else runtime.isolation.handed_over(thing)
 
 
 def run_program(script: str, *, module: bool = False) -> None:

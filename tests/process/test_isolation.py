@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import builtins
+import enum
+import functools
 import importlib
 import importlib._bootstrap
 import logging
+import pickle
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import simdist
 from simdist.errors import ArgumentError
@@ -412,3 +416,65 @@ def test_a_rank_may_load_compiled_classes_with_a_metaclass_of_their_own(
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[('0', '0', '0'), ('1', '1', '1')] []\n"
+
+
+class Settings:
+    """What a script hands to the processes that it spawns."""
+
+    def __init__(self) -> None:
+        self.kind = Kind.SMALL
+        self.itself = self
+
+
+class Kind(enum.Enum):
+    SMALL = 1
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Bag(dict[str, Any]):
+    pass
+
+
+class Stubborn:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("never")
+
+
+def same(thing: Any) -> Any:
+    return thing
+
+
+def what_is_handed(rank: int, given: Settings, things: dict[str, Any], call: Any, results: list[Any]) -> None:
+    of_rank = {
+        "object": type(given) is Settings and given.kind is Kind.SMALL and given.itself is given,
+        "tuple": type(things["tuple"]) is Point,
+        "dictionary": type(things["bag"]) is Bag and things["bag"]["settings"] is given,
+        "class and function": things["called"] == (Settings, what_is_handed),
+        "in a partial": type(call()) is Settings,
+        "what pickle can't make": type(things["stubborn"]) is Stubborn,
+        "pickles": len(pickle.dumps((given, things["tuple"], things["bag"], call))) > 0,
+    }
+    results.append((rank, of_rank, things["tensor"]))
+
+
+def test_spawned_processes_are_handed_objects_of_their_own_classes() -> None:
+    results: list[Any] = []
+    given, tensor = Settings(), torch.ones(1)
+    things: dict[str, Any] = {
+        "tuple": Point(1),
+        "bag": Bag(settings=given),
+        "called": (Settings, what_is_handed),
+        "tensor": tensor,
+    }
+    things["stubborn"] = Stubborn()
+
+    simdist.spawn(what_is_handed, (given, things, functools.partial(same, given), results), nprocs=2)
+
+    assert [rank for rank, _, _ in results] == [0, 1]
+    for _, of_rank, handed in results:
+        assert [name for name, held in of_rank.items() if not held] == ["what pickle can't make"]
+        assert handed is tensor
+    assert type(given) is Settings

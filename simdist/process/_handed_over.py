@@ -1,0 +1,80 @@
+"""What the host hands to a rank with modules of its own, in terms of the rank's classes and functions.
+
+A real process gets copies over pickle. Here an object of one of the user's classes is made anew on each rank, as pickle
+would make it, and what holds such objects, classes or functions with it. All else stays the host's object, which all
+ranks share: lists in which they collect what they found, tensors, locks, queues.
+
+In doubt: what an object of a shared class has in its attributes (a layer of torch that holds one of the user's) is not
+looked into; nor is one that pickle could not make.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+from collections.abc import Callable
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+__all__ = ["HandedOver"]
+
+
+class HandedOver:
+    """Makes the rank's objects of the host's.
+
+    `own` gives the rank's thing of the same name as a class, a function or a module, or that itself; `isolates` says
+    whether the rank has a module of this name for itself.
+    """
+
+    def __init__(self, own: Callable[[Any], Any], isolates: Callable[[str], bool]) -> None:
+        self._own = own
+        self._isolates = isolates
+        self._made: dict[int, tuple[Any, Any]] = {}  # by id of what was given: it, which keeps it alive, and its own
+
+    def __call__(self, thing: Any) -> Any:
+        """The same in the rank's terms."""
+        found = self._made.get(id(thing))
+        if found is None:
+            found = self._made[id(thing)] = thing, self._of(thing)
+        return found[1]
+
+    def _of(self, thing: Any) -> Any:
+        kind: Any = type(thing)
+        if isinstance(thing, type | FunctionType | MethodType | ModuleType):
+            return self._own(thing)
+        if kind is functools.partial:
+            keywords = {name: self(each) for name, each in thing.keywords.items()}
+            return functools.partial(self(thing.func), *map(self, thing.args), **keywords)
+        if kind in (list, tuple, set, frozenset):
+            self._made[id(thing)] = thing, thing  # of what holds itself
+            parts = [self(each) for each in thing]
+            return thing if all(a is b for a, b in zip(thing, parts, strict=True)) else kind(parts)
+        if kind is dict:
+            self._made[id(thing)] = thing, thing
+            items = [(self(key), self(value)) for key, value in thing.items()]
+            kept = all(a is c and b is d for (a, b), (c, d) in zip(thing.items(), items, strict=True))
+            return thing if kept else dict(items)
+        if not self._isolates(kind.__module__ or "builtins"):
+            return thing
+        if isinstance(thing, enum.Enum):
+            return getattr(self(kind), thing.name, thing)
+        return self._anew(thing)
+
+    def _anew(self, thing: Any) -> Any:
+        memo: dict[int, Any] = {}
+
+        def own(part: Any, memo: dict[int, Any]) -> Any:
+            if id(thing) in memo:  # there since its state is read
+                self._made[id(thing)] = thing, memo[id(thing)]
+            return self(part)
+
+        try:
+            reduced = thing.__reduce_ex__(4)
+            if isinstance(reduced, str):
+                return thing
+            function, *rest = reduced
+            rebuild: Any = vars(copy)["_reconstruct"]
+            return rebuild(thing, memo, self(function), *rest, deepcopy=own)
+        except Exception:
+            return thing
