@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,13 +84,23 @@ def repeat(plan: Launch) -> None:
 @contextmanager
 def log_folder(plan: Launch) -> Iterator[str]:
     """The folder for log files and error files, as torchrun names it; gone afterwards unless it was asked for."""
-    base = plan.log_dir or tempfile.mkdtemp(prefix="torchelastic_")
+    base = plan.log_dir or _new_folder(tempfile.gettempdir(), "torchelastic_", plan.seed)
     try:
         Path(base).mkdir(parents=True, exist_ok=True)
-        yield tempfile.mkdtemp(prefix=f"{plan.run_id}_", dir=base)
+        yield _new_folder(base, f"{plan.run_id}_", plan.seed)
     finally:
         if plan.log_dir is None:
             shutil.rmtree(base, ignore_errors=True)
+
+
+def _new_folder(parent: str, prefix: str, seed: int) -> str:
+    """Made where nothing was, by a name that every run of this seed finds free as a rule: workers may print it."""
+    for number in itertools.count():
+        path = Path(parent) / f"{prefix}{zlib.crc32(f'{seed} {number}'.encode()):08x}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return str(path)
+    raise AssertionError
 
 
 def _main(plan: Launch, script: str, rank: int) -> None:

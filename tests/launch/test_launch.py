@@ -225,6 +225,16 @@ def test_files_and_the_comparison_are_those_of_run(launched: Launched, tmp_path:
     assert all((tmp_path / name).stat().st_size > 500 for name in ("trace.json", "events.jsonl", "timeline.svg"))
 
 
+def test_a_script_that_prints_its_environment_is_the_same_in_every_run(launched: Launched) -> None:
+    text = "import os; print(sorted(os.environ.items()))"
+
+    first, again = (launched(text, before=("--nproc-per-node=2",)) for _ in range(2))
+
+    assert "TORCHELASTIC_ERROR_FILE" in first.stdout
+    assert first.stdout == again.stdout
+    assert first.stderr == again.stderr
+
+
 def test_everything_that_is_wrong_is_told_at_once(launched: Launched, tmp_path: Path) -> None:
     strike = faults(tmp_path, 'kind = "crash"\nrank = 7\nat_step = 2')
     words = (
