@@ -157,6 +157,7 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
     *,
+    backend: str = "gloo",
     seed: int = 0,
     faults: Sequence[Fault] = (),
     isolate: bool | Sequence[str] = True,
@@ -165,9 +166,9 @@ def spawn(
     """Stand in for `torch.multiprocessing.spawn`: call `fn(rank, *args)` on `nprocs` simulated processes.
 
     No launcher's environment is set: `fn` initialises its group itself, as under the real one. As there, each process
-    imports the user's modules for itself; `isolate` and `share` are those of `run`. Objects of the user's classes among
-    `args` are made anew for it; other objects are shared, lists and tensors too. `daemon` and `start_method` are
-    accepted and mean nothing here.
+    imports the user's modules for itself; `backend`, `isolate` and `share` are those of `run`. Objects of the user's
+    classes among `args` are made anew for it; other objects are shared, lists and tensors too. `daemon` and
+    `start_method` are accepted and mean nothing here.
 
     Returns:
         None with `join`; otherwise a context whose `join` runs the world.
@@ -180,13 +181,14 @@ def spawn(
     """
     from simdist._spawn import SpawnContext
 
-    given = {"fn": fn, "args": args, "nprocs": nprocs, "join": join, "seed": seed, "faults": faults}
-    given |= {"isolate": isolate, "share": share}
+    given = {"fn": fn, "args": args, "nprocs": nprocs, "join": join, "backend": backend}
+    given |= {"seed": seed, "faults": faults, "isolate": isolate, "share": share}
     checked = check_settings("simdist.spawn", given)
     arguments = checked["args"]
     spec = WorldSpec(
         call=lambda rank: own(fn)(rank, *handed_over(arguments)),
         world_size=checked["nprocs"],
+        backend=checked["backend"],
         seed=checked["seed"],
         faults=checked["faults"],
         isolate=checked["isolate"],

@@ -532,6 +532,25 @@ def test_spawn_accepts_what_torchs_accepts() -> None:
     assert seen == [0, 1]
 
 
+def spawned_on_a_device(rank: int, world_size: int) -> None:
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29512")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    tensor = torch.full((2,), float(rank), device="cuda")
+    dist.all_reduce(tensor)
+    print(torch.cuda.device_count(), tensor.device, tensor.tolist())
+    dist.destroy_process_group()
+
+
+def test_spawned_processes_have_a_device_each_over_nccl() -> None:
+    context = simdist.spawn(spawned_on_a_device, args=(2,), nprocs=2, join=False, backend="nccl")
+
+    assert context is not None
+    assert context.join()
+    assert context.result is not None
+    assert [rank.stdout for rank in context.result.ranks] == [f"2 cuda:{rank} [1.0, 1.0]\n" for rank in range(2)]
+
+
 def test_spawn_without_join_runs_the_world_when_it_is_joined() -> None:
     log: list[Any] = []
 

@@ -53,7 +53,7 @@ def test_spawn_takes_the_defaults_of_a_run() -> None:
     parameters = _parameters(simdist.spawn)
 
     assert {name: default for name, default in parameters.items() if name in FIELDS} == {
-        **{name: DEFAULTS[name] for name in ("seed", "faults", "share")},
+        **{name: DEFAULTS[name] for name in ("backend", "seed", "faults", "share")},
         "isolate": True,  # as torch.multiprocessing's spawn has it
     }
 
