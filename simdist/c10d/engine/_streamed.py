@@ -242,7 +242,7 @@ class Connection:
 
     def release(self, rank: int, now_ns: int) -> None:
         """A rank's end was aborted: its streams are free, and what was under way leaves garbage."""
-        unfinished = [collective for collective in self.collectives.values() if collective.missing]
+        unfinished = [each for each in self.collectives.values() if each.missing or each.lost]
         parts = [collective.parts[rank] for collective in unfinished if rank in collective.parts]
         for queue in (*self._sends.values(), *self._receives.values()):
             parts += [part for part in queue if part.rank == rank]

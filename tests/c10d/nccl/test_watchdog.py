@@ -292,6 +292,26 @@ def test_a_group_is_aborted_and_made_anew() -> None:
     assert results(body) == [[3, 3]] * 2
 
 
+@pytest.mark.parametrize("what", ["all_reduce", "mismatch"])
+def test_an_abort_ends_what_is_joined_after_another_one_and_what_does_not_fit(what: str, tmp_path: Path) -> None:
+    def body(path: str) -> float:
+        rank = join()
+        dist.all_reduce(of(1))
+        torch.cuda.synchronize()
+        if what == "mismatch" and rank == 0:
+            dist.broadcast(of(1, 2, 3), 0)  # which no all_reduce goes with
+        else:
+            dist.all_reduce(of(1))
+        _c10d._abort_process_group()
+        store = _dist.FileStore(path, 2)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=2)
+        again = of(rank + 1.0)
+        dist.all_reduce(again)
+        return again.item()
+
+    assert results(body, args=[str(tmp_path / "store")]) == [3, 3]
+
+
 def test_to_destroy_a_group_waits_for_what_is_queued() -> None:
     def body() -> float:
         rank = join()

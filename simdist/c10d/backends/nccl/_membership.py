@@ -333,7 +333,8 @@ class NcclMember(GroupBackend):
         now_ns = self._communicator.simulation.now_ns
         for work in list(self._member.pending):
             if isinstance(work, NcclWork):
-                work.aborted = any(part.whole is None or part.whole.missing for part in work.calls)
+                wholes = [part.whole for part in work.calls]
+                work.aborted = any(whole is None or whole.missing or whole.lost for whole in wholes)
         for connection in self._connections.values():
             connection.release(self.rank(), now_ns)
             connection.leave(self.rank(), at_once=False)
