@@ -3,6 +3,10 @@
 Sizes are those of torch's caching allocator: blocks of 512 bytes, memory asked of the device 2 MiB at a time and kept
 until `empty_cache` or until there is no more. What is not modelled is fragmentation (what is freed fits whatever comes
 next), the memory that a CUDA context takes, and what a kernel needs only while it runs.
+
+In doubt: tensors in cycles of objects are given back when Python's collector comes by, and when it does depends on all
+that the process has made since it last did, also before the world. So a peak, or the moment at which there is no more,
+may be another one in a process that has run something else before; `gc.collect()` in the program settles it.
 """
 
 from __future__ import annotations
@@ -82,6 +86,7 @@ class Account:
         used = self.used + size
         if used > self.reserved:
             self._reserve(used, size)
+            used = self.used + size  # garbage may have gone meanwhile
         self.used = used
         if used > self.peak:
             self.peak = used

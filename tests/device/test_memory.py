@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from simdist.device._memory import Account
 from simdist.process import current_process
 from tests.device.worlds import cuda, on_devices, values
 
@@ -209,4 +210,25 @@ def test_memory_can_be_had_by_address() -> None:
 
     assert torch.cuda.memory_allocated(1) == 1024
     torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated(1) == 0
+
+
+@on_devices
+def test_garbage_that_goes_while_more_is_reserved_is_counted_as_gone() -> None:
+    reserve = Account._reserve
+
+    def reserve_and_collect(self: Account, used: int, size: int) -> None:
+        reserve(self, used, size)
+        gc.collect()  # as it may come by itself
+
+    tensor = torch.ones(4 * MIB, device=cuda(1))
+    garbage: list[object] = [torch.empty(MIB, device=cuda(1))]
+    garbage.append(garbage)
+    del garbage
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Account, "_reserve", reserve_and_collect)
+        result = tensor + tensor
+
+    assert torch.cuda.memory_allocated(1) == 32 * MIB
+    del tensor, result
     assert torch.cuda.memory_allocated(1) == 0

@@ -67,8 +67,11 @@ void reserve(const std::shared_ptr<Figures>& figures, int64_t used, int64_t size
 int64_t take(const std::shared_ptr<Figures>& figures, size_t bytes) {
   const int64_t size = rounded(static_cast<int64_t>(bytes));
   Figures& f = *figures;
-  const int64_t used = f.used.load(std::memory_order_relaxed) + size;
-  if (used > f.reserved.load(std::memory_order_relaxed)) reserve(figures, used, size);
+  int64_t used = f.used.load(std::memory_order_relaxed) + size;
+  if (used > f.reserved.load(std::memory_order_relaxed)) {
+    reserve(figures, used, size);
+    used = f.used.load(std::memory_order_relaxed) + size;  // garbage may have gone meanwhile
+  }
   f.used.store(used, std::memory_order_relaxed);
   if (used > f.peak.load(std::memory_order_relaxed)) f.peak.store(used, std::memory_order_relaxed);
   f.total.store(f.total.load(std::memory_order_relaxed) + size, std::memory_order_relaxed);
