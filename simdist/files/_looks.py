@@ -22,7 +22,7 @@ _OPENED = 0x20 | 0x40  # IN_OPEN, IN_MOVED_FROM
 _OVERFLOW = 0x4000
 _EVENT = struct.Struct("iIII")  # folder, what, cookie, bytes of the name
 
-_inotify = -1  # one for all worlds: to close one takes the system longer than a world lives
+_inotify = -1  # one for all worlds until `Looks.end`: to close one takes the system longer than a world lives
 
 
 class Looks:
@@ -36,6 +36,14 @@ class Looks:
         self._left = {real: name for real, name in files if os.lstat(real).st_nlink == 1}  # that nobody has looked at
         self._folders = {_watched(folder): folder for folder in dict.fromkeys(map(os.path.dirname, self._left))}
         self.unread: list[str] = []  # that have been overwritten before anybody looked at them
+
+    @staticmethod
+    def end() -> None:
+        """Nobody notes anything any more: have the system tell nothing."""
+        global _inotify
+        if _inotify >= 0:
+            original(os.close)(_inotify)
+            _inotify = -1
 
     def at(self, real: str) -> None:
         """Somebody looks at a file."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from simdist.errors import ArgumentError
+from simdist.files import Looks
 from simdist.process import current_process
 from simdist.scenario import Plan
 from simdist.sweeps._kept import Kept
@@ -52,6 +53,7 @@ def swept(
     with ExitStack() as stack:
         stack.enter_context(_no_logs_of_ranks())
         stack.enter_context(program.ready())
+        stack.callback(Looks.end)
         watcher = Watcher(tries.outcomes)
         first = program.watch(watcher)
         points = watcher.points

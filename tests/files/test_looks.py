@@ -45,6 +45,7 @@ def test_a_file_is_unread_that_is_overwritten_before_anybody_looks(tmp_path: Pat
 
     simdist.run(main, world_size=1, disk=Mount(folder=tmp_path)).raise_for_failure()
 
+    Looks.end()
     assert noted[0] is not None
     assert noted[0].unread == ["removed", "replaced", "emptied"]
 

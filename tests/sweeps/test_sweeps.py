@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,15 @@ def test_what_is_left_of_a_file_that_nobody_looks_at_makes_no_other_life(looks: 
     seen = program.ends.lives.seen
     assert any("but for" in name for name in seen) == (not looks)
     assert len({id(life) for life in seen.values()}) < len({name for name in seen if "but for" not in name}) or looks
+    assert list(listening()) == []
+
+
+def listening() -> Iterator[str]:
+    """The open files of this process through which the system tells who opens what."""
+    for each in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):  # that which lists them is gone already
+            if "inotify" in str(each.readlink()):
+                yield each.name
 
 
 _lives: list[str] = []  # in a module that all lives of a rank share, unless it is isolated
