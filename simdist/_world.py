@@ -28,6 +28,7 @@ from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_c
 from simdist.process import (
     Isolation,
     RankBegan,
+    Rounds,
     Runtime,
     Sharing,
     SimProcess,
@@ -125,6 +126,9 @@ class World:
 
             self._devices = DeviceState(self._cluster, strict=strict)
             self._slots.add(self._devices.switch)
+        self._in_rounds = self._devices is not None and spec.world_size > 1
+        if self._in_rounds:
+            self._slots.add(Rounds().switch)
         self._simulation = Simulation(
             policy=make_policy(spec.policy, spec.seed),
             on_switch=self._slots.switch,
@@ -192,7 +196,7 @@ class World:
             if hasattr(os, "sched_getaffinity"):
                 self._runtime.cores = os.sched_getaffinity(0)
             stack.enter_context(one_core())
-            stack.enter_context(collector_of(self._spec.world_size))
+            stack.enter_context(collector_of(self._spec.world_size, in_rounds=self._in_rounds))
             self._runtime.in_child = self._leave_to_parent
             self._runtime.activate(self._spec.call)
             self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]

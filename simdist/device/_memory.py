@@ -4,14 +4,15 @@ Sizes are those of torch's caching allocator: blocks of 512 bytes, memory asked 
 until `empty_cache` or until there is no more. What is not modelled is fragmentation (what is freed fits whatever comes
 next), the memory that a CUDA context takes, and what a kernel needs only while it runs.
 
-In doubt: tensors in cycles of objects are given back when Python's collector comes by, and when it does depends on all
-that the process has made since it last did, also before the world. So a peak, or the moment at which there is no more,
-may be another one in a process that has run something else before; `gc.collect()` in the program settles it.
+Tensors in cycles of objects are given back when Python's collector comes by, after so many hand-overs, and before
+memory is refused. In doubt: in a world of one rank it comes by itself, at a moment that depends on all that the process
+has made before, and so may a peak; `gc.collect()` in the program settles it.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 from typing import Any
 
 import torch
@@ -150,9 +151,17 @@ class Account:
             wanted = used
             self.retries += 1
             if wanted - self.reserved > self.device.free or wanted > self.limit:
-                raise self.out_of_memory(size)
+                wanted = self._without_garbage(size)
         self.reserved = wanted
         self.peak_reserved = max(self.peak_reserved, wanted)
+
+    def _without_garbage(self, size: int) -> int:
+        # Garbage lies longer in a world than in a process of its own: see `simdist.process`'s collector.
+        gc.collect()
+        wanted = self.used + size
+        if wanted - self.reserved > self.device.free or wanted > self.limit:
+            raise self.out_of_memory(size)
+        return max(wanted, self.reserved)
 
     # -- statistics ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ Open `_process.py` for the process itself, `_runtime.py` for who is running and 
 one group of replacements. Nothing here knows about torch or process groups.
 """
 
-from simdist.process._collector import collector_of
+from simdist.process._collector import Rounds, collector_of
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
@@ -47,6 +47,7 @@ __all__ = [
     "RankBegan",
     "RankStream",
     "Replacement",
+    "Rounds",
     "Runtime",
     "Sharing",
     "SimProcess",

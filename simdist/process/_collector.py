@@ -4,6 +4,10 @@ It looks for garbage each time that a process has made some hundred objects more
 make them a thousand times as fast, and each look costs as much as in one process: the start of 1,024 ranks spent 40 %
 of its time there. So while a world lives the first threshold is multiplied by the number of its ranks, as if each had
 a collector of its own; programs that ask see the threshold that they know.
+
+When it looks depends on all that the process has made before the world. A program can tell where garbage holds what is
+counted, as the memory of devices is: in such worlds a rank looks after so many hand-overs (`Rounds`), of which every
+run with one seed has the same, when it next runs what was delivered to it.
 """
 
 from __future__ import annotations
@@ -13,20 +17,24 @@ import gc
 from collections.abc import Callable, Iterator
 
 from simdist.process._patches import Patches, Replacement
+from simdist.process._process import SimProcess
 
-__all__ = ["collector_of", "install"]
+__all__ = ["Rounds", "collector_of", "install"]
 
 _MOST = 1_000  # garbage must not fill the memory before anyone looks
+_BESIDE_ROUNDS = 2_000_000  # objects, after which it looks by itself: more than the largest imports leave
+_NEW_EVERY, _ALL_AFTER = 256, 4096  # hand-overs
 _Thresholds = tuple[int, int, int]
 
 _known: dict[_Thresholds, _Thresholds] = {}  # what is set while a world lives -> what was set before
 
 
 @contextlib.contextmanager
-def collector_of(processes: int) -> Iterator[None]:
-    """Inside, the collector waits for as many objects as so many processes make."""
+def collector_of(processes: int, *, in_rounds: bool = False) -> Iterator[None]:
+    """Inside, the collector waits for as many objects as so many processes make; `in_rounds`, for those `Rounds`."""
     before = gc.get_threshold()
-    now = before[0] * min(processes, _MOST), before[1], before[2]
+    objects = before[0] * min(processes, _MOST)
+    now = max(objects, _BESIDE_ROUNDS) if in_rounds and objects else objects, before[1], before[2]
     gc.set_threshold(*now)
     _known[now] = before
     try:
@@ -34,6 +42,29 @@ def collector_of(processes: int) -> Iterator[None]:
     finally:
         _known.clear()
         gc.set_threshold(*before)
+
+
+class Rounds:
+    """Has ranks look for garbage: among what is new after so many hand-overs, among everything ever more seldom."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._all_at = _ALL_AFTER
+
+    def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
+        """Called by the kernel whenever another process gets the baton."""
+        self._turns += 1
+        if not self._turns % _NEW_EVERY and entering is not None and self._look not in entering.inbox:
+            entering.inbox.append(self._look)
+
+    def _look(self) -> None:
+        if not gc.isenabled():
+            return
+        if self._turns < self._all_at:
+            gc.collect(1)
+        else:
+            self._all_at = 2 * self._turns  # it takes as long as a thousand hand-overs
+            gc.collect()
 
 
 def _as_before(original: Callable[[], _Thresholds]) -> Callable[[], _Thresholds]:

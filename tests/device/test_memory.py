@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from simdist.device._memory import Account
 from simdist.process import current_process
@@ -232,3 +233,37 @@ def test_garbage_that_goes_while_more_is_reserved_is_counted_as_gone() -> None:
     assert torch.cuda.memory_allocated(1) == 32 * MIB
     del tensor, result
     assert torch.cuda.memory_allocated(1) == 0
+
+
+def test_when_garbage_goes_does_not_depend_on_what_the_process_did_before() -> None:
+    def leaves_cycles() -> tuple[int, int]:
+        dist.init_process_group("gloo")
+        for _ in range(200):
+            held: list[object] = [torch.ones(16_384, device="cuda")]
+            held.append(held)
+            dist.all_reduce(torch.ones(1))
+        return torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+
+    found = []
+    thresholds = gc.get_threshold()
+    for first in (thresholds[0], 20):
+        gc.set_threshold(first, *thresholds[1:])
+        try:
+            found.append(values(leaves_cycles, world_size=2))
+        finally:
+            gc.set_threshold(*thresholds)
+
+    assert found[0] == found[1]
+    peak, left = found[0][0]
+    assert left < peak < 190 * 65_536
+
+
+def test_garbage_goes_before_memory_is_refused() -> None:
+    def fills() -> int:
+        for _ in range(16):
+            held: list[object] = [torch.ones(MIB, device="cuda")]
+            held.append(held)
+        ooms: int = torch.cuda.memory_stats()["num_ooms"]
+        return ooms
+
+    assert values(fills, world_size=2, memory=32 * MIB) == [0, 0]
