@@ -14,7 +14,7 @@ Launched = Callable[..., Result]
 
 # As such scripts begin: whatever launcher it was, the variables that torch needs are worked out.
 SCRIPT = """
-import argparse, os
+import argparse, os, sys
 import torch, torch.distributed as dist
 
 parser = argparse.ArgumentParser()
@@ -38,7 +38,10 @@ total = torch.tensor(float(dist.get_rank()))
 dist.all_reduce(total)
 elastic = dist.is_torchelastic_launched()
 across = os.environ.get("CROSS_RANK")
-print(dist.get_rank(), how, local_rank, args.local_rank, int(total), args.lr, elastic, across)
+# One write a line, and an orderly end: real processes share their output, and torch 2.13 may abort at exit else.
+found = [dist.get_rank(), how, local_rank, args.local_rank, int(total), args.lr, elastic, across]
+sys.stdout.write(" ".join(map(str, found)) + "\\n")
+dist.destroy_process_group()
 """
 FOUND = {
     "torch.distributed.launch": [
