@@ -18,7 +18,7 @@ import logging
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
@@ -32,6 +32,7 @@ __all__ = ["SharedWrites", "shared_writes"]
 
 _LARGE = 2_000  # entries from which on only the number is compared
 _CONTAINERS = frozenset((dict, list, set))
+_Variables = Mapping[str, Any]
 
 
 @contextmanager
@@ -64,7 +65,7 @@ class SharedWrites:
 
         def ended(_: WorldEnded) -> None:
             with _without_collector():
-                self.found.update(_State(everything=self.everything).since(before))
+                self.found.update(before.changes())
 
         bus.listen(WorldEnded, ended)
 
@@ -86,53 +87,60 @@ def shared_writes(*, everything: bool = False) -> Iterator[SharedWrites]:
 
 
 class _State:
-    """Everything that is compared, by name. Objects are kept, so that no other one can take an identity over."""
+    """Everything that is compared, as it was. Copies hold the objects, so that no other one takes an identity over."""
 
     def __init__(self, *, everything: bool) -> None:
         self._quiet = (lambda name: False) if everything else is_harmless
-        self.modules: dict[str, dict[str, Any]] = {}
-        self.contents: dict[str, tuple[Any, Any]] = {}
-        self.classes: dict[type, dict[str, Any]] = {}
-        self.settings = dict(_settings())
+        self._dull: set[type] = set()  # types of variables in which nothing is looked at
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._containers: list[tuple[str, str, Any, Any]] = []  # a module, a variable, its value and that one's copy
+        self._classes: dict[type, dict[str, Any]] = {}
+        self._settings = dict(_settings())
         for name, module in list(sys.modules.items()):
             if isinstance(module, types.ModuleType) and name != "__main__" and not self._quiet(f"{name}."):
                 self._add_module(name, module)
 
     def _add_module(self, name: str, module: types.ModuleType) -> None:
-        variables = self.modules[name] = dict(vars(module))
+        variables = self._modules[name] = vars(module).copy()
+        dull = self._dull
         for key, value in variables.items():
             kind = type(value)  # `isinstance` would ask some objects
-            if kind in _CONTAINERS and key != "__builtins__":
-                self.contents[f"{name}.{key}"] = value, _content(value)
-            elif issubclass(kind, type) and value.__module__ == name:
-                self.classes[value] = dict(vars(value))
-
-    def since(self, before: _State) -> dict[str, str]:
-        """What is another than before, by name."""
-        return {name: how for name, how in self._changes(before) if not self._quiet(name)}
-
-    def _changes(self, before: _State) -> Iterator[tuple[str, str]]:
-        for name, variables in self.modules.items():
-            if name in before.modules:
-                yield from _differing(f"{name}.", before.modules[name], variables)
-        for name, (thing, content) in self.contents.items():
-            known = before.contents.get(name)
-            if known is not None and known[0] is thing and known[1] != content:
-                yield name, _change_of(known[1], content)
-        for kind, attributes in self.classes.items():
-            if kind in before.classes:
-                yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", before.classes[kind], attributes)
-        for name, value in self.settings.items():
-            if name not in before.settings:
+            if kind in dull:
                 continue
-            if before.settings[name] != value:
+            if kind in _CONTAINERS:
+                if key != "__builtins__":
+                    copy = value.copy() if len(value) <= _LARGE else len(value)
+                    self._containers.append((name, key, value, copy))
+            elif not issubclass(kind, type):
+                dull.add(kind)
+            elif value.__module__ == name:
+                self._classes[value] = vars(value).copy()
+
+    def changes(self) -> dict[str, str]:
+        """What is another now, by name."""
+        return {name: how for name, how in self._changes() if not self._quiet(name)}
+
+    def _changes(self) -> Iterator[tuple[str, str]]:
+        modules = list(sys.modules.items())
+        now = {name: vars(module) for name, module in modules if isinstance(module, types.ModuleType)}
+        for name, variables in self._modules.items():
+            if name in now:
+                yield from _differing(f"{name}.", variables, now[name])
+        for name, key, container, copy in self._containers:
+            if now.get(name, {}).get(key) is container and not _same_content(copy, container):
+                yield f"{name}.{key}", _change_of(copy, container)
+        for kind, attributes in self._classes.items():
+            yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", attributes, vars(kind))
+        settings = dict(_settings())
+        for name, value in self._settings.items():
+            if name in settings and settings[name] != value:
                 yield name, "set"
 
 
-def _differing(prefix: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    if len(before) == len(now) and all(map(is_, before.values(), now.values())) and list(before) == list(now):
+def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tuple[str, str]]:
+    if _same_entries(before, now):
         return  # as nearly always
-    for key, value in now.items():
+    for key, value in list(now.items()):
         if key not in before:
             if not isinstance(value, types.ModuleType):  # a part of a package, imported meanwhile
                 yield prefix + key, "added"
@@ -152,16 +160,26 @@ def _alike(one: Any, other: Any) -> bool:
         return False
 
 
-def _content(container: Any) -> Any:
-    if len(container) > _LARGE:
-        return len(container)
-    if isinstance(container, dict):
-        return {key: id(value) for key, value in container.items()}
-    return [id(each) for each in container] if isinstance(container, list) else {id(each) for each in container}
+def _same_entries(before: _Variables, now: _Variables) -> bool:
+    """True where the very objects stand in the same order, which can be told fast."""
+    return len(before) == len(now) and all(map(is_, before.values(), now.values())) and all(map(is_, before, now))
+
+
+def _same_content(before: Any, now: Any) -> bool:
+    if isinstance(before, int):
+        return before == len(now)
+    if len(before) != len(now):
+        return False
+    if isinstance(now, list):
+        return all(map(is_, before, now))
+    if isinstance(now, dict):
+        missing = object()
+        return _same_entries(before, now) or all(now.get(key, missing) is value for key, value in before.items())
+    return set(map(id, before)) == set(map(id, now))
 
 
 def _change_of(before: Any, now: Any) -> str:
-    sizes = [each if isinstance(each, int) else len(each) for each in (before, now)]
+    sizes = before if isinstance(before, int) else len(before), len(now)
     if sizes[0] == sizes[1]:
         return "entries replaced"
     more, fewer = max(0, sizes[1] - sizes[0]), max(0, sizes[0] - sizes[1])

@@ -57,11 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """What `-n auto` of pyproject.toml means here: one more than there are cores, for some tests wait for real time."""
+    """What `-n auto` of pyproject.toml means here: every core, where pytest-xdist may count half of them."""
     everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if not everything or config.getoption("--real"):
         return 0
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 class _Selection:

@@ -72,7 +72,10 @@ def _documented() -> list[tuple[str, str]]:
     found = []
     for path in sorted((ROOT / "simdist").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if ">>>" not in text:
+            continue
+        tree = ast.parse(text)
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
         found += [(module, getattr(each, "name", "")) for each in nodes if ">>>" in (ast.get_docstring(each) or "")]
     return found

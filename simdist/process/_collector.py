@@ -7,7 +7,8 @@ a collector of its own; programs that ask see the threshold that they know.
 
 When it looks depends on all that the process has made before the world. A program can tell where garbage holds what is
 counted, as the memory of devices is: in such worlds a rank looks after so many hand-overs (`Rounds`), of which every
-run with one seed has the same, when it next runs what was delivered to it.
+run with one seed has the same, when it next runs what was delivered to it. What there was before such a world is frozen
+meanwhile: looking through all of torch would take longer than most programs do.
 """
 
 from __future__ import annotations
@@ -37,9 +38,14 @@ def collector_of(processes: int, *, in_rounds: bool = False) -> Iterator[None]:
     now = max(objects, _BESIDE_ROUNDS) if in_rounds and objects else objects, before[1], before[2]
     gc.set_threshold(*now)
     _known[now] = before
+    freezes = in_rounds and not gc.get_freeze_count()  # what the host has frozen must stay so
+    if freezes:
+        gc.freeze()
     try:
         yield
     finally:
+        if freezes:
+            gc.unfreeze()
         _known.clear()
         gc.set_threshold(*before)
 

@@ -6,6 +6,7 @@ import pytest
 
 import simdist
 from simdist.process import original
+from tests.device.worlds import values
 
 
 def test_a_world_of_many_ranks_collects_as_rarely_as_each_of_its_ranks_would() -> None:
@@ -47,3 +48,22 @@ def test_a_world_that_fails_puts_it_back() -> None:
     with pytest.raises(LookupError):
         simdist.run(lambda: print("x"), world_size=2, echo=broken)
     assert gc.get_threshold() == before
+
+
+def test_what_was_there_before_a_world_with_devices_is_frozen_meanwhile() -> None:
+    inside = values(gc.get_freeze_count, world_size=2)
+
+    assert min(inside) > 10_000  # or a look for garbage would go through all of torch
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_host_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        inside = values(gc.get_freeze_count, world_size=2)
+
+        assert max(inside) - min(inside) < 100
+        assert gc.get_freeze_count() > 0.9 * before
+    finally:
+        gc.unfreeze()
