@@ -20,7 +20,8 @@ __all__ = ["Expectations", "ExpectedException", "Plan", "Verdict", "Workload"]
 class Workload:
     """The function that each rank calls: `target` is "module:function", found from `folder` first.
 
-    "{tmp}" inside any string of `args` and `kwargs` stands for a folder that is fresh for each run and gone after it.
+    "{tmp}" inside any string of `args` and `kwargs` stands for a folder that is fresh for each run, at the same path in
+    each, and gone after it.
     """
 
     target: str

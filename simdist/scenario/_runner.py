@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from simdist.errors import ScenarioError
 from simdist.result import RunResult
 from simdist.scenario._oracles import Seen, judge
 from simdist.scenario._plan import Plan, Verdict
+from simdist.scenario._run_folders import run_folder
 from simdist.scenario._state import state_of
 from simdist.scenario._workload import WorkloadError, fill, filled_faults, import_workload, importable
 
@@ -75,12 +75,12 @@ def run_scenario(
         plan = replace(plan, seed=seed)
     with (
         importable(plan.workload.folder, plan.workload.target),
-        tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as tmp,
+        run_folder(plan.name, plan.seed, folder) as tmp,
     ):
         result = simulate(plan, tmp, echo, progress, record_results)
         baseline = None
         if plan.expect.needs_undisturbed:
-            with tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as other:
+            with run_folder(f"{plan.name}-undisturbed", plan.seed, folder) as other:
                 baseline = simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
         verdicts = judge(Seen(plan, result, baseline, tmp, single=alone(plan)))
         state = state_of(plan, tmp)
@@ -91,7 +91,7 @@ def alone(plan: Plan) -> RunResult | None:
     """The run of one rank without faults, if an expectation asks for it; call it inside `importable`."""
     if plan.expect.same_as_one_rank is None:
         return None
-    with _folder() as tmp:
+    with run_folder(f"{plan.name}-alone", plan.seed) as tmp:
         return simulate(replace(plan, world_size=1, cluster={}, faults=(), max_restarts=0, min_hosts=None), tmp)
 
 
@@ -120,7 +120,9 @@ def simulate(
     with ExitStack() as stack:
         disk = None
         if plan.disk is not None:
-            local = stack.enter_context(_folder(folder)) if plan.disk["local"] else None
+            local = None
+            if plan.disk["local"]:
+                local = stack.enter_context(run_folder(f"{plan.name}-local", plan.seed, folder))
             disk = simdist.storage.Mount(folder=tmp, **{**plan.disk, "local": local})
         return simdist.run(
             function,
@@ -146,7 +148,3 @@ def simulate(
             progress=progress,
             replay=plan.replay,
         )
-
-
-def _folder(inside: str | None = None) -> AbstractContextManager[str]:
-    return tempfile.TemporaryDirectory(prefix="simdist-", dir=inside, ignore_cleanup_errors=True)
