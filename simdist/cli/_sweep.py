@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -56,8 +60,8 @@ def sweep_file(
     if seed is not None:
         plan = replace(plan, seed=seed)
     started = time.perf_counter()
-    interrupted = False
-    with LiveLine() as line:
+    ended = ""
+    with _terminated_like_interrupted(), LiveLine() as line:
 
         def progress(done: int, count: int, failed: int) -> None:
             line.say(f"{done} of {count} crashes   {failed} not survived")
@@ -65,13 +69,14 @@ def sweep_file(
         line.say("the undisturbed run")
         try:
             report = sweep_plan(plan, tries, workers=workers, keep=keep, progress=progress)
-        except KeyboardInterrupt:
-            if keep is None:
+        except KeyboardInterrupt as error:
+            if keep is None and not isinstance(error, _Terminated):
                 raise
-            interrupted = True
-    if interrupted:
-        say(f"interrupted; what was found is kept in {shown_path(str(keep))}: the same command goes on")
-        return 130
+            ended = "terminated" if isinstance(error, _Terminated) else "interrupted"
+    if ended:
+        goes_on = f"; what was found is kept in {shown_path(keep)}: the same command goes on" if keep else ""
+        say(f"{ended}{goes_on}", err=not goes_on)
+        return 128 + (signal.SIGTERM if ended == "terminated" else signal.SIGINT)
     seconds = time.perf_counter() - started
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(_data(report), indent=2) + "\n"))
@@ -83,6 +88,28 @@ def sweep_file(
             out.print(f"written      {path}", soft_wrap=True, highlight=False)
         out.print(f"real time    {seconds:.2f} s")
     return 0 if report.ok else 1
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Inside, SIGTERM ends what is under way as Ctrl-C does, so that no folder and no semaphore is left."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print(out: Console, report: SweepReport, *, further: bool) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import connection
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from simdist.scenario import Plan
 from simdist.sweeps._points import Case, Watcher
@@ -27,6 +28,7 @@ __all__ = ["Workers", "try_case"]
 
 _FEW = 40  # crashes that are sooner tried here than processes are started
 _AT_ONCE = 4  # crashes that a process gets at a time; no more, so that all end at nearly the same time
+_PATIENCE_S = 2  # for a process that is to end
 _AHEAD = 2  # times as many wait for it, so that it need not wait for this process
 
 _Found = tuple[list[Tried], dict[str, SecondLife]]
@@ -99,10 +101,17 @@ def try_case(program: Program, case: Case) -> Tried:
 def _begin(plan: Plan, tries: Tries) -> None:
     global _program
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for the results is interrupted
+    signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _program = PlanProgram(plan, merge=tries.merge)
     _program.ready().__enter__()  # for as long as the process lives
     _program.watch(Watcher(tries.outcomes))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """The run that is under way clears up after itself, if it does so soon."""
+    signal.alarm(_PATIENCE_S)
+    sys.exit(1)
 
 
 def _end_with_parent() -> None:
