@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from simdist.c10d.engine._communicator import Communicator, Member
@@ -56,6 +56,7 @@ class Connection:
         self.ranks = tuple(ranks)
         self.ends: dict[int, tuple[int, int, Any, Any]] = {}  # by rank: device, stream, its streams, the real device
         self.made = False
+        self.makers: Mapping[int, str] = {}  # ranks that tell the others how to come, and what they call it
         self.error: Callable[[int], BaseException] | None = None  # why it can't be made
         self.collectives: dict[int, StreamCollective] = {}  # that have not ended
         self.shut_out: list[Callable[[], None]] = []  # to try again when the network's conditions change
@@ -328,13 +329,15 @@ class StreamCommunicator(Communicator):
         index: int,
         device: Any,
         streams: Any,
+        *,
         limit_ns: int,
         rest_ns: int = 0,
+        makers: Mapping[int, str],
     ) -> Connection:
         """Join a connection with a device of this rank; park until all of its ranks have.
 
-        The first of them tells the others how; they wait for that no longer than `limit_ns`, and for the rest no longer
-        than `rest_ns`, or for ever.
+        Its `makers` tell the others how, each under a name; they wait for that no longer than `limit_ns`, and for the
+        rest no longer than `rest_ns`, or for ever.
 
         Raises:
             DistBackendError: it can't be made, in the backend's words.
@@ -343,10 +346,11 @@ class StreamCommunicator(Communicator):
         if known is None:
             known = self.connections[key] = Connection(self, key, ranks)
         connection = known
+        connection.makers = makers
         simulation = self.simulation
         simulation.check()
         connection.ends[member.rank] = index, streams.new(index), streams, device
-        if member.rank == min(connection.ranks):  # those who wait for it have no deadline from now on
+        if member.rank in makers:  # those who wait for it have no deadline from now on
             for rank in connection.ranks:
                 other = self.members[rank]
                 if other is not None and other is not member:
@@ -356,14 +360,14 @@ class StreamCommunicator(Communicator):
             begin_ns = simulation.now_ns + (self.backend.connect_ns if len(connection.ranks) > 1 else 0)
             simulation.call_at(begin_ns, lambda: self._made(connection))
         wait = _Joining(connection)
-        first, deadline_ns = min(connection.ranks), simulation.now_ns + limit_ns
+        deadline_ns = simulation.now_ns + limit_ns
         rest_limit_ns: int | None = None
         while not connection.made:
-            unknown = first not in connection.ends
+            unknown = any(maker not in connection.ends for maker in makers)
             if not unknown and rest_ns and rest_limit_ns is None:
                 rest_limit_ns = simulation.now_ns + rest_ns
             if not simulation.park(wait, deadline_ns if unknown else rest_limit_ns) and not connection.made:
-                if first not in connection.ends:
+                if any(maker not in connection.ends for maker in makers):
                     raise self.failure.first_is_missing(connection, member.rank, limit_ns)
                 if rest_limit_ns is not None:
                     raise self.failure.others_are_missing(connection)

@@ -301,14 +301,6 @@ def test_what_is_the_default_now_is_said_to_be() -> None:
     assert "Warning: TORCH_NCCL_AVOID_RECORD_STREAMS is the default now, this environment" in logged(result)
 
 
-def test_pipes_are_refused_with_another_way() -> None:
-    result = run(join, 1, env={"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/pipe"})
-
-    assert "pipes that ask for dumps are not simulated; call torch._C._distributed_c10d._dump_nccl_trace()" in str(
-        result.ranks[0].exception
-    )
-
-
 def test_dumps_have_what_the_variables_say(tmp_path: Path) -> None:
     env = {
         "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/early_",

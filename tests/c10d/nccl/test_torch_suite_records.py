@@ -380,16 +380,29 @@ def case_nccl_errors_dump(self: Case) -> None:
         sys.exit(1)
 
 
+def case_dump_pipe(self: Case, folder: Path) -> None:
+    group, tensor = begin(self, False)
+    for _ in range(2):
+        work = group.allreduce(tensor)
+    work.wait()
+    torch.cuda.synchronize(device=self.device)
+    if self.rank == 0:
+        for rank in range(self.world_size):
+            (folder / f"trace_{rank}.pipe").write_text("1\n")
+    time.sleep(1.5)
+    assert "all_reduce" in str(pickle.loads((folder / f"trace_{self.rank}").read_bytes()))
+
+
 # -- the table -------------------------------------------------------------------------------------------------------
 
 STATE = {
-    "dump_pipe": "is about a pipe that asks for a dump, which is refused with another way (test_reports.py)",
     **dict.fromkeys(test_torch_suite_compiled.CASES, PASSES),
     **{name.removeprefix("case_"): PASSES for name in list(globals()) if name.startswith("case_")},
 }
 SMALL_RING = ("long", "barrier_profiling", "trace_while_all_works_retired", "fr_record_reset_circular_buffer_full")
 UNTIMED = ("long", "barrier_profiling", "trace_while_all_works_retired")
 OF_SIZES = ("batched_send_recv", "individual_send_recv")
+PIPED = ("dump_pipe",)
 ENDS = ("timeout_dumps", "timeout_dumps_on_stuck_ranks", "nccl_errors_dump")
 
 
@@ -412,7 +425,7 @@ def record(name: str, tmp_path: Path, *more: Any, **env: str) -> RunResult:
     [
         name
         for name, state in STATE.items()
-        if state == PASSES and name not in (*UNTIMED, *OF_SIZES, *ENDS, *test_torch_suite_compiled.CASES)
+        if state == PASSES and name not in (*UNTIMED, *OF_SIZES, *PIPED, *ENDS, *test_torch_suite_compiled.CASES)
     ],
 )
 @pytest.mark.parametrize("timed", [True, False])
@@ -432,6 +445,11 @@ def test_torchs_own_without_times(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_torchs_own_of_sizes(name: str, timed: bool, sizes: Any, tmp_path: Path) -> None:
     hold(record(name, tmp_path, timed, sizes))
+
+
+@pytest.mark.parametrize("name", PIPED)
+def test_torchs_own_with_a_pipe(name: str, tmp_path: Path) -> None:
+    hold(record(name, tmp_path, tmp_path, TORCH_NCCL_DEBUG_INFO_PIPE_FILE=str(tmp_path / "trace_")))
 
 
 @pytest.mark.parametrize("timed", [True, False])

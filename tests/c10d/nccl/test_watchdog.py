@@ -88,10 +88,10 @@ def test_a_skipped_collective_ends_with_the_log_of_a_real_job() -> None:
         f"{at_once} ProcessGroupNCCL.cpp:750] Stack trace of the failed collective: ",
         "",
         f"{at_once} ProcessGroupNCCL.cpp:2449] {prefix}First PG on this rank to signal dumping.",
-        f"{dumping} HeartbeatMonitor.cpp:1743] {prefix}Received a dump signal due to a collective timeout from this "
+        f"{dumping} ProcessGroupNCCL.cpp:1743] {prefix}Received a dump signal due to a collective timeout from this "
         f"local rank and we will try our best to dump the debug info. Last enqueued NCCL work: 2, last completed NCCL "
         f"work: 1.{LIKELY}",
-        f"{dumping} HeartbeatMonitor.cpp:1533] {prefix}ProcessGroupNCCL preparing to dump debug info. Include stack "
+        f"{dumping} ProcessGroupNCCL.cpp:1533] {prefix}ProcessGroupNCCL preparing to dump debug info. Include stack "
         "trace: 1, only active collectives: 0",
         f"{at_last} ProcessGroupNCCL.cpp:758] [Rank 0] {CORRUPTED}",
         f"{at_last} ProcessGroupNCCL.cpp:758] [Rank 0] {DOWN}",
@@ -111,7 +111,7 @@ def test_a_rank_that_waits_elsewhere_dumps_as_well_and_is_ended_by_its_monitor(t
     prefix = "[PG ID 0 PG GUID 0(default_pg) Rank 1] "
     lines = [line.partition("] ")[2] for line in result.ranks[1].stderr.splitlines()]
     assert lines[0] == f"{prefix}Observed flight recorder dump signal from another rank via TCPStore."
-    assert lines[1].startswith(f"{prefix}Received a dump signal due to a collective timeout from rank 0 and we will ")
+    assert lines[1].startswith(f"{prefix}Received a dump signal due to a collective timeout from  rank 0 and we will ")
     assert lines[3] == (
         f"{prefix}{prefix}Terminating the process after attempting to dump debug info, due to collective timeout or "
         "exception."

@@ -4,8 +4,9 @@
 `_membership.py` the communicators, made in the first call, and the group's end; `_offspring.py` splits and shrinks.
 `_arguments.py` refuses calls, `_folds.py` adds up as one ring over all ranks, `_algorithm.py` says who gets what and
 what it costs, `_preferences.py` what NCCL's own variables leave of that, `_words.py` has the texts of NCCL's errors.
-`_watchdog.py` ends what hangs, `_recorder.py` tells of it, `_rank.py` is what NCCL keeps per process, `_environment.py`
-what it reads there. How parts of a collective meet on streams is the engine's (`c10d/engine/_streamed.py`).
+`_watchdog.py` ends what hangs, `_monitor.py` and `_recorder.py` tell of it, `_rank.py` is what NCCL keeps per process,
+`_environment.py` what it reads there. How parts of a collective meet on streams is the engine's
+(`c10d/engine/_streamed.py`).
 """
 
 from simdist.c10d.backends.nccl import _arguments

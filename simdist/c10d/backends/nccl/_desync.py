@@ -8,10 +8,11 @@ tells the others' watchdogs, which say so, and no more.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._monitor import when_it_runs
 
 __all__ = ["desync_report", "groups_of", "propagate"]
 
@@ -87,9 +88,9 @@ def _listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def propagate(group: Any, when_it_runs: Callable[[Any, Callable[[], None]], None]) -> None:
+def propagate(group: Any) -> None:
     """Tell the other ranks of a group that this one has failed: their watchdogs see it when they next look."""
-    failed = group._member.process.rank
+    failed = group.rank()
     group._store.announce(f"remote_error:{group.group_name}", struct.pack("<i", failed))
     for rank, other in groups_of(group).items():
         if rank == group.rank() or not other.environment.propagates:

@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
+from simdist.c10d.backends.nccl._environment import Environment, JoiningEnvironment
 from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._monitor import Monitor, ask_for_dumps, dump
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._preferences import Preferences, preferences, show_version
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._timing import Hook
-from simdist.c10d.backends.nccl._watchdog import Monitor, Watchdog
+from simdist.c10d.backends.nccl._watchdog import Watchdog
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 from simdist.c10d.surface._compat import is_duration, whole_ms
@@ -59,13 +61,15 @@ class NcclMember(GroupBackend):
         self.options = options
         self._name = str(options.group_name)
         self._nccl = nccl_of(member.process)
-        self.environment = self._nccl.environment
+        self.environment = Environment.read(self._nccl.variables())
         self._uid = len(self._nccl.groups)
         self._nccl.groups.append(self)
         self._nccl.recorder.enter(self)
         self.watchdog = Watchdog(self, self._nccl)
-        if self._nccl.monitor is None and not self.environment.blocking_wait:
-            self._nccl.monitor = Monitor(self, self._nccl, store)
+        self.monitor: Monitor | None = None
+        if not self.environment.blocking_wait:
+            self.monitor = Monitor(self, self._nccl, store)
+            self._nccl.monitor = self._nccl.monitor or self.monitor
         member.process.end_listeners[self._on_end] = None
         self.closed = False  # it was shut down, or the program has aborted it
         self.results: dict[NcclWork, list[Any]] = {}  # futures of how works end
@@ -78,6 +82,7 @@ class NcclMember(GroupBackend):
         self._error = "SUCCESS"
         self._extra_ns = self._extra_taken_ns = 0  # of every work's timeout; and the part that a work will give back
         self._splits = 0
+        self.is_split = options.split_from is not None  # its communicator comes of another's, and not of an id
         if options.split_from is not None:
             options.split_from.count_split(options.split_from.bound_device_id.index)
         self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
@@ -195,18 +200,24 @@ class NcclMember(GroupBackend):
         self.count_split(torch.device(device).index)
 
     def _connect(self, mine: str, key: str, ranks: Any, index: int) -> Connection:
-        if self.rank() == min(ranks):
-            name = f"{self._communicator.name}/{key}".encode()
-            self._store.announce(key, hashlib.sha512(name).digest() * 2)  # ncclUniqueId has 128 bytes
+        ranks = list(ranks)
+        variables, is_pair = self._nccl.variables(), ":" in key
+        joining = JoiningEnvironment.read(variables, self.options.config.blocking, len(ranks), is_pair=is_pair)
+        self.options.config.blocking = 0 if joining.limit_ns else 1
+        makers = {} if self.is_split and not is_pair else joining.makers(key, ranks)
+        if self.rank() in makers:
+            name = f"{self._communicator.name}/{makers[self.rank()]}".encode()
+            self._store.announce(makers[self.rank()], hashlib.sha512(name).digest() * 2)  # ncclUniqueId has 128 bytes
         device = account_of(index).device
         streams = devices_of_this_process().streams
-        limit_ns = self._timeout_ns  # the store's is that of the group
-        ranks = list(ranks)
         show_version(self._nccl, ranks.index(self.rank()), index)
         made = self._communicator.connection(
-            *(key, ranks, self._member, index, device, streams, limit_ns),
-            rest_ns=self.environment.connect_limit_ns,
+            *(key, ranks, self._member, index, device, streams),
+            limit_ns=self._timeout_ns,  # the store's is that of the group
+            rest_ns=joining.limit_ns,
+            makers=makers,
         )
+        variables.truth(False, "TORCH_NCCL_HIGH_PRIORITY")
         if len(ranks) > 1:
             self.preferences = preferences(self.options.config)
             algorithm: Any = self._communicator.streamed
@@ -347,6 +358,8 @@ class NcclMember(GroupBackend):
 
     def _on_end(self, _: Any) -> None:
         self.watchdog.stop()
+        if self.monitor is not None:
+            self.monitor.stop()
 
     # -- its end -------------------------------------------------------------------------------------------------
 
@@ -366,12 +379,22 @@ class NcclMember(GroupBackend):
 
     def abort(self) -> None:
         """End the communicators at once: streams are free, and what was under way leaves garbage."""
+        self.dump_extra()
         self.release()
-        if self.environment.extra_dump:
-            self._nccl.write_dump()
         self._close()
+
+    def dump_extra(self) -> None:
+        """Dump, and ask all others to, where a variable wants that of whatever goes wrong, and nobody has yet."""
+        nccl = self._nccl
+        if nccl.dump_is_due or not nccl.variables().truth(False, "TORCH_NCCL_EXTRA_DUMP_ON_EXEC"):
+            return
+        nccl.dump_is_due = True
+        ask_for_dumps(self)
+        dump(self, frames=False)
 
     def _close(self) -> None:
         self._aborted = self._aborted or " "
         self.closed = True
         self.watchdog.stop()
+        if self.monitor is not None:
+            self.monitor.stop()

@@ -87,4 +87,6 @@ def _make(group: NcclGroup, ranks: list[int], prefix: str, options: Any, timeout
         strict=communicator.strict,
         ranks=[communicator.ranks[rank] for rank in ranks],
     )
-    return type(group)(member, store, len(ranks), options)
+    made = type(group)(member, store, len(ranks), options)
+    made.is_split = True
+    return made

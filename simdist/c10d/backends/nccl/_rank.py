@@ -1,4 +1,4 @@
-"""What NCCL keeps per process, of one rank: its number of groups, its recorder, its monitor."""
+"""What NCCL keeps per process, of one rank: its number of groups, its recorder, its first monitor."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simdist.c10d.backends.nccl._environment import Environment
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._recorder import NcclRecorder
+from simdist.c10d.backends.nccl._variables import Variables
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._watchdog import Monitor
+    from simdist.c10d.backends.nccl._monitor import Monitor
 
 __all__ = ["RankNccl", "nccl_of"]
 
 _EXIT_NS = 100_000_000  # that an interpreter with torch in it takes to end, at least
+_PREFIX = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
 class RankNccl:
@@ -24,25 +25,39 @@ class RankNccl:
 
     def __init__(self, process: SimProcess) -> None:
         self.process = process
-        self.environment = Environment.read(os.environ, lambda text: log(process, "W", text, 61, "Utils.hpp"))
-        self.recorder = NcclRecorder(self.environment.record_size, process.epoch_ns)
+        self.warned: dict[str, None] = {}  # what is said once
+        variables = self.variables()
+        limit = variables.number(2000, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+        variables.truth(False, "TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")
+        self.recorder = NcclRecorder(max(0, limit), process.epoch_ns)
         self.groups: list[Any] = []
         self.monitor: Monitor | None = None  # of the first group
-        self.warned: dict[str, None] = {}  # what is said once
+        self.dump_is_due = False  # somebody has asked for a dump
+        self._prefix: str | None = None  # of the files of dumps, once one was written
         process.at_exit.append((self._leave, (), {}))
 
-    def write_dump(self) -> None:
-        """Write the flight record, if a file is named."""
-        environment, process = self.environment, self.process
-        prefix = environment.dump_prefix
-        if environment.dynamic_prefix:
-            name: Any = b"TORCH_FR_DUMP_TEMP_FILE"
-            prefix = os.fsdecode(process.environ.get(name, prefix))
-        if prefix:
-            path = Path(f"{prefix}{process.rank}")
+    def variables(self) -> Variables:
+        """Those of the process, as they are now; at any moment, on any thread."""
+        found = {os.fsdecode(name): os.fsdecode(value) for name, value in self.process.environ.items()}
+        return Variables(found, self._warn)
+
+    def _warn(self, key: str, text: str, line: int, file: str) -> None:
+        place = "(function check_env)" if not key else "(function operator())"
+        if not key or self.once(key):
+            log(self.process, "W", f"Warning: {text} {place}", line, file)
+
+    def write_dump(self, *, frames: bool, active: bool) -> bool:
+        """Write the flight record, if a file is named; False if nothing is recorded."""
+        if not self.recorder.limit:
+            return False
+        variables = self.variables()
+        if self._prefix is None or variables.truth(False, "TORCH_FR_DUMP_DYNAMIC_FILE_NAME"):
+            self._prefix = variables.text("", *_PREFIX)
+        if self._prefix:
+            path = Path(f"{self._prefix}{self.process.rank}")
             path.parent.mkdir(parents=True, exist_ok=True)
-            what = {"frames": environment.dumps_stacks, "active": environment.dumps_active_only}
-            path.write_bytes(self.recorder.dump_bytes(process.simulation.now_ns, **what))
+            path.write_bytes(self.recorder.dump_bytes(self.process.simulation.now_ns, frames=frames, active=active))
+        return True
 
     def once(self, key: str) -> bool:
         """True the first time."""
@@ -51,7 +66,7 @@ class RankNccl:
         return new
 
     def _leave(self) -> None:
-        """The interpreter ends: the first rank of each host says that groups are left.
+        """The interpreter ends: the first rank of each host says that groups are left, and they are aborted.
 
         That takes real processes so long that what ranks have launched is over by then, unless it hangs.
         """
@@ -59,15 +74,17 @@ class RankNccl:
         left = [group for group in self.groups if not group.closed]
         for group in left:
             group.let_end(process.simulation.now_ns + _EXIT_NS)
-        if not left or int(os.environ.get("LOCAL_RANK", process.rank)) != 0:
-            return
-        log(
-            process,
-            "W",
-            "Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources. "
-            "For more info, please see https://pytorch.org/docs/stable/distributed.html#shutdown (function operator())",
-            1553,
-        )
+        if left and int(os.environ.get("LOCAL_RANK", process.rank)) == 0:
+            log(
+                process,
+                "W",
+                "Warning: WARNING: destroy_process_group() was not called before program exit, which can leak "
+                "resources. For more info, please see https://pytorch.org/docs/stable/distributed.html#shutdown "
+                "(function operator())",
+                1553,
+            )
+        for group in left:
+            group.dump_extra()
 
 
 def nccl_of(process: SimProcess) -> RankNccl:

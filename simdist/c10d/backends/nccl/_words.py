@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,13 +79,19 @@ class NcclFailure:
 
     def first_is_missing(self, connection: Any, rank: int, limit_ns: int) -> BaseException:
         """The rank that makes the ncclUniqueId has not put it into the store."""
-        key, first = connection.key, min(connection.ranks)
-        name = f"default_pg/{connection.communicator.name}//cuda//{key}"
-        error = f"wait timeout after {limit_ns // 1_000_000}ms, keys: /{name}"
+        names = list(connection.makers.values())
+        asked = ", ".join(f"/default_pg/{connection.communicator.name}//cuda//{name}" for name in names)
+        error = f"wait timeout after {limit_ns // 1_000_000}ms, keys: {asked}"
+        likely = ". This may indicate a possible application crash on rank 0 or a network set up issue."
+        if names != [connection.key]:
+            listed = json.dumps(names, separators=(",", ":"))
+            return dist.DistBackendError(
+                f"[{rank}] is setting up NCCL communicators and retrieving ncclUniqueId from roots via TCPStore by key "
+                f"'{listed}', but got error: {error}{likely}"
+            )
         return dist.DistBackendError(
-            f"[{rank}] is setting up NCCL communicator and retrieving ncclUniqueId from [{first}] via c10d key-value "
-            f"store by key '{key}', but store->get('{key}') got error: {error}. This may indicate a possible "
-            f"application crash on rank {first} or a network set up issue."
+            f"[{rank}] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store "
+            f"by key '{names[0]}', but store->get('{names[0]}') got error: {error}{likely}"
         )
 
     def others_are_missing(self, connection: Any) -> BaseException:
@@ -99,7 +106,7 @@ class NcclFailure:
         log(process, "E", text, 693)
         log(process, "E", f"[Rank {work.logged_rank}] Work {work} timed out in blocking wait.", 826)
         work.group.abort_because(text)
-        for line in failed_lines(work.group.environment.handling):
+        for line in failed_lines(work.group.environment):
             log(process, "E", f"[Rank {work.logged_rank}] {line}", 758)
         return dist.DistBackendError(text)
 

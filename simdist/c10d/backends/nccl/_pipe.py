@@ -1,0 +1,42 @@
+"""TORCH_NCCL_DEBUG_INFO_PIPE_FILE: whoever writes into a rank's pipe gets a dump of its flight record."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["DumpPipe"]
+
+
+class DumpPipe:
+    """A named pipe of the operating system, from which a monitor reads when it looks.
+
+    Raises:
+        RuntimeError: there can't be one, in torch's words.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise RuntimeError(f"Error removing existing named pipe {path}, Error: {error.strerror}") from None
+        try:
+            os.mkfifo(path, 0o666)
+        except OSError as error:
+            raise RuntimeError(f"Error creating named pipe {path}, Error: {error.strerror}") from None
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def asks(self) -> bool:
+        """True if something was written into it."""
+        if self._file == -1:
+            return False
+        try:
+            return bool(os.read(self._file, 128))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        """Let go of it; the pipe stays where it is."""
+        if self._file != -1:
+            os.close(self._file)
+            self._file = -1

@@ -1,0 +1,81 @@
+"""How torch reads a variable of the environment (`getCvarInt`, `getCvarBool`, `getCvarString`, torch 2.13)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+__all__ = ["Variables"]
+
+_YES = ("y", "yes", "1", "t", "true")
+_NO = ("n", "no", "0", "f", "false")
+_INTEGER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+_INT_MAX = 2**31 - 1
+_LINES = {"string": 112, "number": 137, "truth": 166}  # of Utils.hpp, where each kind says that a name is old
+
+
+class Variables:
+    """The variables of a process. `warn` is told what torch warns of: a key for what it says once, text, place.
+
+    A variable may have had other names; the newest comes first and goes before the others, which have to be right too.
+    """
+
+    def __init__(self, environ: Mapping[str, str], warn: Callable[[str, str, int, str], None]) -> None:
+        self._environ = environ
+        self._warn = warn
+
+    def warn(self, key: str, text: str, line: int) -> None:
+        """Warn of what a variable asks for, once."""
+        self._warn(key, text, line, "ProcessGroupNCCL.cpp")
+
+    def _said(self, kind: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
+        """What is set, the oldest name first."""
+        found = [(name, self._environ[name]) for name in reversed(names) if name in self._environ]
+        for name, _ in found:
+            if name != names[0]:
+                text = f"Environment variable {name} is deprecated; use {names[0]} instead"
+                self._warn(f"old {kind}", text, _LINES[kind], "Utils.hpp")
+        return found
+
+    def text(self, default: str, *names: str) -> str:
+        """A string."""
+        said = self._said("string", names)
+        return said[-1][1] if said else default
+
+    def number(self, default: int, *names: str) -> int:
+        """What C++'s stoi makes of it: the digits at its beginning.
+
+        Raises:
+            RuntimeError: there are none, or too many.
+        """
+        for name, value in self._said("number", names):
+            match = _INTEGER.match(value)
+            default = int(match[1]) if match else _INT_MAX + 1
+            if not -_INT_MAX - 1 <= default <= _INT_MAX:
+                raise _invalid(name)
+        return default
+
+    def truth(self, default: bool, *names: str) -> bool:
+        """Yes or no.
+
+        Raises:
+            RuntimeError: it says neither.
+        """
+        for name, value in self._said("truth", names):
+            if value.lower() not in (*_YES, *_NO):
+                raise _invalid(name)
+            default = value.lower() in _YES
+        return default
+
+    def flag(self, name: str) -> bool | None:
+        """0 or 1 (`check_env`); what says neither is told of, and does not count."""
+        value = self._environ.get(name)
+        if value in (None, "0", "1"):
+            return None if value is None else value == "1"
+        text = f"Ignoring invalid value for boolean flag {name}: {value}valid values are 0 or 1."
+        self._warn("", text, 89, "env.cpp")
+        return None
+
+
+def _invalid(name: str) -> RuntimeError:
+    return RuntimeError(f"Invalid value for environment variable: {name}")
