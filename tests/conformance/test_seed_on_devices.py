@@ -1,8 +1,8 @@
 """Tests of the suite that torch ships (distributed_test.py of 2.13) that are about CUDA tensors, by name, over NCCL.
 
-They are torch's own code, on simulated ranks with a virtual device each. `STATE` has every such test of the part of
-that file that is our specification: at how many ranks it passes. Tests of tensors on the CPU skip over NCCL, by torch's
-own decorators; over Gloo they are the conformance tool's.
+They are torch's own code, on simulated ranks with a virtual device each. `STATE` has every test of the part of that
+file that is our specification and runs over NCCL: at how many ranks it passes, or why it does not run. Tests of tensors
+on the CPU skip over NCCL, by torch's own decorators; over Gloo they are the conformance tool's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,23 @@ import pytest
 
 from tests.warm import Interpreters
 
-STATE = {
+STATE: dict[str, int | str] = {
+    "test_dump_DDP_relevant_env_vars": 4,
+    "test_get_rank": 4,
+    "test_get_backend": 4,
+    "test_Backend_enum_class": 4,
+    "test_destroy_group": 4,
+    "test_get_rank_size_group": 4,
+    "test_destroy_full_group": 4,
+    "test_get_rank_size_full_group": 4,
+    "test_new_subgroups": "torch skips it, everywhere",
+    "test_new_subgroups_with_group_param": 4,
+    "test_new_subgroups_group_size_exceeds_world_size": 4,
+    "test_new_subgroups_world_size_not_divisible_by_group_size": 4,
+    "test_new_subgroups_by_enumeration": "torch skips it, everywhere",
+    "test_new_subgroups_by_enumeration_input_rank_exceeds_world_size": 4,
+    "test_new_subgroups_by_enumeration_negative_input_rank": 4,
+    "test_new_subgroups_overlap_not_allowed": 4,
     "test_average_parameters": 4,
     "test_periodic_model_averager": 4,
     "test_periodic_model_averager_param_group": 4,
@@ -56,7 +72,11 @@ def outcomes(ranks: int, names: list[str]) -> dict[str, str]:
     return {each.name: f"{each.verdict} {each.reason}".strip() for each in report.outcomes}
 
 
-@pytest.mark.parametrize("ranks", sorted(set(STATE.values())))
+def test_nine_tenths_of_them_run() -> None:
+    assert sum(isinstance(state, int) for state in STATE.values()) >= 0.9 * len(STATE)
+
+
+@pytest.mark.parametrize("ranks", sorted({state for state in STATE.values() if isinstance(state, int)}))
 def test_torchs_own_tests_of_devices_pass_over_nccl(ranks: int, interpreters: Interpreters) -> None:
     names = [name for name, size in STATE.items() if size == ranks]
 
