@@ -10,8 +10,8 @@ itself.
 A child whose parent is gone is an orphan, with pid 1 as its parent, as on a machine; after thirty virtual seconds it
 is killed, so that a run ends.
 
-In doubt: a forked child shares what installed libraries hold, and what nobody can copy, with its parent; under a real
-fork it would have copies of these too.
+In doubt: a forked child shares the objects that installed libraries hold, their tables excepted (`_library_tables`),
+and what nobody can copy, with its parent; under a real fork it would have copies of these too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 from simdist.kernel import Task, TaskKilled
 from simdist.process._attributes import AttributeViews
 from simdist.process._fork_copies import ForkCopies
+from simdist.process._library_tables import LibraryTables
 from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_runtime
@@ -202,6 +203,10 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
         child.handlers.update(ignored)
     if runtime.isolation is not None and forked:
         runtime.isolation.inherit(parent, child)
+    tables = runtime.extras.get(LibraryTables)
+    if tables is None:
+        tables = runtime.extras[LibraryTables] = LibraryTables(runtime)
+    tables.begin(child)
     for begins in runtime.child_begins:
         begins(parent, child, forked)
     return child

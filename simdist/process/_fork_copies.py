@@ -12,8 +12,8 @@ Invariant: `_present` is the child whose contents are in place, or None while th
 other children are in their `_Copy`.
 
 In doubt: installed libraries, and the user's modules that only a name in `sys.modules` leads to, stay shared between
-parent and child. What is set as an attribute of them is the child's own all the same (`_attributes`); what is written
-inside them is seen by both.
+parent and child. What is set as an attribute of them is the child's own all the same (`_attributes`), and so is what is
+written into a library's tables (`_library_tables`); what is written into other objects of theirs is seen by both.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Any
 
 from simdist.frames import is_user_file
 
-__all__ = ["PER_RANK", "Sharing"]
+__all__ = ["NEVER_ISOLATED", "PER_RANK", "Sharing"]
 
 # Distributions that keep what belongs to one rank in module globals, class attributes or caches.
 PER_RANK = (
@@ -39,7 +39,7 @@ PER_RANK = (
     "pytorch-lightning",
     "transformers",
 )
-_ALWAYS = frozenset(
+NEVER_ISOLATED = frozenset(
     (
         "builtins",
         "coverage",
@@ -77,7 +77,7 @@ class Sharing:
         return found
 
     def _decide(self, top: str) -> bool:
-        if top in sys.stdlib_module_names or top in _ALWAYS or top.startswith("_sysconfigdata"):
+        if top in sys.stdlib_module_names or top in NEVER_ISOLATED or top.startswith("_sysconfigdata"):
             return False
         if top in _tops_per_rank():
             return True
@@ -129,7 +129,7 @@ def _tops_per_rank() -> Collection[str]:
             continue  # it can't be imported twice
         firsts = {file.partition("/")[0] for file in files if file.endswith(".py")}
         tops |= {first.removesuffix(".py") for first in firsts if first.removesuffix(".py").isidentifier()}
-    return tops - _ALWAYS
+    return tops - NEVER_ISOLATED
 
 
 def _normal(name: str) -> str:

@@ -1,0 +1,137 @@
+"""A child has for itself what it writes into the dictionaries, lists and sets of installed libraries."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import networkx
+import pytest
+
+import simdist
+from simdist.process import _library_tables
+
+library: Any = networkx
+
+
+class Registry:
+    """Stands in for a class of a library."""
+
+    entries: dict[str, str] = {}  # noqa: RUF012  # one for all
+
+
+Registry.__module__ = "networkx"
+TABLES: dict[str, Callable[[], Any]] = {
+    "counts": lambda: {"calls": 1, "inner": [1]},
+    "names": lambda: ["first"],
+    "seen": lambda: {"a"},
+    "ordered": lambda: OrderedDict(b=1, a=2),
+    "tally": lambda: Counter("aab"),
+    "latest": lambda: deque([1, 2], maxlen=2),
+    "large": lambda: dict.fromkeys(range(100)),
+    "Registry": lambda: Registry,
+}
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, make in TABLES.items():
+        monkeypatch.setattr(networkx, name, make(), raising=False)
+    monkeypatch.setattr(Registry, "entries", {})
+
+
+def write(text: str) -> None:
+    library.counts["calls"] += 1
+    library.counts["inner"].append(text)
+    library.names.insert(0, text)
+    library.seen.clear()
+    library.ordered.move_to_end("b")
+    library.tally.update(text)
+    library.latest.append(text)
+    library.large[text] = 1
+    library.Registry.entries[text] = text
+
+
+def read() -> list[Any]:
+    tables = (library.counts, library.names, library.seen, library.ordered, library.tally, library.latest)
+    return [*map(repr, tables), len(library.large), dict(library.Registry.entries)]
+
+
+def child(answers: Any, depth: int) -> None:
+    write("c")
+    time.sleep(1)
+    if depth:
+        answers.put(run_child("fork", depth - 1))
+    answers.put(read())
+
+
+def run_child(method: str, depth: int = 0) -> list[Any]:
+    context: Any = mp.get_context(method)
+    answers = context.SimpleQueue()
+    process = context.Process(target=child, args=(answers, depth))
+    process.start()
+    library.names.append("later")
+    time.sleep(0.5)
+    between = read()
+    found = [answers.get() for _ in range(depth + 1)]
+    process.join()
+    return [*found, between, read()]
+
+
+def written(text: str, times: int, *later: str) -> list[Any]:
+    calls = [text] * times
+    return [
+        repr({"calls": 1 + times, "inner": [1, *calls]}),
+        repr([*calls, "first", *later]),
+        "set()",
+        repr(OrderedDict(a=2, b=1)),
+        repr(Counter(a=2, b=1) + Counter(text * times)),
+        repr(deque([1, 2, *calls], maxlen=2)),
+        101,
+        {text: text},
+    ]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_child_writes_into_tables_of_a_library_is_its_own(method: str, isolate: bool) -> None:
+    result = simdist.run(run_child, args=(method,), world_size=1, isolate=isolate)
+
+    result.raise_for_failure()
+    made = [repr(TABLES[name]()) for name in TABLES if name not in ("names", "large", "Registry")]
+    untouched = [made[0], repr(["first", "later"]), *made[1:], 100, {}]
+    assert result.values == [[written("c", 1), untouched, untouched]]
+    assert read() == untouched
+
+
+def test_a_child_of_a_child_begins_with_what_that_had() -> None:
+    result = simdist.run(run_child, args=("fork", 1), world_size=1)
+
+    result.raise_for_failure()
+    inner, childs, _, _ = result.values[0]
+    assert inner == [written("c", 2), written("c", 1, "later"), written("c", 1, "later")]
+    assert childs == written("c", 1, "later")
+
+
+def test_a_library_that_nobody_names_is_left_alone_and_so_is_what_has_compiled_code() -> None:
+    names = _library_tables._named_libraries().keys()
+
+    assert "networkx" in names
+    assert {"json", "torch", "numpy", "simdist", "pytest"}.isdisjoint(names)
+
+
+def test_a_world_without_children_does_not_look_at_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(_library_tables, "_named_libraries")
+
+    assert simdist.run(len, args=("ab",), world_size=2).values == [2, 2]
+
+
+@pytest.mark.real
+def test_real_children_do_that() -> None:
+    found, between, after = run_child("fork")
+
+    assert found == written("c", 1)
+    assert between == after != found
