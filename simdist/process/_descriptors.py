@@ -1,9 +1,9 @@
 """Waiting for file descriptors in virtual time: what `selectors`, and asyncio's event loop above it, blocks in.
 
 A task that polls looks at the real descriptors without waiting. If none is ready it parks, until its time-out or until
-a task of its own process has written somewhere; then it looks again. A byte that `call_soon_threadsafe` puts into the
-loop's own socket pair is such a write. What a descriptor gets from outside the process in the meantime is not noticed:
-nothing in the simulated world could send it.
+a task of its own process has written somewhere, or one of any process to a socket; then it looks again. A byte that
+`call_soon_threadsafe` puts into the loop's own socket pair is such a write. What a descriptor gets from outside the
+world in the meantime is not noticed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from simdist.kernel import Task, TaskKilled
 from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._sockets import METHODS
 
 __all__ = ["install", "notice_writes"]
 
@@ -177,7 +178,6 @@ if hasattr(select, "epoll"):
 if hasattr(select, "poll"):
     _POLLING.append((type(select.poll()), _poll))
 _REPLACEMENTS = (Replacement(select, "select", _select),)
-_SENDING = ("send", "sendall", "sendto", "sendmsg", "shutdown", "close")
 _WRITES = (
     Replacement(os, "read", _read),
     Replacement(os, "write", _write),
@@ -195,5 +195,5 @@ def install(patches: Patches) -> None:
 
 def notice_writes(patches: Patches) -> None:
     """From now on a write may wake who polls; not before somebody does."""
-    patches.wrap_all_in_type(_socket.socket, dict.fromkeys(_SENDING, _telling))
+    patches.wrap_all_in_type(_socket.socket, METHODS)
     patches.redirect(_WRITES)

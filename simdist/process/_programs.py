@@ -178,6 +178,7 @@ class Programs:
     def __init__(self) -> None:
         self.duration_ns = 0
         self._all: list[Program] = []
+        self._connections: list[tuple[str, str, int]] = []
 
     def begin(
         self, process: SimProcess, popen: subprocess.Popen[Any] | Spawned, args: Any, frame: FrameType | None
@@ -193,9 +194,14 @@ class Programs:
         self._all.append(program)
         simulation.bus.record(program_started(simulation.now_ns, process.rank, program.name, where))
 
+    def connected(self, process: SimProcess, address: str, frame: FrameType | None) -> None:
+        """A rank has a connection to what is outside the simulation."""
+        where = _line(user_frame(frame) or _outside_of_standard_library(frame))
+        self._connections.append((f"connection to {address}", where, process.rank))
+
     def started(self) -> list[tuple[str, str, int]]:
-        """For each its name, the line that started it, and the rank."""
-        return [(each.name, each.where, each.process.rank) for each in self._all]
+        """For each, and for each connection, its name, the line that started it, and the rank."""
+        return [*((each.name, each.where, each.process.rank) for each in self._all), *self._connections]
 
     def end(self) -> None:
         """Kill those that run on: their world is over."""
@@ -204,6 +210,7 @@ class Programs:
                 program.popen.kill()
                 program.popen.wait()
         self._all.clear()
+        self._connections.clear()
 
 
 def _name(args: Any) -> str:

@@ -1,0 +1,370 @@
+"""Sockets of ranks: those that join tasks of the world block in virtual time, all others really.
+
+A socket is a real one. Where its other end is in the world too (a server on a thread of the rank, on another rank, a
+pair), a task that would block parks until somebody has written, connected or read, and its time-out is virtual. What
+comes from outside, from a service or the host's own threads, is waited for with the baton in hand: virtual time stands
+still meanwhile, as it does for programs that ranks start, and `RunResult.programs` names the connection.
+
+The other end is in the world if it has the address of a socket that a rank holds. All this begins with the first
+socket that a rank makes.
+
+In doubt: bytes between tasks take no virtual time, and how many fit into a buffer, so how often a task parks that sends
+more than some hundred kilobytes at once, is the system's affair. Whoever accepts, or receives datagrams from anybody,
+waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is the host's.
+Encrypted connections read in C, and block really.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import functools
+import math
+import select
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from simdist.kernel import Task, TaskKilled
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+
+__all__ = ["METHODS", "Sockets", "install"]
+
+_Key = tuple[Any, Any]
+_PAIR: _Key = ("pair", None)  # the ends of a pair, which have no address
+_LOCAL = ("pair", "path")  # what is sent there is there at once
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_HERE = frozenset(("", "0.0.0.0", "::", "::1", "localhost"))  # to be reached, not to be bound
+_READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
+_AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0)
+_send: Any = vars(_socket.socket)["send"]
+_PATIENCE_MS = 50.0  # real time within which the system hands over what a task has been told of
+_really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
+
+
+class _Wait:
+    """What a task is parked on that blocks on a socket."""
+
+    __slots__ = ("event", "names", "told", "what")
+    interruptible = True  # by signals
+
+    def __init__(self, event: int, what: str, names: tuple[_Key | None, _Key | None]) -> None:
+        self.event = event
+        self.what = what
+        self.names = names  # of its own end and of the other; those that may move it on have them the other way round
+        self.told = False  # somebody has, and the system may need a moment
+
+    def describe(self) -> str:
+        """In words."""
+        return f"{self.what} a socket"
+
+    def waits_for(self) -> Iterable[Task]:
+        """It may be anyone who has the other end."""
+        return ()
+
+
+class Sockets:
+    """What is known of the sockets of one world."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._named: dict[int, tuple[_Key, SimProcess]] = {}  # by number: those of ranks that have an address
+        self._to_outside: dict[int, None] = {}  # numbers of those that have sent datagrams there
+        self._waits: dict[Task, _Wait] = {}
+
+    def notice(self) -> None:
+        """From now on look at what ranks do with sockets."""
+        self._runtime.notice_writes()
+
+    def name(self, sock: Any, process: SimProcess, number: int = -1) -> None:
+        """It has an address now; another one with `number`, the same."""
+        key = _own_name(sock)
+        if key is not None:
+            self._named[sock.fileno() if number < 0 else number] = key, process
+
+    def forget(self, number: int) -> None:
+        """A socket is closed, or a new one has its number."""
+        self._named.pop(number, None)
+        self._to_outside.pop(number, None)
+
+    def joins(self, sock: Any) -> bool:
+        """True if what the socket receives can only come from this world."""
+        try:
+            peer = sock.getpeername()
+        except OSError:  # it has none: it accepts, or is for datagrams
+            return sock.fileno() in self._named and sock.fileno() not in self._to_outside
+        return self.has(sock, peer)
+
+    def has(self, sock: Any, address: Any) -> bool:
+        """True if a socket of a rank has the address."""
+        key = _key(sock, address) if _is_here(sock, address) else None
+        return key in (_PAIR, *(known for known, _ in self._named.values()))
+
+    def sent(self, sock: Any, process: SimProcess, address: Any) -> None:
+        """It has an address, and has connected or sent something to that one."""
+        number = sock.fileno()
+        if number not in self._named:
+            self.name(sock, process)
+        if not self.has(sock, address):
+            if number not in self._to_outside:
+                where = ":".join(map(str, address[:2])) if isinstance(address, tuple) else str(address)
+                self._runtime.programs.connected(process, where, sys._getframe(1))
+            self._to_outside[number] = None
+
+    def wait(self, sock: Any, process: SimProcess, event: int, what: str) -> None:
+        """Park until the socket is ready, unless it comes to that by what is outside.
+
+        Raises:
+            TimeoutError: its time-out came first.
+        """
+        number, timeout_s = sock.fileno(), sock.gettimeout()
+        if number < 0 or timeout_s == 0 or process.polls_really or _is_ready(number, event) or not self.joins(sock):
+            return
+        simulation = process.simulation
+        task = simulation.check()
+        deadline_ns = None if timeout_s is None else simulation.now_ns + math.ceil(timeout_s * 1e9)
+        wait = self._waits[task] = _Wait(event, what, _names(sock))
+        try:
+            while True:
+                if task.doomed:
+                    raise TaskKilled
+                in_time = simulation.park(wait, deadline_ns)
+                process.drain()
+                told, wait.told = wait.told, False
+                if sock.fileno() != number or _is_ready(number, event, _PATIENCE_MS if told else 0):
+                    return
+                if not in_time:
+                    raise TimeoutError("timed out")
+        finally:
+            del self._waits[task]
+
+    def tell(self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: Any = None) -> None:
+        """A task has done something with a socket that has these addresses: whoever waits looks again.
+
+        `reader` is the socket if that was to read.
+        """
+        own, other = names
+        simulation = process.simulation
+        for task, wait in list(self._waits.items()):
+            meant = wait.names in ((other, own), (other, None))
+            if not meant or (reader is not None and wait.event == _READ):
+                continue
+            # There need not be room as soon as somebody has read, but certainly when all has been.
+            wait.told = (other is not None and other[0] not in _LOCAL) and (
+                reader is None or not _is_ready(reader.fileno(), _READ)
+            )
+            simulation.wake(task)
+        for each in dict.fromkeys([process, *(holder for _, holder in self._named.values())]):
+            for task in list(each.polling):
+                simulation.wake(task)
+
+
+def _is_ready(number: int, event: int, real_ms: float = 0) -> bool:
+    poll = select.poll()
+    poll.register(number, event)
+    return bool(_really_poll(poll, real_ms))
+
+
+def _key(sock: Any, address: Any) -> _Key | None:
+    """An address as a name that both ends have for it; None for an end without."""
+    if sock.family in _INTERNET:
+        return (int(sock.type), address[1]) if address and address[1] else None
+    return ("path", address) if address else _PAIR
+
+
+def _names(sock: Any) -> tuple[_Key | None, _Key | None]:
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return _own_name(sock), None
+    return _own_name(sock), _key(sock, peer)
+
+
+def _own_name(sock: Any) -> _Key | None:
+    try:
+        return _key(sock, sock.getsockname())
+    except OSError:  # closed
+        return None
+
+
+def _is_here(sock: Any, address: Any) -> bool:
+    """True for an address of this machine."""
+    if sock.family not in _INTERNET:
+        return True
+    host = address[0]
+    return host in _HERE or host.startswith("127.") or host == sock.getsockname()[0]
+
+
+def _known() -> tuple[Sockets, SimProcess] | None:
+    runtime, process = current_runtime(), current_process()
+    if runtime is None or process is None:
+        return None
+    found: Sockets | None = runtime.extras.get(Sockets)
+    if found is None:
+        found = runtime.extras[Sockets] = Sockets(runtime)
+    return found, process
+
+
+# -- the methods -----------------------------------------------------------------------------------------------------
+
+
+def _blocking(event: int, what: str) -> Callable[[Any], Any]:
+    """A method that blocks until something is there, or there is room."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            known = _known()
+            if known is None:
+                return original(self, *args, **kwargs)
+            sockets, process = known
+            sockets.wait(self, process, event, what)
+            done = original(self, *args, **kwargs)
+            sockets.tell(_names(self), process, self if event == _READ else None)
+            return done
+
+        return call
+
+    return make
+
+
+def _accept(original: Any) -> Any:
+    @functools.wraps(original)
+    def accept(self: Any) -> Any:
+        known = _known()
+        if known is None:
+            return original(self)
+        sockets, process = known
+        sockets.wait(self, process, _READ, "wait for a connection to")
+        number, address = original(self)
+        sockets.forget(number)
+        sockets.name(self, process, number)
+        return number, address
+
+    return accept
+
+
+def _sendall(original: Any) -> Any:
+    @functools.wraps(original)
+    def sendall(self: Any, data: Any, flags: int = 0, /) -> None:
+        known = _known()
+        if known is None or self.gettimeout() == 0:
+            original(self, data, flags)
+            if known is not None:
+                known[0].tell(_names(self), known[1])
+            return
+        sockets, process = known
+        left = memoryview(data).cast("B")
+        while True:
+            sockets.wait(self, process, _WRITE, "wait for room in")
+            # Without waiting: what has room for one byte need not have it for all.
+            left = left[_send(self, left, flags | _AT_ONCE) if sockets.joins(self) else _send(self, left, flags) :]
+            sockets.tell(_names(self), process)
+            if not left:
+                return
+
+    return sendall
+
+
+def _sendto(original: Any) -> Any:
+    @functools.wraps(original)
+    def sendto(self: Any, data: Any, *where: Any) -> Any:
+        done = original(self, data, *where)
+        known = _known()
+        if known is not None:
+            sockets, process = known
+            sockets.sent(self, process, where[-1])
+            sockets.tell((_own_name(self), _key(self, where[-1])), process)
+        return done
+
+    return sendto
+
+
+def _connect(original: Any) -> Any:
+    @functools.wraps(original)
+    def connect(self: Any, address: Any, /) -> Any:
+        known = _known()
+        try:
+            done = original(self, address)
+        except BlockingIOError:
+            done = None
+            if known is None:
+                raise
+            _connected(self, *known, address)
+            raise
+        if known is not None and done in (None, 0, errno.EINPROGRESS):
+            _connected(self, *known, address)
+        return done
+
+    return connect
+
+
+def _connected(sock: Any, sockets: Sockets, process: SimProcess, address: Any) -> None:
+    if sock.type == socket.SOCK_STREAM:  # the other kind has not sent anything
+        sockets.sent(sock, process, address)
+        sockets.tell((_own_name(sock), _key(sock, address)), process)
+
+
+def _naming(original: Any) -> Any:
+    @functools.wraps(original)
+    def bind(self: Any, *args: Any) -> None:
+        original(self, *args)
+        known = _known()
+        if known is not None:
+            known[0].name(self, known[1])
+
+    return bind
+
+
+def _ending(original: Any) -> Any:
+    @functools.wraps(original)
+    def end(self: Any, *args: Any) -> Any:
+        known = _known()
+        if known is None:
+            return original(self, *args)
+        sockets, process = known
+        names, number = _names(self), self.fileno()
+        done = original(self, *args)
+        if self.fileno() < 0:
+            sockets.forget(number)
+        sockets.tell(names, process)
+        return done
+
+    return end
+
+
+def _made(original: Any) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        known = _known()
+        if known is not None:
+            known[0].notice()
+            known[0].forget(self.fileno())
+
+    return init
+
+
+METHODS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(
+        ("recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into"),
+        _blocking(_READ, "wait for data from"),
+    ),
+    **dict.fromkeys(("send", "sendmsg"), _blocking(_WRITE, "wait for room in")),
+    **dict.fromkeys(("connect", "connect_ex"), _connect),
+    **dict.fromkeys(("bind", "listen"), _naming),
+    **dict.fromkeys(("shutdown", "close", "detach"), _ending),
+    "sendall": _sendall,
+    "sendto": _sendto,
+    "_accept": _accept,
+}
+"""Of sockets: what makes the methods that ranks call."""
+
+_REPLACEMENTS = (Replacement(socket.socket, "__init__", _made),)
+
+
+def install(patches: Patches) -> None:
+    """Look at sockets from the first on that a rank makes."""
+    patches.redirect(_REPLACEMENTS)

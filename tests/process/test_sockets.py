@@ -1,0 +1,214 @@
+"""Sockets between tasks of a world block in virtual time; what comes from outside is waited for really, and named."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import simdist
+
+pytestmark = pytest.mark.usefixtures("internet_sockets")
+
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    """Answers after a second."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(1)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def served() -> Any:
+    """A server on a thread answers clients on others, all at once; more than a buffer holds goes to and fro."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+
+        def ask(size: int) -> int:
+            with urllib.request.urlopen(url, data=bytes(size), timeout=60) as answer:
+                return len(answer.read())
+
+        with ThreadPoolExecutor(3) as pool:
+            sizes = list(pool.map(ask, (1, 4_000_000, 10)))
+        server.shutdown()
+        thread.join()
+    return sizes
+
+
+def waits() -> Any:
+    one, other = socket.socketpair()
+    one.settimeout(2)
+    with pytest.raises(TimeoutError, match="timed out"):
+        one.recv(1)
+    threading.Timer(1, other.sendall, (b"late",)).start()
+    threading.Timer(2, other.close).start()
+    found = one.recv(10), one.recv(10)
+    one.close()
+    return found
+
+
+def datagrams() -> Any:
+    with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as other:
+        one.bind(("127.0.0.1", 0))
+
+        def answer() -> None:
+            text, address = one.recvfrom(10)
+            time.sleep(1)
+            one.sendto(text * 2, address)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        other.sendto(b"ab", one.getsockname())
+        found = other.recv(10)
+        thread.join()
+    return found
+
+
+def event_loop() -> Any:
+    """A client that blocks, and a server that does not."""
+    ports: list[int] = []
+    ready = threading.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        await asyncio.sleep(1)
+        writer.write(line.upper())
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        ports.append(server.sockets[0].getsockname()[1])
+        ready.set()
+        await asyncio.sleep(2)
+        server.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    ready.wait()
+    with socket.create_connection(("localhost", ports[0])) as client:
+        client.sendall(b"abc\n")
+        found = client.recv(10), client.recv(10)
+    thread.join()
+    return found
+
+
+# What each finds, and the seconds that it takes.
+BODIES: dict[Callable[[], Any], tuple[Any, float]] = {
+    served: ([1, 4_000_000, 10], 1),
+    waits: ((b"late", b""), 4),
+    datagrams: (b"abab", 1),
+    event_loop: ((b"ABC\n", b""), 2),
+}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_tasks_talk_over_sockets_in_virtual_time(body: Callable[[], Any]) -> None:
+    found, seconds = BODIES[body]
+
+    result = simdist.run(lambda: (body(), time.monotonic()), world_size=2)
+
+    result.raise_for_failure()
+    assert result.values == [(found, seconds)] * 2
+    assert result.programs == ()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_so_they_do_really(body: Callable[[], Any]) -> None:
+    found, seconds = BODIES[body]
+    began = time.monotonic()  # real time
+
+    assert body() == found
+    assert seconds <= time.monotonic() - began < seconds + 1
+
+
+def test_ranks_talk_to_each_other() -> None:
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        place: list[Any] = [None]
+        if dist.get_rank() == 0:
+            server = socket.create_server(("127.0.0.1", 0))
+            place = [server.getsockname()]
+        dist.broadcast_object_list(place)
+        if dist.get_rank() > 0:
+            time.sleep(dist.get_rank())
+            with socket.create_connection(place[0]) as client:
+                client.sendall(b"%d" % dist.get_rank())
+                return client.recv(10)
+        with server:
+            callers = []
+            for _ in range(2):
+                caller, _ = server.accept()
+                with caller:
+                    callers.append(caller.recv(10))
+                    caller.sendall(b"called")
+        return callers
+
+    assert simdist.run(body, world_size=3).values == [[b"1", b"2"], b"called", b"called"]
+
+
+def test_who_waits_for_nobody_hangs_and_that_is_told() -> None:
+    def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.accept()
+
+    (rank,) = simdist.run(body, world_size=1).ranks
+
+    assert (rank.status, rank.waiting) == ("hung", "wait for a connection to a socket")
+
+
+def test_a_server_outside_is_waited_for_and_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            caller, _ = server.accept()
+            with caller:
+                caller.sendall(caller.recv(10) * 2)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+
+        def body() -> Any:
+            with socket.create_connection(server.getsockname()) as client:
+                client.sendall(b"ab")
+                return client.recv(10), time.monotonic()
+
+        result = simdist.run(body, world_size=1)
+        thread.join()
+        assert result.values == [(b"abab", 0.0)]
+        (line,) = result.programs
+        port = server.getsockname()[1]
+        assert line.startswith(f"connection to 127.0.0.1:{port}, started at test_sockets.py:")
+        assert line.endswith("by rank 0")
+
+
+def test_a_port_that_a_rank_has_let_go_of_is_no_longer_its_own() -> None:
+    def body() -> Any:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            place = server.getsockname()
+        try:
+            return socket.create_connection(place)
+        except OSError as error:
+            return type(error)
+
+    assert simdist.run(body, world_size=1).values == [ConnectionRefusedError]
