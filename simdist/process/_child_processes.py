@@ -36,6 +36,7 @@ from simdist.process._library_tables import LibraryTables
 from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_runtime
+from simdist.process._signal_masks import SignalMasks
 from simdist.process._threads import shut_down
 from simdist.records import child_started
 
@@ -188,6 +189,8 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
         echo=parent.echo,
     )
     child.parent = parent
+    if parent.masks is not None:
+        child.masks = SignalMasks(child, parent.masks.mask_of(runtime.simulation.current))
     if runtime.isolation is None:
         _attributes_in(runtime, child, forked=forked)
     child.stdout, child.stderr = parent.stdout, parent.stderr
@@ -278,8 +281,8 @@ def _print_exception(child: SimProcess, error: BaseException) -> None:
 # -- end -------------------------------------------------------------------------------------------------------------
 
 
-def wait_for_child(pid: int, options: int) -> tuple[int, int] | None:
-    """`os.waitpid` for simulated children; None if there is none such.
+def wait_for_child(pid: int, options: int, *, keep: bool = False) -> tuple[int, int] | None:
+    """`os.waitpid` for simulated children; None if there is none such. With `keep` the next who waits finds it too.
 
     Raises:
         TaskKilled: as `Simulation.park`.
@@ -292,7 +295,8 @@ def wait_for_child(pid: int, options: int) -> tuple[int, int] | None:
             return None
         ended = next((child for child in awaited if not child.running), None)
         if ended is not None:
-            del process.children[ended.pid]
+            if not keep:
+                del process.children[ended.pid]
             code = ended.exit_code or 0
             return ended.pid, code << 8 if code >= 0 else -code
         if options & os.WNOHANG:

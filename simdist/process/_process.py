@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from simdist.process._descriptor import Descriptor
     from simdist.process._programs import Program
     from simdist.process._randomness import States
+    from simdist.process._signal_masks import SignalMasks
 
 __all__ = ["ORPHAN_NS", "SimProcess"]
 
 # What does nothing to a process without a handler; 0 only asks whether it is there.
 _HARMLESS = (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT, _signal.SIGSTOP)
+
+_EXITED, _KILLED, _OF_A_THREAD = 1, 2, -6  # causes of signals: `CLD_EXITED`, `CLD_KILLED`, `SI_TKILL`
 
 Status = Literal["running", "returned", "raised", "exited", "killed"]
 
@@ -68,6 +71,7 @@ class SimProcess:
         "life",
         "lineage",
         "looked_ns",
+        "masks",
         "on_forget",
         "operations",
         "parent",
@@ -150,6 +154,7 @@ class SimProcess:
         self.handlers: dict[int, Any] = {int(_signal.SIGINT): _signal.default_int_handler}  # what it has set, by signal
         self.pending: list[int] = []  # signals whose handlers have not run
         self.handled = 0  # how many have
+        self.masks: SignalMasks | None = None  # of signals that threads block; None: nobody ever has
         self.alarm: Timer | None = None  # of `signal.alarm`, which rings at `alarm_ns`, and then at intervals
         self.alarm_ns = self.alarm_interval_ns = 0
         self.polls_really = False  # what it waits for comes from outside the simulation: a child's output
@@ -189,6 +194,8 @@ class SimProcess:
     def spawn(self, function: Callable[[], None], name: str) -> Task:
         """Begin a task of this process: the main one, or another beside it, whose `parent` is the one that asks."""
         task = self.simulation.spawn(function, name, self)
+        if self.masks is not None:
+            self.masks.begin(self.simulation.current if self.tasks else None, task)
         self.tasks.append(task)
         return task
 
@@ -226,7 +233,9 @@ class SimProcess:
                 simulation.kill(task)
         if self.parent is not None and self.parent.running:
             self.parent.wake()
-            self.parent.signal(_signal.SIGCHLD)
+            code = self.exit_code or 0
+            how = _EXITED if code >= 0 else _KILLED
+            self.parent.signal(_signal.SIGCHLD, None, (how, self.pid, abs(code)))
 
     def on_parent_end(self, parent: SimProcess) -> None:
         """The process that started this one has ended."""
@@ -276,8 +285,13 @@ class SimProcess:
         for listener in listeners:
             listener()
 
-    def signal(self, number: int) -> None:
-        """Receive a signal: its handler runs on the main task, or what the operating system does by default happens."""
+    def signal(self, number: int, thread: Task | None = None, origin: tuple[int, int, int] | None = None) -> None:
+        """Receive a signal: its handler runs on the main task, or what the operating system does by default happens.
+
+        It may be for one `thread`; `origin` is why it came, from which process, and with what status.
+        """
+        if self.masks is not None and self.masks.keeps(number, thread, origin or (0, self.parent_pid, 0)):
+            return
         if number == _signal.SIGSTOP:
             self.stop()
         elif number == _signal.SIGCONT:
@@ -286,10 +300,19 @@ class SimProcess:
             if handler != _signal.SIG_IGN:
                 self.pending.append(int(number))
                 main = self.main
-                if main is not None and getattr(main.waiting, "interruptible", False):
+                if main is None or (self.masks is not None and number in self.masks.mask_of(main)):
+                    return
+                if getattr(main.waiting, "interruptible", False):
                     self.simulation.wake(main)
         elif self.dies_of(number):
             self.kill(number)
+
+    def signal_thread(self, number: int, thread: Task) -> None:
+        """One of its own threads sends a signal to one."""
+        self.signal(number, thread, (_OF_A_THREAD, self.pid, 0))
+        if number == _signal.SIGSTOP:
+            self.simulation.sleep(0)  # the running task stops where it parks
+        self.handle_signals()
 
     def dies_of(self, number: int) -> bool:
         """True if a signal would end it."""

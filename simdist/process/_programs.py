@@ -137,16 +137,25 @@ class Program:
 
         Where that is not patient, a program that runs on for too long ends the world.
         """
-        waitpid, pid = original(os.waitpid), self.popen.pid
+        self._wait_really(patient=patient)
+        status: int = original(os.waitpid)(self.popen.pid, 0)[1]
+        self.ended(status)
+        return self._killed_by or status
+
+    def really_ends(self, *, patient: bool) -> int:
+        """Likewise, but the next who asks finds it still there."""
+        self._wait_really(patient=patient)
+        found = original(os.waitid)(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+        status: int = found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status
+        return self._killed_by or status
+
+    def _wait_really(self, *, patient: bool) -> None:
         until_s, pause_s = original(_real_seconds)() + _PATIENCE_S, 0.0005
         while not patient and not self._has_really_ended():
             if original(_real_seconds)() > until_s:
                 self._give_up()
             original(_sleep)(pause_s)
             pause_s = min(2 * pause_s, 0.05)
-        status: int = waitpid(pid, 0)[1]
-        self.ended(status)
-        return self._killed_by or status
 
     def ended(self, status: int) -> None:
         """Record its end; `status` is what it really ended with, and nobody can ask for it again."""

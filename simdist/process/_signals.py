@@ -1,9 +1,9 @@
 """Signals: what a rank does when one comes, from itself, from another rank, from its alarm clock or from the launcher.
 
-Each process has its own handlers, alarm and wake-up descriptor. A handler in Python runs on the process's main thread,
-as it does in an interpreter: at once if that thread sleeps, or waits for a lock, a thread or a file descriptor, which
-it then goes on waiting for; after the wait if it is inside an operation or a request to a store, which real processes
-wait for in C++; and when it next waits if it computes.
+Each process has its own handlers, alarm, wake-up descriptor and masks (`_signal_masks`). A handler in Python runs on
+the process's main thread, as it does in an interpreter: at once if that thread sleeps, or waits for a lock, a thread or
+a file descriptor, which it then goes on waiting for; after the wait if it is inside an operation or a request to a
+store, which real processes wait for in C++; and when it next waits if it computes.
 
 In doubt: "when it next waits" is later than in an interpreter, which looks between any two instructions.
 """
@@ -20,11 +20,12 @@ from typing import Any
 from simdist.errors import UnsupportedError
 from simdist.kernel import Timer
 from simdist.process._process import SimProcess
-from simdist.process._refusals import refused
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._signal_masks import MADE
 
 __all__ = ["install"]
 
+_OF_THE_KERNEL = 128  # `SI_KERNEL`
 _UNCHANGEABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -69,7 +70,7 @@ def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
             raise ProcessLookupError(3, "No such process")
         if number not in signal.valid_signals() and number != 0:
             raise OSError(22, "Invalid argument")
-        target.signal(number)
+        target.signal(number, None, (0, process.pid if process is not None else target.parent_pid, 0))
         if process is not None and target is process:
             if number == signal.SIGSTOP:
                 runtime.simulation.sleep(0)  # the running task stops where it parks
@@ -104,8 +105,10 @@ def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
         process = current_process()
         if process is None:
             original(number)
+        elif number not in signal.valid_signals():
+            raise OSError(22, "Invalid argument")
         else:
-            os.kill(process.pid, number)
+            process.signal_thread(number, process.simulation.check())
 
     return raise_signal
 
@@ -209,7 +212,7 @@ def _ring(process: SimProcess) -> None:
     if process.alarm_interval_ns:
         process.alarm_ns += process.alarm_interval_ns
         process.alarm = process.simulation.call_at(process.alarm_ns, functools.partial(_ring, process))
-    process.signal(signal.SIGALRM)
+    process.signal(signal.SIGALRM, None, (_OF_THE_KERNEL, 0, 0))
 
 
 def _pause(original: Callable[[], None]) -> Callable[[], None]:
@@ -251,7 +254,6 @@ def _siginterrupt(original: Callable[[int, bool], None]) -> Callable[[int, bool]
     return siginterrupt
 
 
-_BLOCKING = ("pthread_kill", "pthread_sigmask", "sigpending", "sigtimedwait", "sigwait", "sigwaitinfo")
 _MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
     (os, "kill", _kill),
     (os, "killpg", _killpg),
@@ -264,9 +266,6 @@ _MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
     (signal, "pause", _pause),
     (signal, "set_wakeup_fd", _set_wakeup_fd),
     (signal, "siginterrupt", _siginterrupt),
-    *(
-        (signal, name, refused(f"signal.{name} is not simulated; handlers set with signal.signal are"))
-        for name in _BLOCKING
-    ),
+    *((signal, name, make) for name, make in MADE.items()),
 ]
 _REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))

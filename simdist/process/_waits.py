@@ -45,8 +45,8 @@ def _programs_of(process: SimProcess, pid: int) -> list[Program]:
     return list(process.programs.values())
 
 
-def _wait_for(process: SimProcess, pid: int, options: int) -> tuple[int, int] | None:
-    """`os.waitpid`; None if the rank has started nothing of the kind."""
+def _wait_for(process: SimProcess, pid: int, options: int, *, keep: bool = False) -> tuple[int, int] | None:
+    """`os.waitpid`; None if the rank has started nothing of the kind. With `keep` the next who waits finds it too."""
     if pid < -1:
         raise UnsupportedError(
             f"rank {process.rank}: to wait for a group of processes is not simulated; os.waitpid(-1, ...) waits for "
@@ -55,7 +55,7 @@ def _wait_for(process: SimProcess, pid: int, options: int) -> tuple[int, int] | 
     while True:
         programs = _programs_of(process, pid)
         if process.children:
-            found = wait_for_child(pid, options | os.WNOHANG if programs else options)
+            found = wait_for_child(pid, options | os.WNOHANG if programs else options, keep=keep)
             if found is not None and found[0]:
                 return found
             if not programs:
@@ -66,7 +66,8 @@ def _wait_for(process: SimProcess, pid: int, options: int) -> tuple[int, int] | 
         now_ns = simulation.read_clock() if options & os.WNOHANG else simulation.now_ns
         first = min(programs, key=lambda program: program.ends_ns)
         if now_ns >= first.ends_ns:
-            return first.popen.pid, first.end(patient=not options & os.WNOHANG)
+            end = first.really_ends if keep else first.end
+            return first.popen.pid, end(patient=not options & os.WNOHANG)
         if options & os.WNOHANG:
             return 0, 0
         first.park()
@@ -135,12 +136,20 @@ def _waitid(original: Callable[[int, int, int], Any]) -> Callable[[int, int, int
         process = current_process()
         if process is None:
             return original(kind, number, options)
-        if kind not in (os.P_PID, os.P_ALL) or options & ~(os.WEXITED | os.WNOHANG):
+        if kind not in (os.P_PID, os.P_ALL) or options & ~(os.WEXITED | os.WNOHANG | os.WNOWAIT):
             raise UnsupportedError(
-                f"rank {process.rank}: of os.waitid P_PID and P_ALL are simulated, with WEXITED and WNOHANG; "
+                f"rank {process.rank}: of os.waitid P_PID and P_ALL are simulated, with WEXITED, WNOHANG and WNOWAIT; "
                 "os.waitpid waits for whatever a rank has started"
             )
-        ended, status = os.waitpid(number if kind == os.P_PID else -1, options & os.WNOHANG)
+        if not options & os.WEXITED:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        pid = number if kind == os.P_PID else -1
+        found = _wait_for(process, pid, options & os.WNOHANG, keep=bool(options & os.WNOWAIT))
+        if found is None:
+            if pid > 0:
+                return original(kind, number, options)
+            raise _no_child()
+        ended, status = found
         if not ended:
             return None
         code = os.waitstatus_to_exitcode(status)

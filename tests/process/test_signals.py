@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.errors import UnsupportedError
 from simdist.result import RankResult
 
 SECOND = 1_000_000_000
@@ -203,14 +202,6 @@ def test_bad_calls_are_refused_as_python_does(call: Callable[[], Any], error: ty
     for where in (call, lambda: value(call)):
         with pytest.raises(error, match=text) if where is call else pytest.raises(Exception, match=text):
             where()
-
-
-@pytest.mark.parametrize("name", ["sigwait", "pthread_sigmask"])
-def test_what_is_not_simulated_is_named(name: str) -> None:
-    error = alone(lambda: getattr(signal, name)(signal.SIG_BLOCK, [])).exception
-
-    assert isinstance(error, UnsupportedError)
-    assert f"signal.{name} is not simulated" in str(error)
 
 
 @pytest.mark.parametrize(("stops_after_s", "code"), [(5, 0), (100, -9)])
