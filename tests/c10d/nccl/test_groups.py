@@ -314,6 +314,18 @@ def test_synchronized_batch_norm_is_that_of_the_whole_batch(shape: tuple[int, ..
     assert torch.allclose(torch.cat([first[3], second[3]]), whole.grad, atol=1e-4)
 
 
+def test_a_mesh_selects_the_device_of_a_program_that_has_not_begun_with_cuda() -> None:
+    def body() -> tuple[bool, int]:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl", device_id=device)
+        cuda: Any = torch.cuda
+        begun = cuda.is_initialized()
+        init_device_mesh("cuda", (2,))
+        return begun, torch.cuda.current_device()
+
+    assert results(body) == [(False, 0), (False, 1)]
+
+
 def test_the_first_rank_of_a_communicator_is_waited_for_as_long_as_the_store_waits() -> None:
     def body() -> str:
         rank = join(timeout=timedelta(seconds=20))

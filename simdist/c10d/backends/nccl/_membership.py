@@ -23,7 +23,7 @@ from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 from simdist.c10d.surface._compat import is_duration, whole_ms
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.device import account_of, devices_of_this_process
+from simdist.device import devices_of_this_process
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
@@ -208,8 +208,10 @@ class NcclMember(GroupBackend):
         if self.rank() in makers:
             name = f"{self._communicator.name}/{makers[self.rank()]}".encode()
             self._store.announce(makers[self.rank()], hashlib.sha512(name).digest() * 2)  # ncclUniqueId has 128 bytes
-        device = account_of(index).device
-        streams = devices_of_this_process().streams
+        devices = devices_of_this_process()
+        streams = devices.streams
+        # Not by `account_of`: C++ makes communicators without Python's `torch.cuda`, and a mesh sees which comes first.
+        device = devices.accounts[index].device
         show_version(self._nccl, ranks.index(self.rank()), index)
         made = self._communicator.connection(
             *(key, ranks, self._member, index, device, streams),
