@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simdist.cluster import Cluster
 from simdist.device import _absent, _kernels, _pools, _storages
@@ -93,6 +94,7 @@ class DeviceState:
         patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))  # there is none, and no reason to warn of it
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
+        patches.wrap(FakeTensorMode, "_cache_key", _with_the_current_device)
         enter(self._hardware)
         core().switch(on=True)
 
@@ -134,6 +136,17 @@ def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., 
         return call
 
     return make
+
+
+def _with_the_current_device(original: Any) -> Any:
+    """A fake "cuda" tensor is of the current device, and what is known of it is kept for all ranks in one place."""
+
+    @functools.wraps(original)
+    def cache_key(*args: Any) -> Any:
+        key = original(*args)
+        return key if current_process() is None else type(key)((core().current(), *key.key))
+
+    return cache_key
 
 
 class _Dispatching(type):

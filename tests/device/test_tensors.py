@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.device.worlds import cuda, model, on_devices, values
 
@@ -303,3 +305,13 @@ def test_memory_of_the_host_can_be_pinned() -> None:
     assert pinned.to(cuda(1), non_blocking=True).device == cuda(1)
     assert torch.ones(3, device=cuda(1)).to("cpu", non_blocking=True).is_pinned()
     assert not torch.ones(3).is_pinned()
+
+
+def test_fake_tensors_are_of_each_ranks_current_device() -> None:
+    def body() -> list[str]:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        with FakeTensorMode():
+            made = torch.empty(3, 5, device="cuda")
+            return [str(made.device), str((made + 1).device), str(torch.empty(3, 5, device="cuda").device)]
+
+    assert values(body, world_size=3) == [[f"cuda:{rank}"] * 3 for rank in range(3)]
