@@ -13,14 +13,18 @@ import torch.distributed as dist
 import torch.distributed.rpc
 from torch._C import _distributed_c10d as _c
 
+from simdist.c10d._fsdp_timings import keep_timings_apart
 from simdist.c10d.surface._work import SimFuture, wait_for_futures
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
-from simdist.process import Patches, Replacement, current_process, current_runtime
+from simdist.process import Patches, Replacement, current_process, current_runtime, when_imported
 
 __all__ = ["install", "install_for_devices"]
 
 _registry: Any = _c  # has what the stubs leave out
+
+
+when_imported("torch.distributed.fsdp._debug_utils", keep_timings_apart)
 
 
 def install(patches: Patches) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -220,3 +222,15 @@ def test_a_mesh_makes_its_own_world_if_there_is_none() -> None:
         return tensor.item()
 
     assert values(body, 3) == [3.0] * 3
+
+
+def test_what_fsdp_measures_of_one_rank_stays_out_of_the_others_way() -> None:
+    def body(rank: int) -> dict[str, float]:
+        profiler: Any = importlib.import_module("torch.distributed.fsdp._debug_utils").SimpleProfiler
+        with profiler.profile("all"):
+            time.sleep(1 + rank)
+        found = dict(profiler.results)
+        profiler.reset()  # while the other rank is measured
+        return found
+
+    assert in_group(body, 2) == [{"all": 1.0}, {"all": 2.0}]

@@ -20,6 +20,7 @@ import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import simdist
+from simdist.cluster import build
 
 ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -212,3 +213,24 @@ def test_an_iterator_that_outlives_its_world_is_collected_without_a_word() -> No
         gc.collect()
 
     assert complaints == []
+
+
+def test_an_iterator_that_another_rank_collects_ends_on_no_thread_that_it_waits_for() -> None:
+    shared: list[Any] = []
+
+    def main() -> None:
+        if os.environ["RANK"] == "0":
+            iterator = iter(
+                DataLoader(Drawing(), batch_size=2, num_workers=1, pin_memory=True, persistent_workers=True)
+            )
+            next(iterator)
+            shared.append(iterator)
+            del iterator
+            time.sleep(3)
+        else:
+            time.sleep(1)
+            shared.clear()
+
+    result = simdist.run(main, world_size=2, cluster=build(2, devices_per_host=2))
+
+    assert [(rank.status, rank.stderr) for rank in result.ranks] == [("returned", "")] * 2

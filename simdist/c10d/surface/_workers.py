@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -203,7 +204,13 @@ def _collected(original: Callable[[Any], None]) -> Callable[[Any], None]:
         if child is None or child.parent is current_process() is not None:
             original(iterator)
         elif child.parent is not None and child.parent.running:  # the collector may strike on any rank
-            child.parent.deliver(lambda: original(iterator))
+            child.parent.deliver(lambda: end(iterator))
+
+    def end(iterator: Any) -> None:
+        if vars(iterator).get("_pin_memory_thread") is threading.current_thread():  # which is waited for
+            threading.Thread(target=original, args=(iterator,)).start()
+        else:
+            original(iterator)
 
     return delete
 

@@ -1,0 +1,41 @@
+"""What FSDP (version 1) measures of its own work is kept in a class: a set and a table for each rank.
+
+It checks there that nothing is measured twice at once, and forgets all of it at the end of a state dict; ranks that
+share the class stumbled over what another one measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process import Patches, SimProcess, current_process
+
+__all__ = ["keep_timings_apart"]
+
+
+class _OfEachRank:
+    """An attribute of a class that is another object for each process."""
+
+    def __init__(self, of_host: Any, make: Callable[[], Any]) -> None:
+        self._of_host = of_host
+        self._make = make
+        self._found: dict[SimProcess, Any] = {}
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        process = current_process()
+        if process is None:
+            return self._of_host
+        if process not in self._found:
+            self._found[process] = self._make()
+        return self._found[process]
+
+
+def keep_timings_apart(patches: Patches) -> None:
+    """Give each rank its own; called once torch's module is there."""
+    from torch.distributed.fsdp import _debug_utils
+
+    profiler: Any = _debug_utils.SimpleProfiler
+    patches.replace(profiler, "profiling", _OfEachRank(profiler.profiling, set))
+    patches.replace(profiler, "results", _OfEachRank(profiler.results, lambda: defaultdict(float)))
