@@ -220,3 +220,21 @@ def test_the_line_of_the_version_is_said_once_where_nccl_says_it(tmp_path: Path)
     assert second.endswith(f" [1] NCCL INFO {version}")
     assert printed(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=f"{tmp_path}/%h.%p.log") == ["", ""]
     assert sorted(path.read_text().partition("]")[2] for path in tmp_path.iterdir()) == [f" NCCL INFO {version}"] * 2
+
+
+def test_a_warning_is_written_where_nccl_writes_it(tmp_path: Path) -> None:
+    def body() -> None:
+        torch.cuda.set_device(0)
+        dist.init_process_group("nccl")
+        dist.all_reduce(of(1))
+
+    warning = "[0] init.cc:974 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000\n"
+
+    def printed(**env: str) -> str:
+        return run(body, 2, cluster=build(2, devices_per_host=1), env=env).ranks[1].stdout
+
+    assert printed() == printed(NCCL_DEBUG="VERSION") == ""
+    assert printed(NCCL_DEBUG="WARN").startswith("\n[2026-01-01 00:00:00] ")
+    assert printed(NCCL_DEBUG="WARN").endswith(warning)
+    assert printed(NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=f"{tmp_path}/%p.log") == ""
+    assert sum(path.read_text().count(" NCCL WARN Duplicate GPU") for path in tmp_path.iterdir()) == 2

@@ -222,6 +222,21 @@ def test_a_dead_peer_on_the_same_host_is_not_noticed() -> None:
     assert result.ranks[0].ended_ns > 600_000_000_000
 
 
+def test_ranks_of_a_host_that_share_nothing_talk_over_sockets() -> None:
+    def body() -> None:
+        join()
+        for _ in range(3):
+            dist.all_reduce(of(1))
+            torch.cuda.synchronize()
+            time.sleep(1)
+
+    env = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    result = run(body, faults=[Crash(rank=1, at_ns=1_500_000_000)], env=env)
+
+    assert "ncclRemoteError" in result.ranks[0].stderr
+    assert round(result.ranks[0].ended_ns / 1e9, 1) == 62.1
+
+
 def test_a_stopped_process_has_no_watchdog_that_runs() -> None:
     def body() -> None:
         join()

@@ -248,7 +248,7 @@ class NcclGroup(NcclMember):
     def _self_message(self) -> BaseException:
         from simdist.c10d.backends.nccl._words import nccl_error
 
-        return nccl_error("ncclInvalidUsage", "Trying to send to self without a matching recv")
+        return nccl_error("ncclInvalidUsage", "Trying to send to self without a matching recv", "enqueue.cc:1126")
 
     def _launch(
         self,

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
+from simdist.c10d.backends.nccl._debug_lines import show_version
 from simdist.c10d.backends.nccl._environment import Environment, JoiningEnvironment
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._monitor import Monitor, ask_for_dumps, dump
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
-from simdist.c10d.backends.nccl._preferences import Preferences, preferences, show_version
+from simdist.c10d.backends.nccl._preferences import Preferences, preferences
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._timing import Hook
 from simdist.c10d.backends.nccl._watchdog import Watchdog

@@ -14,17 +14,15 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simdist.c10d.backends.nccl._words import NCCL_VERSION, nccl_error
+from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._rank import RankNccl
     from simdist.c10d.surface import Operation
 
-__all__ = ["Preferences", "preferences", "show_version"]
+__all__ = ["Preferences", "preferences"]
 
 _FUNCTIONS = {
     "broadcast": "Broadcast",
@@ -62,8 +60,6 @@ _TYPES = {
     "float8_e4m3fn": "Float8e4m3",
     "float8_e5m2": "Float8e5m2",
 }
-_LEVELS = {"VERSION": 1, "WARN": 2, "INFO": 3, "ABORT": 4, "TRACE": 5}
-_CUDA = "13.0"
 Lists = Mapping[str, frozenset[str]]  # by operation, what is allowed for it
 
 
@@ -138,6 +134,7 @@ class Preferences:
                 "ncclInvalidUsage",
                 f"Error : no algorithm/protocol available for function {_FUNCTIONS[name]} with datatype "
                 f"{'Unknown' if kind is None else f'nccl{kind}'}.{self.said}",
+                "enqueue.cc:1971",
             )
         if not left & _SIMULATED:
             raise UnsupportedError(
@@ -179,7 +176,7 @@ def _parsed(text: str | None, known: Iterable[str]) -> Lists | None:
     for entry in entries:
         words = [each for each in entry.split(":") if each]
         if len(words) < 2 and (entry is not entries[0] or text[0] == ";"):
-            raise _refused(f'All entries except the first must have a prefix: "{text}"')
+            raise _refused(f'All entries except the first must have a prefix: "{text}"', 72)
         names = words[-1] if len(words) < 2 else words[1]
         functions = list(_FUNCTIONS)
         if len(words) > 1:
@@ -188,31 +185,13 @@ def _parsed(text: str | None, known: Iterable[str]) -> Lists | None:
         listed = [each for each in names.removeprefix("^").split(",") if each]
         for each in listed:
             if functions and each.lower() not in every:
-                raise _refused(f'Unrecognized element token "{each}" when parsing "{text}"')
+                raise _refused(f'Unrecognized element token "{each}" when parsing "{text}"', 105)
         if not functions:
-            raise _refused(f'Unrecognized prefix token "{words[0]}" when parsing "{text}"')
+            raise _refused(f'Unrecognized prefix token "{words[0]}" when parsing "{text}"', 115)
         chosen = frozenset(each.lower() for each in listed)
         found |= dict.fromkeys(functions, every - chosen if banned else chosen)
     return {name: found.get(name, every) for name in _FUNCTIONS}
 
 
-def _refused(warning: str) -> BaseException:
-    return nccl_error("ncclInvalidUsage", warning)
-
-
-def show_version(nccl: RankNccl, rank: int, index: int) -> None:
-    """Write the line of NCCL's version, once per process, if NCCL_DEBUG asks for it: from INFO on, or on rank 0."""
-    level = _LEVELS.get(os.environ.get("NCCL_DEBUG", "").upper(), 0)
-    if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not nccl.once("version"):
-        return
-    process = nccl.process
-    line = f"NCCL version {'.'.join(str(number) for number in NCCL_VERSION)}+cuda{_CUDA}\n"
-    if level > _LEVELS["WARN"]:
-        line = f"{process.host.name}:{process.pid}:{process.pid} [{index}] NCCL INFO {line}"
-    path = os.environ.get("NCCL_DEBUG_FILE")
-    if path and level > _LEVELS["VERSION"]:
-        named = path.replace("%h", process.host.name).replace("%p", str(process.pid)).replace("%%", "%")
-        with Path(named).open("w", encoding="utf-8") as file:
-            file.write(line)
-    else:
-        process.add_output("stdout", line)
+def _refused(warning: str, line: int) -> BaseException:
+    return nccl_error("ncclInvalidUsage", warning, f"graph/tuning.cc:{line}")

@@ -180,4 +180,5 @@ class NcclReductions(NcclGroup):
             raise nccl_error(
                 "ncclInvalidArgument",
                 f"{name} : invalid root {root} (root should be in the 0..{self._size} range)",
+                "misc/argcheck.cc:156",
             )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from simdist.c10d.backends.nccl._debug_lines import NCCL_VERSION, show_warning
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._watchdog import failed_lines
+from simdist.process import SimProcess
 
 __all__ = ["NCCL_VERSION", "NcclFailure", "nccl_error"]
 
-NCCL_VERSION = (2, 29, 7)
 _PLACE = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94"
 _KINDS = {
     "ncclSystemError": (
@@ -36,13 +38,20 @@ _KINDS = {
 }
 
 
-def nccl_error(kind: str, warning: str) -> dist.DistBackendError:
-    """An error of a call of NCCL, as torch reports it; `warning` is the last that NCCL logged."""
+def nccl_error(kind: str, warning: str, place: str) -> dist.DistBackendError:
+    """An error of a call of NCCL, as torch reports it; NCCL logs the `warning`, of a `place` in its sources."""
+    show_warning(warning, place)
     said, detail = _KINDS[kind]
     version = ".".join(str(number) for number in NCCL_VERSION)
     return dist.DistBackendError(
         f"NCCL error in: {_PLACE}, {said}, NCCL version {version}\n{kind}: {detail}\nLast error:\n{warning}"
     )
+
+
+def _takes_the_network(process: SimProcess) -> bool:
+    """Its variables leave it neither NVLink nor memory to share with the ranks of its host."""
+    variables = {os.fsdecode(name): os.fsdecode(value) for name, value in process.environ.items()}
+    return all(variables.get(f"NCCL_{name}_DISABLE", "0") not in ("0", "") for name in ("P2P", "SHM"))
 
 
 class NcclFailure:
@@ -73,6 +82,7 @@ class NcclFailure:
             return nccl_error(
                 "ncclInvalidUsage",
                 f"Duplicate GPU detected : rank {told} and rank {shared[told]} both on CUDA device {bus:x}",
+                "init.cc:974",
             )
 
         return error
@@ -111,7 +121,7 @@ class NcclFailure:
         return dist.DistBackendError(text)
 
     def peer_left(self, connection: Any, rank: int, parts: Sequence[Any]) -> None:
-        """Over sockets, between hosts, the neighbours on the ring see that a process is gone."""
+        """Over sockets, as between hosts, the neighbours on the ring see that a process is gone."""
         process = connection.communicator.members[rank].process
         if process.running or not process.host.up:
             return
@@ -126,7 +136,8 @@ class NcclFailure:
         )
         for part in parts:
             other = part.process
-            if part.rank in neighbours and other.host is not process.host and other.running and part.work is not None:
+            apart = other.host is not process.host or (_takes_the_network(process) and _takes_the_network(other))
+            if part.rank in neighbours and apart and other.running and part.work is not None:
                 part.work.group.watchdog.notice(part.work, text)
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
