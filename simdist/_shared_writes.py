@@ -190,6 +190,9 @@ def _settings() -> Iterator[tuple[str, Any]]:
     """Those that a world neither keeps apart nor puts back where ranks share their modules."""
     yield "warnings.filters", list(warnings.filters)
     yield "trace function", (sys.gettrace() is None, sys.getprofile() is None)
+    decimal: Any = sys.modules.get("decimal")
+    if decimal is not None:
+        yield "decimal.DefaultContext", repr(decimal.DefaultContext)
     manager: Any = logging.root.manager
     for name, logger in [("root", logging.root), *list(manager.loggerDict.items())]:
         if isinstance(logger, logging.Logger):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import decimal
 import json
 import json.encoder
 import linecache
@@ -45,6 +46,7 @@ NAMED: dict[str, tuple[Callable[[], Any], str]] = {
     "attribute of torch": (lambda: setattr(torch.nn.functional, "left", 1), "torch.nn.functional.left: added"),
     "class of torch": (lambda: setattr(torch.nn.Linear, "left", 1), "torch.nn.modules.linear.Linear.left: added"),
     "deleted name": (lambda: delattr(collections, "ChainMap"), "collections.ChainMap: deleted"),
+    "context of new threads": (lambda: setattr(decimal.DefaultContext, "prec", 9), "decimal.DefaultContext: set"),
     "level of a logger": (lambda: logger.setLevel(9), "logging: level of 'tests.shared_writes': set"),
 }
 
@@ -64,6 +66,7 @@ def put_back() -> Iterator[None]:
             if hasattr(owner, "left"):
                 delattr(owner, "left")
         logger.setLevel(level)
+        decimal.DefaultContext.prec = 28
 
 
 def test_what_ranks_leave_where_all_see_it_is_named() -> None:

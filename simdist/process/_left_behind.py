@@ -6,16 +6,20 @@ back, for Python has no function for it, is told when a rank does it. Either sta
 
 from __future__ import annotations
 
+import abc
 import codecs
 import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
-from simdist.frames import user_line
+from simdist.frames import is_ours, is_user_file
+from simdist.process._fork_copies import is_users
 from simdist.process._libraries import Finder
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._telling import tell, telling
 
 __all__ = ["LeftBehind", "install"]
 
@@ -53,25 +57,43 @@ def _without_ours(table: list[Any]) -> list[Any]:
     return [each for each in table if type(each) is not Finder]
 
 
-def _telling(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def do(*args: Any) -> Any:
-            runtime, process = current_runtime(), current_process()
-            if runtime is not None and process is not None:
-                name = f" {args[0]!r}" if args and isinstance(args[0], str) else ""
-                line = user_line(sys._getframe(1))
-                runtime.left_behind.stays[f"{what}{name}, set by rank {process.rank}{line}, which stays"] = None
-            return original(*args)
+def _freezing(original: Callable[[], None]) -> Callable[[], None]:
+    """Of `gc.freeze`, which is for all objects of the process, the host's too."""
 
-        return do
+    @functools.wraps(original)
+    def freeze() -> None:
+        runtime = current_runtime()
+        if runtime is not None:
+            tell("objects frozen by gc.freeze", sys._getframe(1), "put back when the world ended")
+            if not gc.get_freeze_count():
+                runtime.patches.on_undo(gc.unfreeze)
+        original()
 
-    return make
+    return freeze
+
+
+def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of abstract classes: that a class which all share counts as one of them. The user's own are the user's affair."""
+
+    @functools.wraps(original)
+    def register(cls: Any, subclass: Any) -> Any:
+        frame: FrameType | None = None if current_process() is None else sys._getframe(1)
+        while frame is not None and is_ours(frame):
+            frame = frame.f_back
+        told = frame is not None and is_user_file(frame.f_code.co_filename)
+        if told and isinstance(subclass, type) and not is_users(cls) and not is_users(subclass):
+            tell(f"{subclass.__name__} as a kind of {cls.__name__}", frame, "which stays")
+        return original(cls, subclass)
+
+    return register
 
 
 _REPLACEMENTS = (
-    Replacement(codecs, "register_error", _telling("the handler of coding errors")),
-    Replacement(codecs, "register", _telling("a search function for codecs")),
+    Replacement(codecs, "register_error", telling("the handler of coding errors")),
+    Replacement(codecs, "register", telling("a search function for codecs")),
+    Replacement(sys, "addaudithook", telling("an audit hook")),
+    Replacement(gc, "freeze", _freezing),
+    Replacement(abc.ABCMeta, "register", _registering),
 )
 
 

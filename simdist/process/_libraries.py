@@ -12,14 +12,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from simdist.process import _filelock, _psutil
-from simdist.process._library_state import TELLERS
+from simdist.process import _filelock, _library_state, _psutil, _rare_settings
 from simdist.process._runtime import Patches
 
 __all__ = ["Finder", "install", "tell_own", "when_imported"]
 
 _OF_RANKS: dict[str, Callable[[Patches], None]] = {"filelock": _filelock.tell, "psutil": _psutil.tell}
-_TOLD: dict[str, Callable[[Patches], None]] = _OF_RANKS | TELLERS
+_TOLD: dict[str, Callable[[Patches], None]] = _OF_RANKS | _library_state.TELLERS | _rare_settings.TELLERS
 
 
 def when_imported(name: str, tell: Callable[[Patches], None]) -> None:

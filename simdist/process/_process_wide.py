@@ -10,6 +10,7 @@ In doubt: threads of the host see what the rank with the baton has set, as they 
 
 from __future__ import annotations
 
+import _csv
 import contextlib
 import copyreg
 import faulthandler
@@ -91,14 +92,19 @@ def _set_recursion_limit(limit: int) -> None:
         original(sys.setrecursionlimit)(limit)
 
 
-def _collector() -> tuple[bool, tuple[int, ...]]:
-    return gc.isenabled(), original(gc.get_threshold)()
+def _collector() -> tuple[bool, tuple[int, ...], int]:
+    return gc.isenabled(), original(gc.get_threshold)(), gc.get_debug()
 
 
-def _set_collector(state: tuple[bool, tuple[int, ...]]) -> None:
-    enabled, thresholds = state
+def _set_collector(state: tuple[bool, tuple[int, ...], int]) -> None:
+    enabled, thresholds, flags = state
     original(gc.enable if enabled else gc.disable)()
     original(gc.set_threshold)(*thresholds)
+    original(gc.set_debug)(flags)
+
+
+def _largest_field(*limit: int) -> Any:
+    return original(_csv.field_size_limit)(*limit)
 
 
 def _logging() -> tuple[Any, ...]:
@@ -159,7 +165,17 @@ _REPLACEMENTS = (
         lambda digits: original(sys.set_int_max_str_digits)(digits),
     ),
     *followed(
-        "garbage collection", ((gc, "enable"), (gc, "disable"), (gc, "set_threshold")), _collector, _set_collector
+        "garbage collection",
+        ((gc, "enable"), (gc, "disable"), (gc, "set_threshold"), (gc, "set_debug")),
+        _collector,
+        _set_collector,
+    ),
+    *followed("largest field", ((_csv, "field_size_limit"),), _largest_field, _largest_field),
+    *followed(
+        "flags of dlopen",
+        ((sys, "setdlopenflags"),),
+        getattr(sys, "getdlopenflags", int),
+        lambda flags: original(sys.setdlopenflags)(flags),
     ),
     *followed(
         "logging",
@@ -191,7 +207,21 @@ _REPLACEMENTS = (
     ),
 )
 
-_ON_PAPER = tuple(Replacement(faulthandler, name, _noting) for name in ("enable", "disable", "is_enabled"))
+
+def _not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of `faulthandler`: a report after so many real seconds would say nothing of a rank."""
+
+    @functools.wraps(original)
+    def do(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if current_process() is None else None
+
+    return do
+
+
+_ON_PAPER = (
+    *(Replacement(faulthandler, name, _noting) for name in ("enable", "disable", "is_enabled")),
+    *(Replacement(faulthandler, name, _not_at_all) for name in ("dump_traceback_later", "cancel_dump_traceback_later")),
+)
 _ALL = (*_REPLACEMENTS, *_ON_PAPER)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import builtins
 import codecs
 import collections
+import collections.abc
 import contextlib
 import copyreg
+import csv
 import decimal
 import enum
 import faulthandler
@@ -18,8 +20,10 @@ import gc
 import json
 import locale
 import logging
+import multiprocessing
 import os
 import random
+import resource
 import signal
 import socket
 import string
@@ -27,9 +31,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import tracemalloc
 import types
 import unittest.mock
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +81,15 @@ def _hook_of_modules() -> int:
     return len(modules._global_forward_hooks)
 
 
+def _move() -> None:
+    os.environ["TZ"] = "Asia/Tokyo"
+    time.tzset()
+
+
+def _limit_files(soft: int = 100) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 WAYS: dict[str, Way] = {
     "attribute of builtins": (lambda: setattr(builtins, "left", 1), lambda: hasattr(builtins, "left")),
     "function of builtins": (lambda: setattr(builtins, "ascii", left), lambda: _is_left(builtins.ascii)),
@@ -98,6 +114,11 @@ WAYS: dict[str, Way] = {
     ),
     "collector": (gc.disable, gc.isenabled),
     "thresholds of the collector": (lambda: gc.set_threshold(12345), gc.get_threshold),
+    "flags of the collector": (lambda: gc.set_debug(gc.DEBUG_UNCOLLECTABLE), gc.get_debug),
+    "flags of dlopen": (lambda: sys.setdlopenflags(sys.getdlopenflags() ^ os.RTLD_GLOBAL), sys.getdlopenflags),
+    "largest field": (lambda: csv.field_size_limit(5000), csv.field_size_limit),
+    "limit of files": (_limit_files, lambda: resource.getrlimit(resource.RLIMIT_NOFILE)),
+    "time zone": (_move, lambda: (time.tzname, time.localtime(0).tm_hour)),
     "timeout of sockets": (lambda: socket.setdefaulttimeout(17), socket.getdefaulttimeout),
     "locale": (lambda: locale.setlocale(locale.LC_ALL, "C.UTF-8"), lambda: locale.setlocale(locale.LC_NUMERIC)),
     "level of a logger": (lambda: logging.getLogger("left").setLevel(7), lambda: logging.getLogger("left").level),
@@ -178,6 +199,21 @@ NAMED: dict[str, tuple[Way, str]] = {
         (lambda: gc.callbacks.append(left), lambda: any(map(_is_left, gc.callbacks))),
         "gc.callbacks, put back when the world ended",
     ),
+    "frozen objects": (
+        (gc.freeze, lambda: gc.get_freeze_count() > 0),
+        "objects frozen by gc.freeze, set by rank 0 at ways_to_leave_state.py",
+    ),
+    "tracing of memory": (
+        (tracemalloc.start, tracemalloc.is_tracing),
+        "the tracing of memory (tracemalloc), set by rank 0 at ways_to_leave_state.py",
+    ),
+    "kind of an abstract class": (
+        (
+            lambda: collections.abc.Container.register(zlib.error),
+            lambda: issubclass(zlib.error, collections.abc.Container),
+        ),
+        "error as a kind of Container, set by rank 0 at ways_to_leave_state.py",
+    ),
     "coding errors": (
         (lambda: codecs.register_error("left", left), lambda: _found("left")),
         "the handler of coding errors 'left', set by rank 0 at ways_to_leave_state.py",
@@ -195,6 +231,25 @@ def leave(name: str) -> tuple[object, object]:
         do()
     dist.barrier()
     return before, look()
+
+
+def limits() -> list[object]:
+    """What a rank is told of its limits, and what a child that it forks has."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+    found: list[object] = [resource.getrlimit(resource.RLIMIT_NOFILE)[0]]
+    bad: Any = ((300, 200), (100, 300), (100,))
+    for limit in bad:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        except ValueError as error:
+            found.append(str(error))
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: answers.put(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    child.start()
+    found.append(answers.get())
+    child.join()
+    return found
 
 
 def turns() -> list[str]:

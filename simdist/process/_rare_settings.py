@@ -1,0 +1,110 @@
+"""Settings of a process in modules that few programs import: limits, the tracing of memory.
+
+Limits (`resource.setrlimit`) are each process's own on paper: a rank finds what it has set, and the host is under the
+ones that it had. So they limit nothing here, and no program that a rank starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._process import SimProcess
+from simdist.process._redirect import original
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._slots import Slot
+from simdist.process._telling import telling
+
+__all__ = ["TELLERS"]
+
+_set: dict[int, tuple[int, int]] = {}  # limits, of the process that has the baton
+
+
+def _load_limits(limits: dict[int, tuple[int, int]]) -> None:
+    _set.clear()
+    _set.update(limits)
+
+
+def _no_limits(process: SimProcess, of_host: Any) -> dict[int, tuple[int, int]]:
+    return {}
+
+
+_LIMITS: Slot[Any] = Slot("limits", lambda: dict(_set), _load_limits, _no_limits, dict)
+
+
+def _getrlimit(get: Callable[[int], Any]) -> Callable[[int], Any]:
+    @functools.wraps(get)
+    def getrlimit(resource: int, /) -> Any:
+        found = get(resource)
+        return found if current_process() is None else _set.get(resource, found)
+
+    return getrlimit
+
+
+def _setrlimit(change: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(change)
+    def setrlimit(resource: int, limits: Any, /) -> None:
+        runtime = current_runtime()
+        if runtime is None:
+            change(resource, limits)
+            return
+        known: Any = sys.modules["resource"]
+        _, hardest = known.getrlimit(resource)
+        if not isinstance(limits, tuple | list) or len(limits) != 2:
+            raise ValueError("expected a tuple of 2 integers")
+        soft, hard = (_number(each, known.RLIM_INFINITY) for each in limits)
+        if _size(soft, known.RLIM_INFINITY) > _size(hard, known.RLIM_INFINITY):
+            raise ValueError("current limit exceeds maximum limit")
+        if _size(hard, known.RLIM_INFINITY) > _size(hardest, known.RLIM_INFINITY):
+            raise ValueError("not allowed to raise maximum limit")
+        runtime.separate(_LIMITS)
+        _set[resource] = soft, hard
+
+    return setrlimit
+
+
+def _number(given: Any, infinity: int) -> int:
+    return infinity if int(given) < 0 else int(given)
+
+
+def _size(limit: int, infinity: int) -> float:
+    return float("inf") if limit == infinity else limit
+
+
+@functools.cache
+def _limiting() -> tuple[Replacement, ...]:
+    known: Any = sys.modules["resource"]
+    return Replacement(known, "getrlimit", _getrlimit), Replacement(known, "setrlimit", _setrlimit)
+
+
+def _of_resource(patches: Patches) -> None:
+    patches.redirect(_limiting())
+
+
+_noting = telling("the tracing of memory (tracemalloc)", "put back when the world ended")
+
+
+@functools.cache
+def _tracing() -> tuple[Replacement, ...]:
+    known: Any = sys.modules["tracemalloc"]
+    return tuple(Replacement(known, name, _noting) for name in ("start", "stop"))
+
+
+def _of_tracemalloc(patches: Patches) -> None:
+    known: Any = sys.modules["tracemalloc"]
+    frames = known.get_traceback_limit() if known.is_tracing() else 0
+
+    def put_back() -> None:
+        if frames and not known.is_tracing():
+            original(known.start)(frames)
+        elif known.is_tracing() and not frames:
+            original(known.stop)()
+
+    patches.on_undo(put_back)
+    patches.redirect(_tracing())
+
+
+TELLERS: dict[str, Callable[[Patches], None]] = {"resource": _of_resource, "tracemalloc": _of_tracemalloc}
+"""By module: what gives ranks their own, or tells, once it is imported."""

@@ -1,0 +1,36 @@
+"""Telling what a rank does that nobody can keep apart: it stands in `RunResult.shared_state`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from simdist.frames import user_line
+from simdist.process._runtime import current_process, current_runtime
+
+__all__ = ["tell", "telling"]
+
+
+def telling(what: str, end: str = "which stays") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes a function that tells of each call by a rank: `what` it sets, who and where, and how that ends."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def do(*args: Any, **kwargs: Any) -> Any:
+            name = f" {args[0]!r}" if args and isinstance(args[0], str) else ""
+            tell(f"{what}{name}", sys._getframe(1), end)
+            return original(*args, **kwargs)
+
+        return do
+
+    return make
+
+
+def tell(what: str, frame: FrameType | None, end: str) -> None:
+    """Tell it, if a rank calls."""
+    runtime, process = current_runtime(), current_process()
+    if runtime is not None and process is not None:
+        runtime.left_behind.stays[f"{what}, set by rank {process.rank}{user_line(frame)}, {end}"] = None

@@ -1,0 +1,75 @@
+"""The time zone that a rank has set: `os.environ["TZ"] = ...`, then `time.tzset()`.
+
+C keeps one for all of the process and reads it from an environment that ranks do not write to. From the first
+`time.tzset` of a rank on it is exchanged at each hand-over.
+
+In doubt: a rank that begins with another TZ than the host has gets it when it calls `time.tzset`, and not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+
+from simdist.process._environ import host_environ, variable_of
+from simdist.process._process import SimProcess
+from simdist.process._redirect import original
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._slots import Slot
+
+__all__ = ["install"]
+
+_SET = "time zone in place"
+
+
+def _of_host() -> str | None:
+    value = host_environ().get(os.environ.encodekey("TZ"))
+    return None if value is None else os.environ.decodevalue(value)
+
+
+class _Zone:
+    """The one that is in place."""
+
+    def __init__(self) -> None:
+        self.name = _of_host()
+
+    def load(self, name: str | None) -> None:
+        if name == self.name:
+            return
+        self.name = name
+        if name is None:
+            original(os.unsetenv)("TZ")
+        else:
+            original(os.putenv)("TZ", name)
+        original(time.tzset)()
+
+
+def _begin(process: SimProcess, of_host: str | None) -> str | None:
+    return of_host
+
+
+def _tzset(original: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(original)
+    def tzset() -> None:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None:
+            original()
+            return
+        known: tuple[_Zone, Slot[str | None]] | None = runtime.extras.get(_SET)
+        if known is None:
+            zone = _Zone()
+            known = runtime.extras[_SET] = zone, Slot("time zone", lambda: zone.name, zone.load, _begin)
+        runtime.separate(known[1])
+        known[0].load(variable_of(process, "TZ"))
+
+    return tzset
+
+
+_REPLACEMENTS = (Replacement(time, "tzset", _tzset),) if hasattr(time, "tzset") else ()
+
+
+def install(patches: Patches) -> None:
+    """Let ranks set it."""
+    patches.redirect(_REPLACEMENTS)
