@@ -5,7 +5,8 @@ give every program (`program_ns`; without it a program ends at the moment at whi
 waits until then, and `poll` answers None before. From then on `poll` has its exit code: it waits in real time for the
 program to end in earnest, if it has not. So what a rank sees of a program's length never depends on the machine. One
 that then runs on for a real minute, as a server does that needs a longer `program_ns`, ends the whole run with an
-error, which no rank can catch; `wait`, `communicate` and blocking `os.waitpid` wait without such a limit.
+error, which no rank can catch; `wait`, `communicate` and blocking `os.waitpid` wait without such a limit, and let other
+threads of the rank go on meanwhile: they may write what the program reads.
 
 A signal that would end a process ends a program's virtual time, too. In doubt: one that goes on in spite of it, and has
 a code of its own to return, ends at that time all the same; and what had really ended before, is as if it were killed.
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 
 from simdist.errors import SimdistError
 from simdist.frames import is_ours, torch_folder, user_frame
-from simdist.kernel import Task
+from simdist.kernel import Task, TaskState
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
 from simdist.records import program_ended, program_started
@@ -32,8 +33,11 @@ from simdist.records import program_ended, program_started
 __all__ = ["Program", "Programs", "Spawned"]
 
 _ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT)
+_ALIVE = (TaskState.READY, TaskState.PARKED)
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _real_seconds, _sleep = time.monotonic, time.sleep  # noqa: TID251  # a program runs in real time
+_ALONE_S = 0.5  # real seconds after which threads that wait for a program's output look whether there is some
+_TOGETHER_S = 10.0  # from which on it is waited for alone again
 _PATIENCE_S = 60.0  # real seconds that a program may take beyond its virtual time, where somebody only looks
 
 
@@ -150,12 +154,31 @@ class Program:
         return self._killed_by or status
 
     def _wait_really(self, *, patient: bool) -> None:
-        until_s, pause_s = original(_real_seconds)() + _PATIENCE_S, 0.0005
-        while not patient and not self._has_really_ended():
-            if original(_real_seconds)() > until_s:
+        """Wait until it has ended, or else with the baton in hand, where the watchdog can tell of it."""
+        began_s, pause_s = original(_real_seconds)(), 0.0005
+        if patient and not self._let_others_run():
+            return
+        while not self._has_really_ended():
+            waited_s = original(_real_seconds)() - began_s
+            if patient and waited_s > _TOGETHER_S:
+                return
+            if waited_s > _PATIENCE_S:
                 self._give_up()
+            if patient and waited_s > _ALONE_S:
+                for task in list(self.process.polling):
+                    self.process.simulation.wake(task)
+                self._let_others_run()
             original(_sleep)(pause_s)
-            pause_s = min(2 * pause_s, 0.05)
+            pause_s = min(2 * pause_s, 0.005 if patient else 0.05)
+
+    def _let_others_run(self) -> bool:
+        """Other threads may have something to write to it; they do so at this moment of virtual time. False if there
+        are none."""
+        process = self.process
+        others = [task for task in process.tasks if task.state in _ALIVE and task is not process.simulation.current]
+        if others:
+            process.simulation.sleep(0)
+        return bool(others)
 
     def ended(self, status: int) -> None:
         """Record its end; `status` is what it really ended with, and nobody can ask for it again."""

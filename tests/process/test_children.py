@@ -220,6 +220,37 @@ def test_an_event_loop_waits_for_a_program_in_virtual_time() -> None:
     assert result.virtual_time_ns == 7 * SECOND
 
 
+def test_an_event_loop_writes_to_a_program_that_a_thread_waits_for() -> None:
+    async def main() -> Any:
+        pipe = asyncio.subprocess.PIPE
+        program = await asyncio.create_subprocess_exec("sh", "-c", "cat; exit 3", stdin=pipe, stdout=pipe)
+        output, _ = await asyncio.wait_for(program.communicate(b"text"), 5)
+        return output, program.returncode
+
+    assert simdist.run(lambda: asyncio.run(main()), world_size=1).values == [(b"text", 3)]
+
+
+def test_an_event_loop_reads_what_a_program_goes_on_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simdist.process._programs._ALONE_S", 0.01)
+
+    async def main() -> Any:
+        pipe = asyncio.subprocess.PIPE
+        command = 'while read x; do echo "got $x"; done; head -c 300000 /dev/zero'
+        program = await asyncio.create_subprocess_exec("sh", "-c", command, stdin=pipe, stdout=pipe)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        answers = []
+        for text in (b"one\n", b"two\n"):
+            program.stdin.write(text)
+            answers.append(await program.stdout.readline())
+        program.stdin.close()
+        return answers, len(await program.stdout.read()), await program.wait()
+
+    result = simdist.run(lambda: asyncio.run(main()), world_size=1)
+
+    assert result.values == [([b"got one\n", b"got two\n"], 300_000, 0)]
+
+
 def test_a_loop_that_only_asks_for_the_end_comes_to_it() -> None:
     def body() -> int:
         program = subprocess.Popen(["true"])
