@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from simdist._shared_writes import shared_writes
 from simdist.cli._console import say
 from simdist.cli._outputs import output_problems
 from simdist.cli._run import Outputs, timeline_problems
-from simdist.launch import LaunchError, failure_summary, launch, parsed, repeat
+from simdist.launch import Launch, LaunchError, failure_summary, free_again, launch, parsed, repeat
 from simdist.launch import log_folder as folder_for
 from simdist.result import RunResult, report_of
 from simdist.values import format_duration
+
+if TYPE_CHECKING:
+    from simdist.determinism import Recording
 
 __all__ = ["launch_words"]
 
@@ -24,7 +28,7 @@ def launch_words(words: Sequence[str]) -> int:
     Raises:
         LaunchError: a word is wrong; nothing has run then.
     """
-    from simdist.determinism import Job, check_recording, recording
+    from simdist.determinism import recording
 
     problems: list[str] = []
     try:
@@ -38,34 +42,37 @@ def launch_words(words: Sequence[str]) -> int:
     problems += output_problems(files, inputs=inputs)
     if problems:
         raise LaunchError(problems)
-    with (
-        folder_for(plan) as folder,
-        shared_writes() as written,
-        recording() if options.check_determinism else nullcontext() as first,
-    ):
-        result = launch(plan, folder, out=sys.stdout, err=sys.stderr)
-        summary = failure_summary(plan, result, folder)
-    outputs.write_events(result, plan.script)
-    if not result.ok:
-        _tell(result, summary)
-    for line in result.programs:
-        say(f"simdist: outside the simulation: {line}", err=True)
-    for line in written.lines():
-        say(f"simdist: ranks left in state that they share: {line}", err=True)
-    same = True
-    if first is not None:
-        job = Job("simdist.launch", "repeat", (plan,))
-        report = check_recording(first, job, lambda: repeat(plan), target=plan.script)
-        same = report.ok
-        for line in report.lines():
-            say(line, err=True)
-        if same:
-            say(f"determinism: the same digest in a fresh process with PYTHONHASHSEED={report.hash_seed}", err=True)
+    with folder_for(plan) as folder:
+        with shared_writes() as written, recording() if options.check_determinism else nullcontext() as first:
+            result = launch(plan, folder, out=sys.stdout, err=sys.stderr)
+            summary = failure_summary(plan, result, folder)
+        outputs.write_events(result, plan.script)
+        if not result.ok:
+            _tell(result, summary)
+        for line in result.programs:
+            say(f"simdist: outside the simulation: {line}", err=True)
+        for line in written.lines():
+            say(f"simdist: ranks left in state that they share: {line}", err=True)
+        same = first is None or _repeats(first, plan, folder)
     ranks = f"{len(result.ranks)} {'rank' if len(result.ranks) == 1 else 'ranks'}"
     say(
         f"simdist: {ranks}, {format_duration(result.virtual_time_ns)} of virtual time, digest {result.digest}", err=True
     )
     return 0 if result.ok and same else 1
+
+
+def _repeats(first: Recording, plan: Launch, folder: str) -> bool:
+    """Whether another run is the same, in a fresh process; says so, or where they differ."""
+    from simdist.determinism import Job, check_recording
+
+    job = Job("simdist.launch", "repeat", (plan, folder))
+    with free_again(folder):
+        report = check_recording(first, job, lambda: repeat(plan, folder), target=plan.script)
+    for line in report.lines():
+        say(line, err=True)
+    if report.ok:
+        say(f"determinism: the same digest in a fresh process with PYTHONHASHSEED={report.hash_seed}", err=True)
+    return report.ok
 
 
 def _tell(result: RunResult, summary: str) -> None:

@@ -19,6 +19,6 @@ Open `_options.py` for what is taken and what is refused, `_run.py` for what a r
 from simdist.launch._failures import failure_summary
 from simdist.launch._options import LaunchError, parsed
 from simdist.launch._plan import Launch
-from simdist.launch._run import launch, log_folder, repeat
+from simdist.launch._run import free_again, launch, log_folder, repeat
 
-__all__ = ["Launch", "LaunchError", "failure_summary", "launch", "log_folder", "parsed", "repeat"]
+__all__ = ["Launch", "LaunchError", "failure_summary", "free_again", "launch", "log_folder", "parsed", "repeat"]

@@ -24,7 +24,7 @@ from simdist.process import run_program
 from simdist.result import RunResult
 from simdist.scenario import importable
 
-__all__ = ["launch", "log_folder", "repeat"]
+__all__ = ["free_again", "launch", "log_folder", "repeat"]
 
 
 def launch(
@@ -75,10 +75,24 @@ def launch(
         return World(spec).run()
 
 
-def repeat(plan: Launch) -> None:
-    """Run it once more, for comparison; nothing is shown."""
-    with log_folder(plan) as folder:
+def repeat(plan: Launch, folder: str) -> None:
+    """Run it once more, for comparison, in a folder of the same name; nothing is shown, and no file is left."""
+    Path(folder).mkdir(mode=0o700)
+    try:
         launch(plan, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def free_again(folder: str) -> Iterator[None]:
+    """Put what a run wrote aside for as long as others need its folder's name, which workers may print or send."""
+    with tempfile.TemporaryDirectory(prefix=".kept_", dir=Path(folder).parent) as aside:
+        kept = Path(folder).rename(Path(aside) / "logs")
+        try:
+            yield
+        finally:
+            kept.rename(folder)
 
 
 @contextmanager

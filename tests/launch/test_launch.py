@@ -225,6 +225,20 @@ def test_files_and_the_comparison_are_those_of_run(launched: Launched, tmp_path:
     assert all((tmp_path / name).stat().st_size > 500 for name in ("trace.json", "events.jsonl", "timeline.svg"))
 
 
+@pytest.mark.real  # it starts interpreters of its own
+def test_a_script_that_prints_where_its_logs_are_repeats_itself(launched: Launched, tmp_path: Path) -> None:
+    text = "import os; print(os.environ['TORCHELASTIC_ERROR_FILE'])"
+    options = ("--nproc-per-node=2", "--rdzv-id=job", "--log-dir=logs", "--redirects=3", "--check-determinism")
+
+    results = [launched(text, before=options) for _ in range(2)]  # the second finds the folder of the first there
+
+    assert [result.exit_code for result in results] == [0, 0], [result.output for result in results]
+    folders = list((tmp_path / "logs").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        assert (folder / "attempt_0" / "1" / "stdout.log").read_text() == f"{folder}/attempt_0/1/error.json\n"
+
+
 def test_a_script_that_prints_its_environment_is_the_same_in_every_run(launched: Launched) -> None:
     text = "import os; print(sorted(os.environ.items()))"
 
