@@ -71,11 +71,11 @@ FOUND = {
 }
 
 ENVIRONMENT = """
-import os
+import os, sys
 names = ("ACCELERATE", "FSDP", "RANK", "LOCAL", "WORLD", "GROUP", "ROLE", "MASTER", "OMP", "TORCHELASTIC", "KMP")
 mine = {name: os.environ[name] for name in sorted(os.environ) if name.partition("_")[0] in names}
 mine.pop("TORCHELASTIC_ERROR_FILE", None)
-print(mine)
+sys.stdout.write(f"{mine}\\n")
 """
 OF_ACCELERATE: dict[str, tuple[str, ...]] = {
     "several": ("--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=bf16"),

@@ -14,12 +14,13 @@ from click.testing import Result
 
 Launched = Callable[..., Result]
 
+# One write a line: real processes share their output, and Python may not buffer.
 SPEAKS = """
 import os, sys
 rank = os.environ["RANK"]
-print("out of", rank)
-print("err of", rank, file=sys.stderr)
-print("an apple from", rank)
+sys.stdout.write(f"out of {rank}\\n")
+sys.stderr.write(f"err of {rank}\\n")
+sys.stdout.write(f"an apple from {rank}\\n")
 sys.stdout.flush()
 """
 CASES: dict[str, tuple[str, ...]] = {
