@@ -241,6 +241,12 @@ def runtime_library() -> Any:
     )
 
 
+def _attach_observer(observer: Any) -> None:
+    """Call it when an allocation fails, with the device, the bytes asked for, what there is and what is free."""
+    for account in present().accounts:
+        account.observers = (*account.observers, observer)
+
+
 def bindings() -> dict[str, Any]:
     """The functions, by their names in `torch._C`."""
     streams = torch_streams()
@@ -282,6 +288,7 @@ def bindings() -> dict[str, Any]:
         "_cuda_emptyCache": _empty_cache,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_memorySnapshot": snapshot,
+        "_cuda_attach_out_of_memory_observer": _attach_observer,
         "_cuda_record_memory_history": _record_history,
         "_cuda_record_memory_history_legacy": _record_history_as_before,
         "_cuda_allocationTraceback": allocation_traceback,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Account:
     asked: int  # by the last that was refused
     fraction: float  # of the device, that the process allows itself
     limit: int
+    observers: Sequence[Callable[[int, int, int, int], object]]  # called when there is no more memory
 
     def __init__(self, device: Device, index: int, pid: int) -> None:
         self.device, self.index, self.pid = device, index, pid
@@ -73,6 +75,7 @@ class Account:
         self.allocated = 0
         self.since = 0, 0, 0, 0
         self.retries = self.ooms = self.asked = 0
+        self.observers = ()
         self.fraction = 1.0
         self.limit = device.capacity
         device.accounts.append(self)
@@ -127,6 +130,8 @@ class Account:
         self.ooms += 1
         self.asked = size
         asked = _SEGMENT if size <= _SMALL else _MEDIUM_SEGMENT if size < _MEDIUM else -(-size // _SEGMENT) * _SEGMENT
+        for observer in self.observers:
+            observer(self.index, asked, self.limit, self.device.free)
         unused = self.reserved - self.used
         holders = "".join(
             f"Including non-PyTorch memory, this process has {_said(account.reserved)} memory in use. "

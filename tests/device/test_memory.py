@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -267,3 +268,25 @@ def test_garbage_goes_before_memory_is_refused() -> None:
         return ooms
 
     assert values(fills, world_size=2, memory=32 * MIB) == [0, 0]
+
+
+def test_who_observes_that_memory_runs_out_is_called_before_the_error() -> None:
+    def body() -> tuple[list[Any], str]:
+        seen: list[Any] = []
+        attach: Any = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
+        attach(lambda *what: seen.append((*what, len(seen))))
+        torch.empty(MIB, dtype=torch.uint8, device=cuda(1))
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(GIB + 1, dtype=torch.uint8, device=cuda(1))
+        try:
+            attach(lambda *_: 1 // 0)
+            torch.empty(GIB + 1, dtype=torch.uint8, device=cuda(1))
+        except ZeroDivisionError as error:
+            return seen, str(error)
+        return seen, ""
+
+    ((seen, error),) = values(body, memory=GIB)
+
+    asked = GIB + 2 * MIB
+    assert seen == [(1, asked, GIB, GIB - 2 * MIB, 0), (1, asked, GIB, GIB - 2 * MIB, 1)]
+    assert error.endswith("by zero")

@@ -85,7 +85,12 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class JoiningEnvironment:
-    """What it says when a communicator is made."""
+    """What it says when a communicator is made.
+
+    Example:
+        >>> JoiningEnvironment(0, 3).makers("0", range(10))
+        {0: 'UniqueNCCLID:0', 4: 'UniqueNCCLID:1', 7: 'UniqueNCCLID:2'}
+    """
 
     limit_ns: int  # for all ranks to come, if they do not block; 0: they do
     roots: int  # how many ranks make an ncclUniqueId; 0: one, without a number
@@ -121,12 +126,7 @@ class JoiningEnvironment:
         return cls(limit_s * 1_000_000_000 if nonblocking else 0, -(-size // ranks_per_root) if many else 0)
 
     def makers(self, key: str, ranks: Sequence[int]) -> dict[int, str]:
-        """Who makes an ncclUniqueId, and the key that it goes under in the store.
-
-        Example:
-            >>> JoiningEnvironment(0, 3).makers("0", range(10))
-            {0: 'UniqueNCCLID:0', 4: 'UniqueNCCLID:1', 7: 'UniqueNCCLID:2'}
-        """
+        """Who makes an ncclUniqueId, and the key that it goes under in the store."""
         if not self.roots:
             return {min(ranks): key}
         least, larger = divmod(len(ranks), self.roots)
