@@ -16,7 +16,8 @@ Invariant: `_present` is the child whose contents are in place, or None while th
 
 In doubt: of tables with 32 entries and more, and of all where small ones have some two thousand together, only the size
 is compared, so an entry that replaces another there is seen by all. What stands in a table is one object for all, and
-so is what a library keeps elsewhere, in its objects above all.
+so is what a library keeps elsewhere, in its objects above all. A variable of the program that is such a table (`from
+library import TABLE`) is a copy in a forked child, which the library's functions do not know.
 """
 
 from __future__ import annotations

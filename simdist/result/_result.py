@@ -126,7 +126,8 @@ class RunResult:
     time out. `replay` is the call or command that repeats the run. `backend`, `policy` and `strict` are the run's
     settings; empty where nobody knows them. `faults` tells of each fault whether it struck. `shared_state` names what
     ranks changed in the host's process that all of them share, and that nothing keeps apart. `programs` names the
-    programs outside the simulation that ranks started, with the line: what these answer is no function of the seed.
+    programs outside the simulation that ranks started, and the connections that they made to what is outside, with the
+    line: what these answer is no function of the seed.
     """
 
     digest: str
