@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from simdist.result import Event, RunResult
 from simdist.scenario import load, run_scenario
 
 PROGRAMS = Path(__file__).parents[2] / "scenarios" / "programs"
@@ -54,7 +55,14 @@ def test_the_program_runs_unmodified_and_twice_the_same(
 
     assert first.ok, [(verdict.name, verdict.evidence) for verdict in first.verdicts if not verdict.ok]
     assert first.result.values == second.result.values
+    assert _differing(first.result, second.result) is None
     assert first.result.digest == second.result.digest
+
+
+def _differing(one: RunResult, other: RunResult) -> tuple[Event, Event] | None:
+    """The first events that are not the same."""
+    pairs = zip(one.events, other.events, strict=False)
+    return next((pair for pair in pairs if repr(pair[0]) != repr(pair[1])), None)
 
 
 def test_each_program_has_a_scenario() -> None:
@@ -71,7 +79,8 @@ def test_real_processes_end_with_the_same_values(file: Path, tmp_path: Path) -> 
     backend = load(str(file)).backend
     if backend == "nccl" and torch.cuda.device_count() < load(str(file)).world_size:
         pytest.skip("there is no GPU for each rank")
-    simulated = run_scenario(load(str(file))).result
+    report = run_scenario(load(str(file)))
+    assert report.ok, [(verdict.name, verdict.evidence) for verdict in report.verdicts if not verdict.ok]
     out = tmp_path / "real.json"
 
     done = subprocess.run(
@@ -83,7 +92,7 @@ def test_real_processes_end_with_the_same_values(file: Path, tmp_path: Path) -> 
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert values_of(out) == list(simulated.values)
+    assert values_of(out) == list(report.result.values)
 
 
 def values_of(file: Path) -> list[Any]:
