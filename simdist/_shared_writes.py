@@ -4,8 +4,9 @@ Ranks live in one process. What is known to belong to one rank is each rank's ow
 that a rank writes, the next rank reads, and the next world too. `shared_writes` names it.
 
 Looked at are the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
-loggers, and settings that a world does not put back itself. Not told are what the import of a module leaves, and what
-makes no difference (`_harmless_writes`, each with its reason).
+loggers, and settings that a world does not put back itself. Not told are what the import of a module leaves, in tables
+of others too (a filter for its own warnings, a way to pickle its own types), and what makes no difference
+(`_harmless_writes`, each with its reason).
 
 In doubt: a write that is taken back before the world ends is not seen, and neither is one inside an object that is no
 module, class or container of a module.
@@ -96,6 +97,7 @@ class _State:
         self._containers: list[tuple[str, str, Any, Any]] = []  # a module, a variable, its value and that one's copy
         self._classes: dict[type, dict[str, Any]] = {}
         self._settings = dict(_settings())
+        self._imported = frozenset(sys.modules)
         for name, module in list(sys.modules.items()):
             if isinstance(module, types.ModuleType) and name != "__main__" and not self._quiet(f"{name}."):
                 self._add_module(name, module)
@@ -127,14 +129,33 @@ class _State:
             if name in now:
                 yield from _differing(f"{name}.", variables, now[name])
         for name, key, container, copy in self._containers:
-            if now.get(name, {}).get(key) is container and not _same_content(copy, container):
+            if now.get(name, {}).get(key) is not container or _same_content(copy, container):
+                continue
+            if not self._is_of_imports(copy, container):
                 yield f"{name}.{key}", _change_of(copy, container)
         for kind, attributes in self._classes.items():
             yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", attributes, vars(kind))
         settings = dict(_settings())
         for name, value in self._settings.items():
-            if name in settings and settings[name] != value:
+            if name in settings and settings[name] != value and not self._is_of_imports(value, settings[name]):
                 yield name, "set"
+
+    def _is_of_imports(self, before: Any, now: Any) -> bool:
+        """True if nothing but entries was added that tell of modules imported since: those have registered them."""
+        if isinstance(before, dict):
+            added = [(key, value) for key, value in now.items() if key not in before]
+            kept = all(key in now and now[key] is value for key, value in before.items())
+        elif isinstance(before, list | set):
+            known = set(map(id, before))
+            added = [each if type(each) is tuple else (each,) for each in now if id(each) not in known]
+            kept = len(now) == len(before) + len(added)
+        else:
+            return False
+        return kept and all(any(map(self._is_new, parts)) for parts in added)
+
+    def _is_new(self, thing: Any) -> bool:
+        home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None
+        return home in sys.modules and home not in self._imported
 
 
 def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tuple[str, str]]:

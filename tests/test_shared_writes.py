@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copyreg
 import decimal
 import json
 import json.encoder
 import linecache
 import logging
 import string
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -93,3 +98,38 @@ def test_an_ordinary_program_leaves_nothing() -> None:
         simdist.run(body, world_size=2)
 
     assert written.found == {}
+
+
+def test_what_an_imported_module_registers_for_itself_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers.py").write_text(
+        "import copyreg, json.encoder, warnings\n"
+        "class Symbol: pass\n"
+        "class SymbolWarning(UserWarning): pass\n"
+        "copyreg.pickle(Symbol, lambda symbol: 'Symbol')\n"
+        "warnings.simplefilter('once', SymbolWarning)\n"
+        "json.encoder.ESCAPE_DCT[Symbol] = 'x'\n"
+        "json.encoder.ESCAPE_DCT['z'] = 'y'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    filters = list(warnings.filters)
+
+    def main() -> None:
+        import registers  # type: ignore[import-not-found]
+
+        assert registers.Symbol in copyreg.dispatch_table
+
+    with shared_writes() as alone:
+        simdist.run(main, world_size=2).raise_for_failure()
+
+    try:
+        symbol = sys.modules["registers"].Symbol
+        json.encoder.ESCAPE_DCT.pop("z")
+        assert alone.lines() == ["json.encoder.ESCAPE_DCT: 2 entries added"]  # whose one it is can't be seen
+        assert symbol in copyreg.dispatch_table
+    finally:
+        copyreg.dispatch_table.pop(symbol)
+        json.encoder.ESCAPE_DCT.pop(symbol)
+        sys.modules.pop("registers")
+        warnings.filters[:] = filters  # type: ignore[index]
