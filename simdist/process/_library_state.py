@@ -1,15 +1,17 @@
 """What installed libraries keep for one rank in their modules, where ranks share these modules: a slot each.
 
 Accelerate has what it knows of its process in dictionaries of three classes, Lightning the rank in an attribute of a
-function, Hydra and OmegaConf what is initialized and registered in tables of a class. With modules per rank each rank
-has these anyway; `simdist.run` shares modules, and there a function that uses such a library finds its own as well. A
-rank begins with what an import gives a new process, and with what the program registered when it was imported.
+function, Hydra and OmegaConf what is initialized and registered in tables of a class, TensorBoard a count of its files.
+With modules per rank each rank has these anyway; `simdist.run` shares modules, and there a function that uses such a
+library finds its own as well. A rank begins with what an import gives a new process, and with what the program
+registered when it was imported.
 
 In doubt: libraries that are not here share what they keep, and want `isolate=True`.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -96,10 +98,24 @@ def _of_lightning(name: str) -> Callable[[Patches], None]:
     return tell
 
 
+def _of_tensorboard(patches: Patches) -> None:
+    module: Any = sys.modules["tensorboard.summary.writer.event_file_writer"]
+    counter = getattr(module, "_global_uid", None)  # of files, which it is part of the names of
+    if counter is None:
+        return
+
+    def load(counter: Any) -> None:
+        module._global_uid = counter
+
+    kind = type(counter)
+    _separate(Slot("tensorboard", lambda: module._global_uid, load, lambda process, of_host: kind(0), copy.copy))
+
+
 TELLERS: dict[str, Callable[[Patches], None]] = {
     "accelerate.state": _of_accelerate,
     "hydra.core.singleton": _of_hydra,
     "omegaconf": _of_omegaconf,
+    "tensorboard.summary.writer.event_file_writer": _of_tensorboard,
     **{
         name: _of_lightning(name)
         for name in ("lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")

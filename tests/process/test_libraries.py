@@ -279,3 +279,18 @@ def test_psutil_that_each_rank_imports_for_itself_is_told_of_ranks() -> None:
     result = simdist.run(body, world_size=2, isolate=["psutil"])
 
     assert result.values == [(1000, [500, 1000, 1001]), (1001, [500, 1001])]
+
+
+def test_files_of_tensorboard_have_the_same_names_in_every_world(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+
+    def main(folder: str) -> list[str]:
+        from torch.utils.tensorboard import SummaryWriter
+
+        for _ in range(2):
+            SummaryWriter(f"{folder}/{os.environ['RANK']}").close()
+        return sorted(path.suffix for path in Path(folder, os.environ["RANK"]).iterdir())
+
+    for world in range(2):
+        result = simdist.run(main, world_size=2, args=(str(tmp_path / str(world)),))
+        assert result.values == [[".0", ".1"]] * 2
