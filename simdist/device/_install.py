@@ -94,7 +94,7 @@ class DeviceState:
         patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))  # there is none, and no reason to warn of it
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
-        patches.wrap(FakeTensorMode, "_cache_key", _with_the_current_device)
+        patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
         enter(self._hardware)
         core().switch(on=True)
 
@@ -142,11 +142,12 @@ def _with_the_current_device(original: Any) -> Any:
     """A fake "cuda" tensor is of the current device, and what is known of it is kept for all ranks in one place."""
 
     @functools.wraps(original)
-    def cache_key(*args: Any) -> Any:
-        key = original(*args)
-        return key if current_process() is None else type(key)((core().current(), *key.key))
+    def prepare(mode: Any, key: list[object], *args: Any) -> None:
+        original(mode, key, *args)
+        if current_process() is not None:
+            key.append(core().current())  # at the end, for sizes without a number are found in it by their places
 
-    return cache_key
+    return prepare
 
 
 class _Dispatching(type):

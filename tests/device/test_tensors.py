@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tests.device.worlds import cuda, model, on_devices, values
 
@@ -315,3 +316,14 @@ def test_fake_tensors_are_of_each_ranks_current_device() -> None:
             return [str(made.device), str((made + 1).device), str(torch.empty(3, 5, device="cuda").device)]
 
     assert values(body, world_size=3) == [[f"cuda:{rank}"] * 3 for rank in range(3)]
+
+
+@on_devices
+def test_a_fake_tensor_of_unknown_size_makes_others_like_it() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    for size in (5, 7):
+        tensor = mode.from_tensor(torch.ones(size, 3, device="cuda"))
+
+        for _ in range(2):  # the second time from what torch has kept of the first
+            assert str(torch.empty_like(tensor).shape) == str(tensor.shape)
+            assert isinstance(torch.empty_like(tensor).shape[0], torch.SymInt)
