@@ -151,7 +151,7 @@ class _State:
             kept = len(now) == len(before) + len(added)
         else:
             return False
-        return kept and all(any(map(self._is_new, parts)) for parts in added)
+        return kept and bool(added) and all(any(map(self._is_new, parts)) for parts in added)
 
     def _is_new(self, thing: Any) -> bool:
         home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None

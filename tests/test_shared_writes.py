@@ -8,6 +8,7 @@ import copyreg
 import decimal
 import json
 import json.encoder
+import keyword
 import linecache
 import logging
 import string
@@ -27,6 +28,7 @@ import simdist
 from simdist import shared_writes
 
 logger = logging.getLogger("tests.shared_writes")
+KEYWORDS: Any = keyword.kwlist  # a list, which its stubs don't tell
 
 
 class Own:
@@ -44,6 +46,7 @@ NAMED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: json.encoder.ESCAPE_DCT.update(x="y"),
         "json.encoder.ESCAPE_DCT: 1 entry added",
     ),
+    "order of a module's list": (KEYWORDS.reverse, "keyword.kwlist: entries replaced"),
     "attribute of a class": (
         lambda: setattr(json.JSONEncoder, "item_separator", ";"),
         "json.encoder.JSONEncoder.item_separator: set",
@@ -59,6 +62,7 @@ NAMED: dict[str, tuple[Callable[[], Any], str]] = {
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
     """What the test leaves on purpose."""
+    words = list(KEYWORDS)
     chain, dumps, separator, level = collections.ChainMap, json.dumps, json.JSONEncoder.item_separator, logger.level
     try:
         yield
@@ -66,6 +70,7 @@ def put_back() -> Iterator[None]:
         collections.ChainMap, json.dumps = chain, dumps  # type: ignore[misc]
         json.JSONEncoder.item_separator = separator
         json.encoder.ESCAPE_DCT.pop("x", None)
+        KEYWORDS[:] = words
         mock.patch.stopall()
         for owner in (json, linecache, string, threading, torch.nn.functional, torch.nn.Linear):
             if hasattr(owner, "left"):

@@ -5,8 +5,8 @@ every run another one. The name is the scenario's, with its seed. Where another 
 terminal or on another worker of pytest-xdist, the next free of `name`, `name-2`, ... is taken: two runs of one seed at
 one time differ if their programs tell paths.
 
-A run that was killed leaves its folder behind. What tells it from one in use is a lock that ends with its process; the
-next run clears it away.
+A run that was killed leaves its folder behind, and a file beside it. What tells them from those in use is a lock on the
+file, which ends with its process; the next run clears the folder away. Programs may do with the folder what they like.
 """
 
 from __future__ import annotations
@@ -38,36 +38,44 @@ def run_folder(name: str, seed: int, inside: str | None = None) -> Iterator[str]
             # What ranks have left is cleared away with `waste`, whatever its permissions are.
             with suppress(OSError):
                 wanted.rename(Path(waste) / "run")
-            os.close(lock)
+            _give_back(wanted, lock)
 
 
 def _taken(path: Path, waste: str) -> int | None:
-    """A descriptor that keeps the folder, made afresh, for this process; None if it is another's."""
+    """Make the folder afresh for this process; the descriptor that keeps it, or None if it is another's."""
+    lock = _locked(_beside(path))
+    if lock is None:
+        return None
     try:
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.geteuid():
+                path.rename(tempfile.mkdtemp(dir=waste))  # which a file or a link can't be
         path.mkdir(mode=0o700)
-    except FileExistsError:
-        left = _locked(path)
-        if left is None:
-            return None
-        try:
-            path.rename(tempfile.mkdtemp(dir=waste))
-            path.mkdir(mode=0o700)
-        except OSError:
-            return None
-        finally:
-            os.close(left)
-    return _locked(path)
+    except OSError:
+        _give_back(path, lock)
+        return None
+    return lock
+
+
+def _give_back(path: Path, lock: int) -> None:
+    with suppress(OSError):
+        _beside(path).unlink()
+    os.close(lock)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
 
 
 def _locked(path: Path) -> int | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held, there = os.fstat(descriptor), path.lstat()  # another may have moved it away meanwhile
-        if (held.st_ino, held.st_dev) == (there.st_ino, there.st_dev) and held.st_uid == os.geteuid():
+        held, there = os.fstat(descriptor), path.lstat()  # its last holder may just have removed it
+        if (held.st_ino, held.st_dev) == (there.st_ino, there.st_dev):
             return descriptor
     except OSError:
         pass

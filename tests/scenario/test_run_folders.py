@@ -49,9 +49,14 @@ def test_what_is_no_folder_is_left_alone(what: str, tmp_path: Path) -> None:
     assert there.is_symlink() or there.read_text() == "mine"
 
 
-def test_a_folder_that_the_program_has_removed_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_program_may_remove_its_folder_and_make_it_again(again: bool, tmp_path: Path) -> None:
     with run_folder("save", 0, str(tmp_path)) as folder:
         Path(folder).rmdir()
+        if again:
+            Path(folder).mkdir()
+        with run_folder("save", 0, str(tmp_path)) as other:
+            assert Path(other).name == "simdist-save-0-2"
     assert list(tmp_path.iterdir()) == []
 
 

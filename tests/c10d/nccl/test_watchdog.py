@@ -208,57 +208,37 @@ def test_a_wait_with_a_timeout_of_its_own() -> None:
     assert "ran for 2000 milliseconds before timing out." in results(body)[0]
 
 
-def test_a_dead_peer_on_the_same_host_is_not_noticed() -> None:
-    def body() -> None:
-        join()
-        for _ in range(3):
-            dist.all_reduce(of(1))
-            torch.cuda.synchronize()
-            time.sleep(1)
+def three_steps() -> None:
+    join()
+    for _ in range(3):
+        dist.all_reduce(of(1))
+        torch.cuda.synchronize()
+        time.sleep(1)
 
-    result = run(body, faults=[Crash(rank=1, at_ns=1_500_000_000)])
+
+def test_a_dead_peer_on_the_same_host_is_not_noticed() -> None:
+    result = run(three_steps, faults=[Crash(rank=1, at_ns=1_500_000_000)])
 
     assert [rank.exit_code for rank in result.ranks] == [-6, -9]
     assert result.ranks[0].ended_ns > 600_000_000_000
 
 
 def test_ranks_of_a_host_that_share_nothing_talk_over_sockets() -> None:
-    def body() -> None:
-        join()
-        for _ in range(3):
-            dist.all_reduce(of(1))
-            torch.cuda.synchronize()
-            time.sleep(1)
-
     env = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-    result = run(body, faults=[Crash(rank=1, at_ns=1_500_000_000)], env=env)
+    result = run(three_steps, faults=[Crash(rank=1, at_ns=1_500_000_000)], env=env)
 
     assert "ncclRemoteError" in result.ranks[0].stderr
     assert round(result.ranks[0].ended_ns / 1e9, 1) == 62.1
 
 
 def test_a_stopped_process_has_no_watchdog_that_runs() -> None:
-    def body() -> None:
-        join()
-        for _ in range(3):
-            dist.all_reduce(of(1))
-            torch.cuda.synchronize()
-            time.sleep(1)
-
-    result = run(body, faults=[Hang(rank=1, op="all_reduce", nth=2)])
+    result = run(three_steps, faults=[Hang(rank=1, op="all_reduce", nth=2)])
 
     assert [(rank.status, rank.exit_code) for rank in result.ranks] == [("killed", -6), ("hung", None)]
 
 
 def test_a_dead_peer_on_another_host_closes_its_sockets() -> None:
-    def body() -> None:
-        join()
-        for _ in range(3):
-            dist.all_reduce(of(1))
-            torch.cuda.synchronize()
-            time.sleep(1)
-
-    result = run(body, faults=[Crash(rank=1, at_ns=1_500_000_000)], cluster=build(2, hosts=2))
+    result = run(three_steps, faults=[Crash(rank=1, at_ns=1_500_000_000)], cluster=build(2, hosts=2))
 
     first = result.ranks[0]
     assert first.exit_code == -6
