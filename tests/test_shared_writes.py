@@ -28,7 +28,6 @@ import simdist
 from simdist import shared_writes
 
 logger = logging.getLogger("tests.shared_writes")
-KEYWORDS: Any = keyword.kwlist  # a list, which its stubs don't tell
 
 
 class Own:
@@ -46,7 +45,7 @@ NAMED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: json.encoder.ESCAPE_DCT.update(x="y"),
         "json.encoder.ESCAPE_DCT: 1 entry added",
     ),
-    "order of a module's list": (KEYWORDS.reverse, "keyword.kwlist: entries replaced"),
+    "order of a module's list": (lambda: vars(keyword)["kwlist"].reverse(), "keyword.kwlist: entries replaced"),
     "attribute of a class": (
         lambda: setattr(json.JSONEncoder, "item_separator", ";"),
         "json.encoder.JSONEncoder.item_separator: set",
@@ -62,7 +61,7 @@ NAMED: dict[str, tuple[Callable[[], Any], str]] = {
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
     """What the test leaves on purpose."""
-    words = list(KEYWORDS)
+    words = list(keyword.kwlist)
     chain, dumps, separator, level = collections.ChainMap, json.dumps, json.JSONEncoder.item_separator, logger.level
     try:
         yield
@@ -70,7 +69,7 @@ def put_back() -> Iterator[None]:
         collections.ChainMap, json.dumps = chain, dumps  # type: ignore[misc]
         json.JSONEncoder.item_separator = separator
         json.encoder.ESCAPE_DCT.pop("x", None)
-        KEYWORDS[:] = words
+        vars(keyword)["kwlist"][:] = words
         mock.patch.stopall()
         for owner in (json, linecache, string, threading, torch.nn.functional, torch.nn.Linear):
             if hasattr(owner, "left"):
