@@ -31,10 +31,10 @@ def main(folder: str, steps: int = 10) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, save_and_leave)
     for step in range(first, steps):
         time.sleep(STEP_S)
-        if rank == 1 and step == 4 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if rank == 1 and step == 7 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             raise RuntimeError("this process fails")
         state["step"] = step + 1
         if rank == 0 and step == 4 and first == 0:
-            time.sleep(100 * STEP_S)  # it is here that it is told
+            time.sleep(100 * STEP_S)  # it is here that it is told, three steps later
     dist.destroy_process_group()
     return {"first": first, "steps": state["step"]}
