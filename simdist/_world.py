@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["World", "WorldSpec"]
 
+(_HOSTNAME,) = encoded({"HOSTNAME": ""})
 _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
 _FIRST_PID = 1000
 _AGENT_PID = 500  # of the launcher's agent, on each host
@@ -139,6 +140,7 @@ class World:
         self._simulation.wrap_steps(unseen_steps)
         self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed)
         self._runtime.programs.duration_ns = spec.program_ns
+        self._runtime.hosts = self._cluster.hosts
         self._epoch_ns = (spec.start_time - _EPOCH) // _MICROSECOND * 1000
         for observer in observers():
             observer.world_begins(self._simulation.bus)
@@ -351,7 +353,7 @@ class World:
             first = self._cluster.hosts[0]  # where the launcher's rendezvous is
             address = told.get("MASTER_ADDR", _AGENT_HOST)
             self._store = host_server(
-                self._torch.servers, address, port, lambda host: self._cluster.path(first, host)[0]
+                self._torch.servers, address, port, lambda host: self._cluster.path(first, host)[0], on=first
             )
         local: dict[str, int] = {}
         hosts = [name for name in self._cluster.hosts if self._hosts[name].up]
@@ -371,6 +373,7 @@ class World:
                 parent_pid=_AGENT_PID,
                 environ={
                     **shared,
+                    **self._host_environ(host),
                     **self._rank_environ(life, rank, index, size, hosts.index(host)),
                     **self._on_disks(host),
                 },
@@ -412,6 +415,11 @@ class World:
                 "OMP_NUM_THREADS": "1",
             }
         return {**self._base_environ, **encoded(extra), **encoded(dict(self._spec.env or {}))}
+
+    def _host_environ(self, host: str) -> dict[Any, Any]:
+        """The variable in which shells and containers tell the machine's name, where the host has it."""
+        named = _HOSTNAME in self._base_environ and "HOSTNAME" not in (self._spec.env or {})
+        return encoded({"HOSTNAME": host}) if named else {}
 
     def _on_disks(self, host: str) -> dict[Any, Any]:
         return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))

@@ -49,8 +49,9 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "the surroundings of the process",
-        r"environ\w*|.*environ\..*|getenv\w*|getpid|getppid|gethostname|uname|node|getcwd|cwd|cpu_count|getlogin|getuser"
-        r"|expanduser|get_native_id|get_ident|sched_getaffinity|gettempdir|executable|hash_info|flags\..*|argv",
+        r"environ\w*|.*environ\..*|getenv\w*|getpid|getppid|uname|gethostby\w+|getaddrinfo|getcwd|cwd|cpu_count|getlogin"
+        r"|getuser|expanduser|get_native_id|get_ident|sched_getaffinity|gettempdir|executable|hash_info|flags\..*|argv"
+        r"|platform\.(?:release|version|platform|processor)",
         "pass it to the ranks: simdist.run(env=...), arguments",
     ),
     (

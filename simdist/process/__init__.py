@@ -11,8 +11,9 @@ Three techniques:
 - What is a method of a class is replaced in the class, and found where user code took it before (`_early`).
 
 A process has tasks: threads of control that share all this and end with it. `_threads` makes them of the threads that a
-rank starts, `_locks` and `_descriptors` let them wait in virtual time. It lives on a host of the cluster. What it
-starts with `multiprocessing` are such processes too (`_child_processes`), and they talk over real pipes (`_pipes`).
+rank starts, `_locks` and `_descriptors` let them wait in virtual time. It lives on a host of the cluster, which
+has its own name and address (`_host_names`). What it starts with `multiprocessing` are such processes too
+(`_child_processes`), and they talk over real pipes (`_pipes`).
 
 Open `_process.py` for the process itself, `_runtime.py` for who is running and what is patched; each other file holds
 one group of replacements. Nothing here knows about torch or process groups.
@@ -23,6 +24,7 @@ from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
+from simdist.process._host_names import address_of_host
 from simdist.process._isolation import Isolation, handed_over, own, run_program
 from simdist.process._libraries import when_imported
 from simdist.process._lock_kinds import real_methods
@@ -55,6 +57,7 @@ __all__ = [
     "Slots",
     "StepReached",
     "Strike",
+    "address_of_host",
     "carry_out",
     "collector_of",
     "current_process",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simdist.errors import SimdistError
@@ -43,6 +43,7 @@ class Runtime:
         self.simulation = simulation
         self.slots = slots  # whose `switch` is the simulation's `on_switch`
         self.seed = seed
+        self.hosts: Sequence[str] = ()  # names of the cluster's, in its order
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
         self.isolation: Isolation | None = None  # while each process imports modules for itself

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
+from simdist.process._host_names import address_of_host
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
 
@@ -194,7 +195,18 @@ def _is_here(sock: Any, address: Any) -> bool:
     if sock.family not in _INTERNET:
         return True
     host = address[0]
-    return host in _HERE or host.startswith("127.") or host == sock.getsockname()[0]
+    return _is_loopback(host) or host == sock.getsockname()[0]
+
+
+def _is_loopback(host: str) -> bool:
+    return host in _HERE or host.startswith("127.")
+
+
+def _numeric(sock: Any, address: Any) -> Any:
+    """An address with the name of a simulated host, which the system does not know, with that host's own."""
+    if sock.family == socket.AF_INET and isinstance(address, tuple) and address:
+        return (address_of_host(address[0]) or address[0], *address[1:])
+    return address
 
 
 def _known() -> tuple[Sockets, SimProcess] | None:
@@ -271,9 +283,13 @@ def _sendall(original: Any) -> Any:
 def _sendto(original: Any) -> Any:
     @functools.wraps(original)
     def sendto(self: Any, data: Any, *where: Any) -> Any:
-        done = original(self, data, *where)
         known = _known()
-        if known is not None:
+        if known is None:
+            return original(self, data, *where)
+        if where:
+            where = (*where[:-1], _numeric(self, where[-1]))
+        done = original(self, data, *where)
+        if where:
             sockets, process = known
             sockets.sent(self, process, where[-1])
             sockets.tell((_own_name(self), _key(self, where[-1])), process)
@@ -286,6 +302,8 @@ def _connect(original: Any) -> Any:
     @functools.wraps(original)
     def connect(self: Any, address: Any, /) -> Any:
         known = _known()
+        if known is not None:
+            address = _numeric(self, address)
         try:
             done = original(self, address)
         except BlockingIOError:
@@ -310,10 +328,12 @@ def _connected(sock: Any, sockets: Sockets, process: SimProcess, address: Any) -
 def _naming(original: Any) -> Any:
     @functools.wraps(original)
     def bind(self: Any, *args: Any) -> None:
-        original(self, *args)
         known = _known()
-        if known is not None:
-            known[0].name(self, known[1])
+        if known is None:
+            original(self, *args)
+            return
+        original(self, *(_numeric(self, each) for each in args))
+        known[0].name(self, known[1])
 
     return bind
 
@@ -333,6 +353,24 @@ def _ending(original: Any) -> Any:
         return done
 
     return end
+
+
+def _own_address(original: Any) -> Any:
+    """Whoever asks for it without being bound, after it said where to, wants to know what its machine is called."""
+
+    @functools.wraps(original)
+    def getsockname(self: Any) -> Any:
+        found = original(self)
+        known = _known()
+        if known is None or self.type != socket.SOCK_DGRAM or self.family != socket.AF_INET:
+            return found
+        try:
+            outside = not _is_loopback(self.getpeername()[0])
+        except OSError:  # it has no other end
+            return found
+        return (address_of_host(known[1].host.name) or found[0], found[1]) if outside else found
+
+    return getsockname
 
 
 def _made(original: Any) -> Any:
@@ -356,6 +394,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("connect", "connect_ex"), _connect),
     **dict.fromkeys(("bind", "listen"), _naming),
     **dict.fromkeys(("shutdown", "close", "detach"), _ending),
+    "getsockname": _own_address,
     "sendall": _sendall,
     "sendto": _sendto,
     "_accept": _accept,

@@ -105,6 +105,14 @@ def test_a_script_finds_what_torchrun_sets(launched: Launched) -> None:
     ]
 
 
+def test_nodes_have_names_of_their_own(launched: Launched) -> None:
+    text = "import os, socket\nprint(os.environ['RANK'], socket.gethostname(), socket.getfqdn())"
+    result = launched(text, before=("--nnodes", "2", "--nproc-per-node=2"))
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [f"{rank} host{rank // 2} host{rank // 2}" for rank in range(4)]
+
+
 def test_a_module_runs_as_with_python_m(launched: Launched) -> None:
     by_name = launched(SHOWS, "x", before=("--nproc-per-node", "2", "-m"), script="script")
     by_path = launched(SHOWS, "x", before=("--nproc-per-node", "2"))

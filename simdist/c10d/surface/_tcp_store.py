@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from simdist.c10d.surface._store import SimStore, StoreServer
 from simdist.kernel import Task
-from simdist.process import SimProcess, current_process
+from simdist.process import SimProcess, address_of_host, current_process
 
 __all__ = ["host_server", "open_tcp_store"]
 
@@ -36,12 +36,23 @@ class _Connecting:
 
 
 def host_server(
-    servers: Servers, host: str, port: int, distance_ns: Callable[[str], int], *, launchers: bool = True
+    servers: Servers, host: str, port: int, distance_ns: Callable[[str], int], *, on: str, launchers: bool = True
 ) -> StoreServer:
-    """Open a server that no rank hosts (the agent's); `distance_ns` gives the latency from a host of the cluster."""
+    """Open a server that no rank hosts (the agent's), `on` a host of the cluster, to which its name leads as well.
+
+    `distance_ns` gives the latency from a host.
+    """
     name = f"{host}:{port}"
-    server = servers["tcp", host, port] = StoreServer(name, launchers=launchers, distance_ns=distance_ns)
+    server = servers[_place(host, port)] = StoreServer(name, launchers=launchers, distance_ns=distance_ns)
+    servers["tcp of host", on, port] = server
     return server
+
+
+def _place(host: str, port: int) -> Any:
+    """Where a server is looked for: all names of an address mean one."""
+    if host in ("localhost", "127.0.0.1"):
+        return "tcp", "127.0.0.1", port
+    return "tcp", address_of_host(host) or host, port
 
 
 def open_tcp_store(
@@ -69,8 +80,8 @@ def open_tcp_store(
     simulation = process.simulation
     simulation.check()
     if is_master and port == 0:
-        port = next(p for p in range(29400, 65536) if ("tcp", host, p) not in servers)
-    key = ("tcp", host, port)
+        port = next(p for p in range(29400, 65536) if _place(host, p) not in servers)
+    key = _place(host, port)
     deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9)
     waiting = servers.setdefault(("waiting", *key), {})
     if is_master and not (multi_tenant and _listening(servers, key)):
@@ -79,16 +90,18 @@ def open_tcp_store(
                 f"The server socket has failed to listen on any local network address. port: {port}, useIpv6: false, "
                 "code: -98, name: EADDRINUSE, message: address already in use"
             )
-        server = host_server(servers, host, port, functools.partial(latency_ns, process.host.name), launchers=False)
+        own = process.host.name
+        server = host_server(servers, host, port, functools.partial(latency_ns, own), on=own, launchers=False)
         process.end_listeners[_closing(server)] = None
-        for task in list(waiting):
+        of_host = servers.get(("waiting", *_place(own, port)), {})
+        for task in {**waiting, **of_host}:
             simulation.wake(task)
     task = simulation.check()
-    while not _listening(servers, key):
+    while _server_at(servers, key) is None:
         waiting[task] = None
         in_time = simulation.park(_Connecting(f"{host}:{port}"), deadline_ns)
         waiting.pop(task, None)
-        if not in_time and not _listening(servers, key):
+        if not in_time and _server_at(servers, key) is None:
             error = dist.DistNetworkError(
                 f"The client socket has timed out after {round(timeout.total_seconds() * 1e3)}ms "
                 f"while trying to connect to ({host}, {port})."
@@ -97,7 +110,9 @@ def open_tcp_store(
             if launchers:
                 error.add_note(_NOT_THERE.format(address=f"{host}:{port}", launchers=launchers))
             raise error
-    store = SimStore(servers[key], kind="tcp", host=host, port=port)
+    found = _server_at(servers, key)
+    assert found is not None
+    store = SimStore(found, kind="tcp", host=host, port=port)
     store.set_timeout(timeout)
     if world_size is not None and wait_for_workers:
         _wait_for_workers(store, process, world_size, is_master=is_master, timeout=timeout)
@@ -108,6 +123,15 @@ def _launchers_address(servers: Servers) -> str:
     """Where the launcher's agent serves a store; empty if no launcher is simulated."""
     servers_of_launcher = (each for each in servers.values() if isinstance(each, StoreServer) and each.launchers)
     return next((each.name for each in servers_of_launcher if not each.gone), "")
+
+
+def _server_at(servers: Servers, key: Any) -> StoreServer | None:
+    """The one that answers there; every server is also to be reached under the name of the host that it is on."""
+    if _listening(servers, key):
+        return servers[key]  # type: ignore[no-any-return]
+    _, address, port = key
+    on_hosts = ((place, each) for place, each in servers.items() if place[0] == "tcp of host" and not each.gone)
+    return next((each for (_, name, its), each in on_hosts if its == port and address_of_host(name) == address), None)
 
 
 def _listening(servers: Servers, key: Any) -> bool:

@@ -1,0 +1,200 @@
+"""The name of the machine that a rank lives on: that of its simulated host, and not the real machine's.
+
+`socket.gethostname`, `os.uname`, `platform.node` and what is made of them (`socket.getfqdn`, names of files and of
+workers) tell a rank the name of its host in the cluster. The names of all hosts of the cluster lead to an address, one
+for each: hosts are numbered from 127.1.0.1 on. These are addresses of the loopback, so ranks can bind sockets to theirs
+and connect to those of others, and two hosts can use one port. Every other name and address is the real machine's
+affair, as it is for all threads that are no ranks'.
+
+The other fields of `os.uname` stay the real system's: programs ask for the kernel's release and the processor's kind
+to choose among functions that they then really call. Whoever sends them finds a digest that holds for this kernel.
+
+In doubt: whoever connects comes from 127.0.0.1, whatever host it is on. On systems other than Linux only 127.0.0.1 is
+there to be bound to, and all hosts have that.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import functools
+import ipaddress
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from simdist.process._runtime import Patches, Replacement, active_runtime, current_process
+
+__all__ = ["address_of_host", "install"]
+
+_FIRST = int(ipaddress.IPv4Address("127.1.0.1"))
+_NO_ADDRESS = getattr(socket, "EAI_NODATA", socket.EAI_NONAME)
+
+
+def _addresses() -> dict[str, str]:
+    """Those of all hosts of the world, by name in lower case, and in the cluster's order."""
+    runtime = active_runtime()
+    if runtime is None:
+        return {}
+    known: dict[str, str] | None = runtime.extras.get("addresses of hosts")
+    if known is None:
+        apart = sys.platform == "linux"
+        known = runtime.extras["addresses of hosts"] = {
+            name.lower(): str(ipaddress.IPv4Address(_FIRST + number)) if apart else "127.0.0.1"
+            for number, name in enumerate(runtime.hosts)
+            if name.lower() != "localhost"
+        }
+    return known
+
+
+def address_of_host(host: object) -> str | None:
+    """The address of a simulated host, whose name this is, while a world lives; None for everything else."""
+    if isinstance(host, bytes | bytearray):
+        host = host.decode("ascii", "replace")
+    return _addresses().get(host.lower()) if isinstance(host, str) else None
+
+
+def _name_of(address: object) -> str | None:
+    """The name of the simulated host that has the address."""
+    runtime = active_runtime()
+    if runtime is None or not isinstance(address, str):
+        return None
+    if sys.platform == "linux" and not address.startswith("127."):
+        return None
+    names: dict[str, str] = {}
+    for name in runtime.hosts:
+        names.setdefault(address_of_host(name) or "", name)
+    return names.get(address)
+
+
+def _own_name(original: Callable[[], str]) -> Callable[[], str]:
+    @functools.wraps(original)
+    def gethostname() -> str:
+        process = current_process()
+        return original() if process is None else process.host.name
+
+    return gethostname
+
+
+def _set_name(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def sethostname(name: Any, /) -> None:
+        if current_process() is not None:  # it would be the real machine's
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        original(name)
+
+    return sethostname
+
+
+def _uname(original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def uname() -> Any:
+        found = original()
+        process = current_process()
+        return found if process is None else type(found)((found[0], process.host.name, *found[2:]))
+
+    return uname
+
+
+def _uname_of_platform(original: Callable[[], Any]) -> Callable[[], Any]:
+    """Python keeps the first answer for good: that must not be a rank's. Each host has its own."""
+
+    @functools.wraps(original)
+    def uname() -> Any:
+        runtime, process = active_runtime(), current_process()
+        if runtime is None or process is None:
+            return original()
+        known: Any = platform
+        before, key = known._uname_cache, ("uname", process.host.name)
+        known._uname_cache = runtime.extras.get(key)
+        try:
+            found = runtime.extras[key] = original()
+        finally:
+            known._uname_cache = before
+        return found
+
+    return uname
+
+
+def _by_name(original: Callable[[Any], str]) -> Callable[[Any], str]:
+    @functools.wraps(original)
+    def gethostbyname(name: Any, /) -> str:
+        found = None if current_process() is None else address_of_host(name)
+        return original(name) if found is None else found
+
+    return gethostbyname
+
+
+def _all_by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def gethostbyname_ex(name: Any, /) -> Any:
+        found = None if current_process() is None else address_of_host(name)
+        return original(name) if found is None else (_name_of(found), [], [found])
+
+    return gethostbyname_ex
+
+
+def _by_address(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def gethostbyaddr(host: Any, /) -> Any:
+        if current_process() is None:
+            return original(host)
+        address = address_of_host(host) or host
+        name = _name_of(address)
+        return original(host) if name is None else (name, [], [address])
+
+    return gethostbyaddr
+
+
+def _addresses_for(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+        address = None if current_process() is None else address_of_host(host)
+        if address is None or flags & socket.AI_NUMERICHOST:
+            return original(host, port, family, type, proto, flags)
+        if family == socket.AF_INET6 and not flags & socket.AI_V4MAPPED:
+            raise socket.gaierror(_NO_ADDRESS, "No address associated with hostname")
+        found = original(address, port, family, type, proto, flags & ~socket.AI_CANONNAME)
+        if flags & socket.AI_CANONNAME:
+            found[0] = (*found[0][:3], _name_of(address), found[0][4])
+        return found
+
+    return getaddrinfo
+
+
+def _name_for(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    @functools.wraps(original)
+    def getnameinfo(address: Any, flags: int, /) -> Any:
+        if current_process() is None or not isinstance(address, tuple) or not address:
+            return original(address, flags)
+        number = address_of_host(address[0]) or address[0]
+        name = None if flags & socket.NI_NUMERICHOST else _name_of(number)
+        found = original((number, *address[1:]), flags)
+        return found if name is None else (name, found[1])
+
+    return getnameinfo
+
+
+_REPLACEMENTS = tuple(
+    Replacement(owner, name, make)
+    for owner, name, make in (
+        (_socket, "gethostname", _own_name),
+        (_socket, "sethostname", _set_name),
+        (_socket, "gethostbyname", _by_name),
+        (_socket, "gethostbyname_ex", _all_by_name),
+        (_socket, "gethostbyaddr", _by_address),
+        (_socket, "getaddrinfo", _addresses_for),
+        (_socket, "getnameinfo", _name_for),
+        (os, "uname", _uname),
+        (platform, "uname", _uname_of_platform),
+    )
+    if hasattr(owner, name)
+)
+
+
+def install(patches: Patches) -> None:
+    """Give each rank's host its own name."""
+    patches.redirect(_REPLACEMENTS)
