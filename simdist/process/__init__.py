@@ -25,6 +25,7 @@ from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
 from simdist.process._host_names import address_of_host
+from simdist.process._imports import imported_for_all
 from simdist.process._isolation import Isolation, handed_over, own, run_program
 from simdist.process._libraries import when_imported
 from simdist.process._lock_kinds import real_methods
@@ -67,6 +68,7 @@ __all__ = [
     "followed",
     "global_generators",
     "handed_over",
+    "imported_for_all",
     "original",
     "own",
     "real_methods",

@@ -46,17 +46,17 @@ class _Swapped(Generic[_S]):
     """A slot while a world lives, and what each process has in it.
 
     Invariant: the slot holds the state of the process with the baton, or the host's while none has it; everybody
-    else's is in `_kept`.
+    else's is in `kept`.
     """
 
     def __init__(self, slot: Slot[_S], running: SimProcess | None) -> None:
         self._slot = slot
-        self._kept: dict[SimProcess | None, _S] = {}
+        self.kept: dict[SimProcess | None, _S] = {}
         self.swap(None, running)
 
     def swap(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """The baton goes from one process to another; None stands for the host."""
-        slot, kept = self._slot, self._kept
+        slot, kept = self._slot, self.kept
         kept[leaving] = slot.save()
         if entering is None or entering in kept:
             slot.load(kept[entering])
@@ -65,7 +65,7 @@ class _Swapped(Generic[_S]):
 
     def inherit(self, child: SimProcess) -> None:
         """The process with the baton starts a forked child."""
-        self._kept[child] = self._slot.forked(self._slot.save())
+        self.kept[child] = self._slot.forked(self._slot.save())
 
 
 class Slots:
@@ -104,6 +104,11 @@ class Slots:
         if slot not in self._own:
             swapped = self._own[slot] = _Swapped(slot, running)
             self._swaps.append(swapped.swap)
+
+    def states(self, slot: Slot[_S]) -> list[_S]:
+        """What is kept of the slot for those that have not the baton, the host among them; none before `separate`."""
+        swapped = self._own.get(slot)
+        return [] if swapped is None else list(swapped.kept.values())
 
     def inherit(self, child: SimProcess) -> None:
         """The process with the baton starts a forked child, which goes on with what is there."""

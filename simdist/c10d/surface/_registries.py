@@ -1,0 +1,139 @@
+"""What a program registers with torch: types as trees, handlers of rendezvous, devices of saved tensors, divergences.
+
+Torch keeps these in tables of its modules, and refuses what is there already. A rank that registers something in a call
+of its own does so for itself: from then on each process has the tables to itself, and the host's stand again when the
+world has ended. What a shared module registers when it is imported is there for all, in this world and afterwards: it
+is imported once, by whichever rank comes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+from torch import distributions, serialization
+from torch.utils import _pytree
+
+from simdist.process import Patches, Replacement, Runtime, Slot, current_runtime, followed, imported_for_all
+
+__all__ = ["install"]
+
+_Table = Any  # a dictionary, list or set
+_trees: Any = _pytree
+_rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # a function has the name, too
+_kl: Any = sys.modules["torch.distributions.kl"]
+_TREES = tuple(
+    getattr(_trees, name)
+    for name in (
+        "SUPPORTED_NODES",
+        "SUPPORTED_SERIALIZED_TYPES",
+        "SERIALIZED_TYPE_TO_PYTHON_TYPE",
+        "CONSTANT_NODES",
+        "_cxx_pytree_pending_imports",
+    )
+    if hasattr(_trees, name)
+)
+_GROWING = tuple(
+    (_trees, name)
+    for name in (
+        "register_pytree_node",
+        "_private_register_pytree_node",
+        "_register_pytree_node",
+        "_deregister_pytree_node",
+        "register_constant",
+    )
+)
+
+
+class _Registry:
+    """Tables that are written together, and what has been put into them for all since each process has its own."""
+
+    def __init__(self, name: str, tables: Sequence[_Table]) -> None:
+        self._tables = tables
+        self.slot: Slot[list[_Table]] = Slot(name, self._save, self._load, lambda process, of_host: of_host)
+
+    def _save(self) -> list[_Table]:
+        return [table.copy() for table in self._tables]
+
+    def _load(self, contents: list[_Table]) -> None:
+        for table, content in zip(self._tables, contents, strict=True):
+            if table != content:
+                table.clear()
+                _add(table, content)
+
+    def write_for_all(self, runtime: Runtime, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Let `write`, or the decorator that it returns, add entries, and add them to what every process has."""
+        before = self._save()
+        found = write(*args, **kwargs)
+        states = runtime.slots.states(self.slot)
+        if states:
+            for number, (table, was) in enumerate(zip(self._tables, before, strict=True)):
+                if isinstance(table, dict):
+                    added: Any = {key: value for key, value in table.items() if key not in was}
+                else:
+                    added = [each for each in table if each not in was]
+                for state in states:
+                    _add(state[number], added)
+        return functools.partial(self.write_for_all, runtime, found) if isinstance(found, FunctionType) else found
+
+
+def _add(table: _Table, entries: Any) -> None:
+    if isinstance(table, list):
+        table.extend(entries)
+    else:
+        table.update(entries)
+
+
+def _separating(name: str, tables: Sequence[_Table], writers: Sequence[tuple[Any, str]]) -> list[Replacement]:
+    registry = _Registry(name, tables)
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def register(*args: Any, **kwargs: Any) -> Any:
+            runtime = current_runtime()
+            if runtime is None:
+                return original(*args, **kwargs)
+            if imported_for_all(sys._getframe(1)):
+                return registry.write_for_all(runtime, original, *args, **kwargs)
+            runtime.separate(registry.slot)
+            return original(*args, **kwargs)
+
+        return register
+
+    return [Replacement(owner, writer, make) for owner, writer in writers if hasattr(owner, writer)]
+
+
+_VALIDATED: Any = distributions.Distribution
+
+
+def _save_validation() -> Any:
+    return _VALIDATED._validate_args
+
+
+def _load_validation(value: Any) -> None:
+    if _VALIDATED._validate_args is not value:
+        _VALIDATED._validate_args = value
+
+
+_REPLACEMENTS = (
+    *_separating("types as trees", _TREES, _GROWING),
+    *_separating(
+        "rendezvous handlers", [_rendezvous._rendezvous_handlers], [(_rendezvous, "register_rendezvous_handler")]
+    ),
+    *_separating("places of saved tensors", [serialization._package_registry], [(serialization, "register_package")]),
+    *_separating("divergences", [_kl._KL_REGISTRY, _kl._KL_MEMOIZE], [(_kl, "register_kl")]),
+    *followed(
+        "validation by distributions",
+        ((_VALIDATED, "set_default_validate_args"),),
+        _save_validation,
+        _load_validation,
+    ),
+)
+
+
+def install(patches: Patches) -> None:
+    """Give each process that registers something tables of its own."""
+    patches.redirect(_REPLACEMENTS)

@@ -1,0 +1,177 @@
+"""What a rank registers with torch is its own: every rank may, and finds what it registered."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributions import Normal, kl_divergence
+from torch.utils import _pytree
+
+import simdist
+
+trees: Any = _pytree
+torch_: Any = torch
+kl: Any = sys.modules["torch.distributions.kl"]
+handlers: Any = sys.modules["torch.distributed.rendezvous"]
+
+
+class Pair:
+    def __init__(self, one: Any, other: Any) -> None:
+        self.one, self.other = one, other
+
+
+class Mine(Normal):
+    pass
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+def rank() -> int:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+def type_as_tree() -> Any:
+    scale = rank() + 1
+    trees.register_pytree_node(
+        Pair, lambda pair: ([pair.one * scale, pair.other], None), lambda leaves, _: Pair(*leaves)
+    )
+    dist.barrier()
+    return trees.tree_leaves(Pair(1, 2))
+
+
+def dataclass_as_tree() -> Any:
+    fields = ["x", "y"] if rank() else ["y"]
+    trees.register_dataclass(Point, field_names=fields, drop_field_names=["x"] if not rank() else [])
+    dist.barrier()
+    return trees.tree_leaves(Point(1, 2))
+
+
+def place_of_saved_tensors() -> Any:
+    own = rank()
+    torch_.serialization.register_package(5, lambda _: None, lambda *_: None)
+    dist.barrier()
+    return own, [each[0] for each in torch_.serialization._package_registry].count(5)
+
+
+def handler_of_rendezvous() -> Any:
+    own = rank()
+    handlers.register_rendezvous_handler("mine", lambda url, **_: iter([(None, own, 2)]))
+    dist.barrier()
+    return next(iter(torch_.distributed.rendezvous("mine://")))[1]
+
+
+def divergence() -> Any:
+    own = rank()
+    kl.register_kl(Mine, Mine)(lambda p, q: torch.tensor(float(own)))
+    dist.barrier()
+    return kl_divergence(Mine(0.0, 1.0), Mine(0.0, 1.0)).item()
+
+
+def validation() -> Any:
+    own = rank()
+    torch_.distributions.Distribution.set_default_validate_args(own == 1)
+    dist.barrier()
+    return torch_.distributions.Distribution._validate_args
+
+
+@pytest.fixture(autouse=True)
+def the_hosts() -> Iterator[None]:
+    before = hosts_tables()
+    yield
+    assert hosts_tables() == before
+
+
+def hosts_tables() -> list[Any]:
+    return [
+        set(trees.SUPPORTED_NODES),
+        set(trees.SERIALIZED_TYPE_TO_PYTHON_TYPE),
+        list(torch_.serialization._package_registry),
+        dict(handlers._rendezvous_handlers),
+        dict(kl._KL_REGISTRY),
+        torch_.distributions.Distribution._validate_args,
+    ]
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "in two worlds"])
+@pytest.mark.parametrize(
+    ("program", "values"),
+    [
+        (type_as_tree, [[1, 2], [2, 2]]),
+        (dataclass_as_tree, [[2], [1, 2]]),
+        (place_of_saved_tensors, [(0, 1), (1, 1)]),
+        (divergence, [0.0, 1.0]),
+        (validation, [False, True]),
+    ],
+)
+def test_each_rank_has_what_it_registered(program: Callable[[], Any], values: list[Any], times: int) -> None:
+    for _ in range(times):
+        result = simdist.run(program, world_size=2)
+
+        result.raise_for_failure()
+        assert result.values == values
+
+
+def test_each_rank_may_register_a_rendezvous() -> None:
+    result = simdist.run(handler_of_rendezvous, world_size=2)
+
+    result.raise_for_failure()
+    assert result.values == [0, 1]
+
+
+def test_registering_twice_on_a_rank_is_refused_in_torchs_words() -> None:
+    def twice() -> None:
+        for _ in range(2):
+            type_as_tree()
+
+    result = simdist.run(twice, world_size=2)
+
+    assert [str(each.exception) for each in result.ranks] == [f"{Pair} is already registered as pytree node."] * 2
+
+
+def test_what_a_module_registers_when_it_is_imported_is_there_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers.py").write_text(
+        "from torch.utils import _pytree\n"
+        "from torch.distributions import Normal, register_kl\n"
+        "class Box:\n    def __init__(self, inside): self.inside = inside\n"
+        "class Other(Normal): pass\n"
+        "parts, whole = lambda box: ([box.inside], None), lambda leaves, _: Box(*leaves)\n"
+        "_pytree.register_pytree_node(Box, parts, whole, serialized_type_name='box')\n"
+        "register_kl(Other, Other)(lambda p, q: 'imported')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def program() -> Any:
+        type_as_tree()
+        divergence()
+        if rank() == 0:
+            import registers  # type: ignore[import-not-found]
+        dist.barrier()
+        import registers
+
+        other = registers.Other(0.0, 1.0)
+        return trees.tree_leaves(registers.Box(3)), trees.tree_leaves(Pair(1, 2)), kl_divergence(other, other)
+
+    result = simdist.run(program, world_size=2)
+    module: types.ModuleType = sys.modules.pop("registers")
+
+    result.raise_for_failure()
+    assert result.values == [([3], [1, 2], "imported"), ([3], [2, 2], "imported")]
+    assert trees.tree_leaves(vars(module)["Box"](4)) == [4]
+    trees._deregister_pytree_node(vars(module)["Box"])
+    del kl._KL_REGISTRY[vars(module)["Other"], vars(module)["Other"]]
