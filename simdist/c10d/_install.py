@@ -38,7 +38,17 @@ from torch._C import _distributed_c10d as _c
 from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
-from simdist.c10d.surface import _flags, _generators, _host_stores, _memory, _meshes, _registries, _scopes, _workers
+from simdist.c10d.surface import (
+    _flags,
+    _generators,
+    _host_stores,
+    _memory,
+    _meshes,
+    _operators,
+    _registries,
+    _scopes,
+    _workers,
+)
 from simdist.c10d.surface._backend_tables import BackendTables
 from simdist.c10d.surface._compiled import CompiledCode
 from simdist.c10d.surface._rank_world import WorldPerThread
@@ -257,6 +267,7 @@ _ALWAYS = (
     _scopes.install,
     _host_stores.install,
     _profiling.install,
+    _operators.install,
     _registries.install,
     _flight_record.install,
     _replacements.install,

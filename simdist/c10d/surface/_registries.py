@@ -9,6 +9,7 @@ is imported once, by whichever rank comes first.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -19,10 +20,11 @@ from torch.utils import _pytree
 
 from simdist.process import Patches, Replacement, Runtime, Slot, current_runtime, followed, imported_for_all
 
-__all__ = ["install"]
+__all__ = ["Registry", "install"]
 
 _Table = Any  # a dictionary, list or set
 _trees: Any = _pytree
+_decomp: Any = importlib.import_module("torch._decomp")
 _rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # a function has the name, too
 _kl: Any = sys.modules["torch.distributions.kl"]
 _TREES = tuple(
@@ -48,7 +50,7 @@ _GROWING = tuple(
 )
 
 
-class _Registry:
+class Registry:
     """Tables that are written together, and what has been put into them for all since each process has its own."""
 
     def __init__(self, name: str, tables: Sequence[_Table]) -> None:
@@ -66,9 +68,9 @@ class _Registry:
 
     def write_for_all(self, runtime: Runtime, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Let `write`, or the decorator that it returns, add entries, and add them to what every process has."""
-        before = self._save()
+        states = runtime.slots.states(self.slot)  # none before a rank has registered something itself
+        before = self._save() if states else []
         found = write(*args, **kwargs)
-        states = runtime.slots.states(self.slot)
         if states:
             for number, (table, was) in enumerate(zip(self._tables, before, strict=True)):
                 if isinstance(table, dict):
@@ -88,7 +90,7 @@ def _add(table: _Table, entries: Any) -> None:
 
 
 def _separating(name: str, tables: Sequence[_Table], writers: Sequence[tuple[Any, str]]) -> list[Replacement]:
-    registry = _Registry(name, tables)
+    registry = Registry(name, tables)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -125,6 +127,9 @@ _REPLACEMENTS = (
     ),
     *_separating("places of saved tensors", [serialization._package_registry], [(serialization, "register_package")]),
     *_separating("divergences", [_kl._KL_REGISTRY, _kl._KL_MEMOIZE], [(_kl, "register_kl")]),
+    *_separating(
+        "decompositions", list(_decomp.global_decomposition_table.values()), [(_decomp, "register_decomposition")]
+    ),
     *followed(
         "validation by distributions",
         ((_VALIDATED, "set_default_validate_args"),),
