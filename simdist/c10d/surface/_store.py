@@ -85,6 +85,8 @@ class StoreServer:
         self.gone = True
         for task in list(self.connected):
             task.simulation.wake(task)
+        for monitor in self.monitors:
+            monitor.notice()
 
     @contextlib.contextmanager
     def expect(self, task: Task, keys: Sequence[str], arrived: set[str], over: Callable[[], bool]) -> Iterator[None]:

@@ -90,9 +90,67 @@ def test_a_mismatch_shows_in_the_report() -> None:
         "\t   - [0, 1] joined but didn't finish collective #2 (count from 1)\n"
         "\t - Snapshot of ranks' latest states:\n"
         "\t   #2 started ranks:\n"
-        "\t     [0] started BROADCAST\n"
         "\t     [1] started ALLREDUCE\n"
+        "\t     [0] started BROADCAST\n"
     ) in logged(result)
+
+
+def test_what_the_report_is_made_of_is_in_the_groups_store() -> None:
+    def body() -> list[Any]:
+        rank = join()
+        dist.all_reduce(of(1))
+        if rank:
+            dist.broadcast(of(1), 1)  # of which rank 0 knows nothing
+        time.sleep(0.2)
+        store: Any = backend().get_group_store()
+        keys = [f"NCCL_{each}_trace_{end}" for each in (0, 1) for end in ("start", "end")]
+        return [store.get(key) for key in keys]
+
+    env = {"TORCH_NCCL_DESYNC_DEBUG": "1"}
+    one = (1).to_bytes(8, "little") + b"ALLREDUCE\0"
+
+    assert results(body, env=env) == [[one, one, (2).to_bytes(8, "little") + b"BROADCAST\0", one]] * 2
+
+
+def test_the_report_tells_the_last_work_that_is_queued_behind_the_one_that_hangs() -> None:
+    def body() -> None:
+        rank = join()
+        dist.all_reduce(of(1))
+        if rank == 0:
+            for _ in range(3):
+                dist.all_reduce(of(1))
+        time.sleep(700)
+
+    assert "\t - [0] Timeout at collective: ALLREDUCE, #4\n" in logged(
+        run(body, 2, env={"TORCH_NCCL_DESYNC_DEBUG": "1"})
+    )
+
+
+DEAD_STORES = [
+    (300, "] Rank 1 Failed to retrieve TORCH_NCCL_DESYNC_DEBUG report.  Please file an issue. Error: Broken pipe\n"),
+    (0, "] Store is down while updating #2 with key NCCL_1_trace_start\n"),
+]
+
+
+@pytest.mark.parametrize(("dies_s", "said"), DEAD_STORES)
+def test_without_a_store_there_is_no_report(dies_s: int, said: str) -> None:
+    def body() -> None:
+        rank = join()
+        dist.all_reduce(of(1))
+        torch.cuda.synchronize()
+        if rank:
+            time.sleep(1 if dies_s else 10)
+            dist.all_reduce(of(1))
+            time.sleep(800)
+        time.sleep(dies_s or 5)
+        os._exit(0)
+
+    env = {"TORCH_NCCL_DESYNC_DEBUG": "1", "TORCHELASTIC_USE_AGENT_STORE": "0"}
+    log = logged(run(body, 2, env=env), 1)
+
+    assert said in log
+    assert "Timeout at collective" not in log
+    assert ("Failed to retrieve" in log) == bool(dies_s)
 
 
 def test_without_the_variable_there_is_no_report() -> None:

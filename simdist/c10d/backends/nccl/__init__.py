@@ -1,11 +1,12 @@
 """NCCL on virtual devices: its words, its order of additions, its streams (torch 2.13, NCCL 2.29.7).
 
 `_group.py` and `_reductions.py` have ProcessGroupNCCL's calls, `_launching.py` how they are put on streams,
-`_membership.py` the communicators, made in the first call, and the group's end; `_offspring.py` splits and shrinks.
+`_membership.py` the communicators, made in the first call; `_offspring.py` splits and shrinks.
 `_arguments.py` refuses calls, `_folds.py` adds up as one ring over all ranks, `_algorithm.py` says who gets what and
 what it costs, `_preferences.py` what NCCL's own variables leave of that, `_words.py` has the texts of NCCL's errors,
 `_debug_lines.py` what NCCL_DEBUG shows.
-`_watchdog.py` ends what hangs, `_monitor.py` and `_recorder.py` tell of it, `_rank.py` is what NCCL keeps per process,
+`_ending.py` is the group's end. `_watchdog.py` ends what hangs, `_monitor.py`, `_desync.py` and `_recorder.py` tell
+of it, `_information.py` tells of the rest, `_rank.py` is what NCCL keeps per process,
 `_environment.py` what it reads there. How parts of a collective meet on streams is the engine's
 (`c10d/engine/_streamed.py`).
 """

@@ -10,6 +10,7 @@ from simdist.errors import UnsupportedError
 
 __all__ = ["DumpEnvironment", "Environment", "JoiningEnvironment"]
 
+_HOOK = "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 _AVOIDS_RECORD_STREAMS = (
     "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now, this environment variable is thus deprecated."
 )
@@ -32,6 +33,12 @@ class Environment:
     propagates: bool = False  # an error is told to the other ranks
     rethrows: bool = True  # what ends a watchdog ends the process
     tells_of_serialized: bool = True  # messages outside of batches, in a group that was bound to a device
+    # What is only told, at level INFO.
+    handling_raised: bool = False  # the handling was 0, and desync debug needs one
+    registers_tensors: bool = False
+    recorded: int = 2000  # calls that the flight recorder keeps
+    caches_events: bool = True
+    tells_stacks: bool = True
 
     @property
     def cleans_up(self) -> bool:
@@ -53,16 +60,20 @@ class Environment:
         blocking = said.truth(False, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
         handling = said.number(3, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
         nan_check = said.truth(False, "TORCH_NCCL_NAN_CHECK")
-        said.truth(True, "TORCH_NCCL_CUDA_EVENT_CACHE")
-        said.number(2000, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+        caches_events = said.truth(True, "TORCH_NCCL_CUDA_EVENT_CACHE")
+        recorded = said.number(2000, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
         detail = said.text("", "TORCH_DISTRIBUTED_DEBUG").upper() == "DETAIL"
         desync = said.truth(False, "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG") or detail
         timing = said.truth(False, "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING") or desync
         if said.truth(False, "TORCH_NCCL_AVOID_RECORD_STREAMS"):
             said.warn("record streams", _AVOIDS_RECORD_STREAMS, 973)
         tells_of_serialized = said.truth(True, "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING")
+        raised = desync and not handling and not blocking
         found = cls(
-            handling=3 if desync and not handling and not blocking else handling,
+            handling=3 if raised else handling,
+            handling_raised=raised,
+            caches_events=caches_events,
+            recorded=recorded,
             blocking_wait=blocking,
             heartbeat_ns=said.number(480, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") * 1_000_000_000,
             pause_ns=4 * said.number(15000, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC") * 1_000_000,
@@ -75,11 +86,10 @@ class Environment:
             propagates=said.truth(False, "TORCH_NCCL_PROPAGATE_ERROR"),
             nan_check=nan_check,
             tells_of_serialized=tells_of_serialized,
+            tells_stacks=said.truth(True, "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN"),
+            registers_tensors=said.truth(False, f"TORCH_{_HOOK}", _HOOK),
         )
-        said.truth(True, "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN")
         said.truth(False, "ENABLE_INTRA_NODE_COMM")
-        hook = "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
-        said.truth(False, f"TORCH_{hook}", hook)
         return found
 
 

@@ -6,16 +6,21 @@ import datetime
 
 from simdist.process import SimProcess
 
-__all__ = ["log"]
+__all__ = ["log", "shows"]
 
 _LEVELS = "IWEF"
 _NAMES = {"INFO": 0, "WARNING": 1, "ERROR": 2, "FATAL": 3, "0": 0, "1": 1, "2": 2, "3": 3}
 
 
+def shows(process: SimProcess, level: str) -> bool:
+    """True if the rank's TORCH_CPP_LOG_LEVEL shows lines of a level. At any moment, on any thread."""
+    name = process.environ.get(b"TORCH_CPP_LOG_LEVEL", b"WARNING")  # type: ignore[call-overload]  # as they are kept
+    return _LEVELS.index(level) >= _NAMES.get(name.decode(), 1)
+
+
 def log(process: SimProcess, level: str, text: str, line: int = 0, file: str = "ProcessGroupNCCL.cpp") -> None:
     """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. At any moment, on any thread."""
-    name = process.environ.get(b"TORCH_CPP_LOG_LEVEL", b"WARNING")  # type: ignore[call-overload]  # as they are kept
-    if _LEVELS.index(level) < _NAMES.get(name.decode(), 1):
+    if not shows(process, level):
         return
     now_ns = process.epoch_ns + process.simulation.now_ns
     seconds, rest_ns = divmod(now_ns, 1_000_000_000)

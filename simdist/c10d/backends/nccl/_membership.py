@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl._debug_lines import show_version
+from simdist.c10d.backends.nccl._ending import EndingMember
 from simdist.c10d.backends.nccl._environment import Environment, JoiningEnvironment
+from simdist.c10d.backends.nccl._information import Informer
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl._monitor import Monitor, ask_for_dumps, dump
+from simdist.c10d.backends.nccl._monitor import Monitor
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._preferences import Preferences, preferences
 from simdist.c10d.backends.nccl._rank import nccl_of
@@ -44,7 +46,7 @@ _SERIALIZED = (
 _errors: Any = _c  # has what the stubs leave out
 
 
-class NcclMember(GroupBackend):
+class NcclMember(EndingMember):
     """A rank's end of a group: its communicators, and what its watchdog and its recorder ask of it."""
 
     supports_splitting = True
@@ -69,10 +71,11 @@ class NcclMember(GroupBackend):
         self.watchdog = Watchdog(self, self._nccl)
         self.monitor: Monitor | None = None
         if not self.environment.blocking_wait:
-            self.monitor = Monitor(self, self._nccl, store)
+            self.monitor = Monitor(self, self._nccl)
             self._nccl.monitor = self._nccl.monitor or self.monitor
         member.process.end_listeners[self._on_end] = None
         self.closed = False  # it was shut down, or the program has aborted it
+        self._is_joined = False  # somebody has waited for the end of its watchdog
         self.results: dict[NcclWork, list[Any]] = {}  # futures of how works end
         self.timing = self.environment.timing  # works know what they took
         self.hook: Hook | None = None  # called for each work that is over
@@ -92,6 +95,10 @@ class NcclMember(GroupBackend):
         self._used: list[int] = []  # devices, in the order of their first use
         self._numbers = 0, 0  # collectives and messages so far
         self._aborted = ""  # why no call is possible any more
+        self.informer = Informer(self)
+        self.informer.made(size)
+        if self.monitor is not None:
+            self.monitor.begin(store)
 
     # -- who it is -----------------------------------------------------------------------------------------------
 
@@ -148,6 +155,7 @@ class NcclMember(GroupBackend):
 
     def eager_connect_single_device(self, device: Any) -> None:
         """Make the communicator of a device now, and not in the first call."""
+        self.informer.say(f"Eagerly connecting nccl backend with device {torch.device(device)}", 1100)
         self._connection(torch.device(device).index)
 
     def _connection(self, index: int) -> Connection:
@@ -204,6 +212,8 @@ class NcclMember(GroupBackend):
         ranks = list(ranks)
         variables, is_pair = self._nccl.variables(), ":" in key
         joining = JoiningEnvironment.read(variables, self.options.config.blocking, len(ranks), is_pair=is_pair)
+        if not self._connections:
+            self.informer.say(f"Using non-blocking mode: {joining.limit_ns > 0:d}", 1137)
         self.options.config.blocking = 0 if joining.limit_ns else 1
         makers = {} if self.is_split and not is_pair else joining.makers(key, ranks)
         if self.rank() in makers:
@@ -214,13 +224,19 @@ class NcclMember(GroupBackend):
         # Not by `account_of`: C++ makes communicators without Python's `torch.cuda`, and a mesh sees which comes first.
         device = devices.accounts[index].device
         show_version(self._nccl, ranks.index(self.rank()), index)
+        begin_ns = self._communicator.simulation.now_ns
         made = self._communicator.connection(
             *(key, ranks, self._member, index, device, streams),
             limit_ns=self._timeout_ns,  # the store's is that of the group
             rest_ns=joining.limit_ns,
             makers=makers,
         )
+        if makers:
+            took_ms = (self._communicator.simulation.now_ns - begin_ns) / 1e6
+            how = "all-gather unique IDs" if joining.roots else "broadcast unique ID"
+            self.informer.say(f"ProcessGroupNCCL {how} through store took {took_ms:g} ms", 3204)
         variables.truth(False, "TORCH_NCCL_HIGH_PRIORITY")
+        self.informer.say(f"NCCL_DEBUG: {variables.text('N/A', 'NCCL_DEBUG')}", 3260)
         if len(ranks) > 1:
             self.preferences = preferences(self.options.config)
             algorithm: Any = self._communicator.streamed
@@ -259,13 +275,6 @@ class NcclMember(GroupBackend):
         seen_ns = self.watchdog.tick_after(self._ended_ns)
         if seen_ns > simulation.now_ns:
             simulation.sleep(seen_ns - simulation.now_ns)
-
-    def _drain(self) -> None:
-        for work in list(self._member.pending):
-            if isinstance(work, NcclWork):
-                work.streams.wait_for(work.end, heeds_errors=False)
-        if self.hook is not None:
-            self.hook.flush()
 
     def keep_begun(self, work: NcclWork) -> None:
         """A collective was launched, in a group that tells how far it has come."""
@@ -334,25 +343,6 @@ class NcclMember(GroupBackend):
         for future in self.results.pop(work, ()):
             work.process.deliver(functools.partial(future.set_result, int(_errors.WorkResult.SUCCESS)))
 
-    def abort_because(self, reason: str) -> None:
-        """The communicators are ended, and the group is of no use any more; the program is not asked."""
-        self._aborted = f"Original reason for failure was: {reason}"
-        self.release()
-
-    def release(self) -> None:
-        """End what is under way: streams are free, and the data is garbage.
-
-        To abort takes real processes so long that what all ranks have called is over by then.
-        """
-        now_ns = self._communicator.simulation.now_ns
-        for work in list(self._member.pending):
-            if isinstance(work, NcclWork):
-                wholes = [part.whole for part in work.calls]
-                work.aborted = any(whole is None or whole.missing or whole.lost for whole in wholes)
-        for connection in self._connections.values():
-            connection.release(self.rank(), now_ns)
-            connection.leave(self.rank(), at_once=False)
-
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         self._extra_ns += round(timeout.total_seconds() * 1e9)
 
@@ -360,44 +350,6 @@ class NcclMember(GroupBackend):
         return work.timeout_ns == round(timeout.total_seconds() * 1e9)
 
     def _on_end(self, _: Any) -> None:
-        self.watchdog.stop()
-        if self.monitor is not None:
-            self.monitor.stop()
-
-    # -- its end -------------------------------------------------------------------------------------------------
-
-    def shutdown(self) -> None:
-        """Wait until what is queued is over, and end the communicators."""
-        if not self._aborted:
-            self._drain()
-        self._close()
-
-    def let_end(self, until_ns: int) -> None:
-        """Wait until what was launched is over, but no longer than until then."""
-        simulation = self._communicator.simulation
-        for work in list(self._member.pending):
-            while not work.done and simulation.now_ns < until_ns:
-                if not simulation.park(work, until_ns):
-                    return
-
-    def abort(self) -> None:
-        """End the communicators at once: streams are free, and what was under way leaves garbage."""
-        self.dump_extra()
-        self.release()
-        self._close()
-
-    def dump_extra(self) -> None:
-        """Dump, and ask all others to, where a variable wants that of whatever goes wrong, and nobody has yet."""
-        nccl = self._nccl
-        if nccl.dump_is_due or not nccl.variables().truth(False, "TORCH_NCCL_EXTRA_DUMP_ON_EXEC"):
-            return
-        nccl.dump_is_due = True
-        ask_for_dumps(self)
-        dump(self, frames=False)
-
-    def _close(self) -> None:
-        self._aborted = self._aborted or " "
-        self.closed = True
         self.watchdog.stop()
         if self.monitor is not None:
             self.monitor.stop()

@@ -15,6 +15,8 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from simdist.c10d.backends.nccl._environment import DumpEnvironment
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._pipe import DumpPipe
@@ -23,7 +25,7 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._rank import RankNccl
 
-__all__ = ["Monitor", "ask_for_dumps", "dump", "when_it_runs"]
+__all__ = ["Monitor", "ask_for_dumps", "broadcast", "dump", "put", "when_it_runs"]
 
 _KEY = "exception_dump"
 _LIKELY = (
@@ -59,9 +61,7 @@ def ask_for_dumps(group: Any) -> None:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     server = store.server
-    if not server.gone:
-        server.data[_KEY] = struct.pack("<i", nccl.process.rank)
-        server.changed(_KEY)
+    broadcast(group, store, _KEY, nccl.process.rank)
     if not nccl.dump_is_due:
         log(nccl.process, "E", f"{group._prefix()}First PG on this rank to signal dumping.", 2449)
         nccl.dump_is_due = True
@@ -69,6 +69,31 @@ def ask_for_dumps(group: Any) -> None:
         nccl.monitor.notice()
     for monitor in server.monitors:
         monitor.notice()
+
+
+def broadcast(group: Any, store: Any, signal: str, rank: int) -> None:
+    """Leave a rank's number in a store under the name of a signal, as a thread of torch's does."""
+    try:
+        put(store, signal, struct.pack("<i", rank))
+    except dist.DistNetworkError as error:
+        text = f"{group._prefix()}Failed to broadcast signal {signal} through TCPStore. Error: {error}"
+        log(group.nccl.process, "E", text, 2536)
+    else:
+        group.informer.say(f"Broadcasting signal {signal} to other ranks via TCPStore.", 2533)
+
+
+def put(store: Any, key: str, value: bytes) -> None:
+    """Set a key for a thread of torch's, which the program does not wait for.
+
+    Raises:
+        DistNetworkError: the store is known to be gone.
+    """
+    store.require_server(answered=False)
+    server = store.server
+    if not server.gone:  # what is sent when the server has just gone is lost without a word
+        name = store._name(key)
+        server.data[name] = value
+        server.changed(name)
 
 
 def dump(group: Any, *, frames: bool | None = None, retried: bool = False) -> bool:
@@ -83,7 +108,7 @@ def dump(group: Any, *, frames: bool | None = None, retried: bool = False) -> bo
     preparing = "ProcessGroupNCCL preparing to dump debug info. Include stack trace: "
     kind = f"{stacks:d}, only active collectives: {environment.active_only:d}"
     log(nccl.process, "E", f"{group._prefix()}{preparing}{kind}", 1533)
-    written: bool = nccl.write_dump(frames=stacks, active=environment.active_only)
+    written: bool = nccl.write_dump(group.informer.say, frames=stacks, active=environment.active_only)
     return written
 
 
@@ -95,9 +120,12 @@ def _die(process: SimProcess, error: RuntimeError) -> None:
 
 
 class Monitor:
-    """The monitor of one group on one rank; an `Expiring` of the simulation while there is a pipe to look into."""
+    """The monitor of one group on one rank.
 
-    def __init__(self, group: Any, nccl: RankNccl, store: Any) -> None:
+    It is an `Expiring` of the simulation while there is a pipe to look into, or a store that does not answer any more.
+    """
+
+    def __init__(self, group: Any, nccl: RankNccl) -> None:
         environment = group.environment
         self._group = group
         self._nccl = nccl
@@ -108,16 +136,32 @@ class Monitor:
         self._every_ns = max(environment.check_ns if self._answers else self._heartbeat_ns, 1_000_000)
         self._looks = False  # at its next turn
         self._over = False  # it has found something, and ends the process if nobody else does
+        self._found_ns: int | None = None  # when it has
         self._pipe: DumpPipe | None = None
         self.deadline_ns: int | None = None
+
+    def begin(self, store: Any) -> None:
+        """The group is there."""
         if self._answers:
             store.server.monitors.append(self)
         path = os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
-        if group.uid == 0 and path and nccl.recorder.limit:
+        if self._group.uid == 0 and path and self._nccl.recorder.limit:
             self._open(f"{path}{self._process.rank}.pipe")
 
+    def retire(self) -> None:
+        """The group is shut down."""
+        if self._found_ns is not None:
+            seconds = -(-(self._process.simulation.now_ns - self._found_ns) // 1_000_000_000)
+            if 0 < seconds < self._heartbeat_ns // 1_000_000_000:
+                self._group.informer.say(
+                    f"slept for {seconds} seconds because we want to wait longer to verify there is indeed a watchdog "
+                    "hang.",
+                    2088,
+                )
+        self.stop()
+
     def stop(self) -> None:
-        """The group is shut down, or the process ends."""
+        """It does nothing any more."""
         self._over = True
         self._process.simulation.move_deadline(self, None)
         if self._pipe is not None:
@@ -146,7 +190,17 @@ class Monitor:
             return
         whose = "this local rank"
         if not nccl.dump_is_due:
-            value = None if store.server.gone else store.server.data.get(_KEY)
+            try:
+                store.require_server()
+            except dist.DistNetworkError as error:
+                failed = (
+                    'Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too '
+                    "early), with error: "
+                )
+                log(self._process, "W", f"{prefix}{failed}{error}", 1899)
+                self._go_round()
+                return
+            value = store.server.data.get(_KEY)
             if value is None:
                 return
             observed = "Observed flight recorder dump signal from another rank via TCPStore."
@@ -163,9 +217,12 @@ class Monitor:
     def _find(self, said: str, line: int, reason: str) -> None:
         """It leaves its rounds."""
         self._over = True
+        self._found_ns = self._process.simulation.now_ns
         log(self._process, "E", said, line)
-        if self._answers and not dump(self._group):
-            dump(self._group, retried=True)
+        if self._answers:
+            said_well = "Finished flight recorder successfully. Output can be analyzed using the fr_trace script."
+            if dump(self._group) or dump(self._group, retried=True):
+                self._group.informer.say(said_well, 2026)
         self._call_at(self._process.simulation.now_ns + self._heartbeat_ns, functools.partial(self._end, reason))
 
     def _end(self, reason: str) -> None:
@@ -210,18 +267,32 @@ class Monitor:
         except RuntimeError as error:  # it is the monitor's thread that fails
             self._call_at(self._begin_ns, functools.partial(_die, self._process, error))
             return
+        self._group.informer.say(
+            f"Pipe file {path} has been opened, write to it to trigger NCCL Debug Dump.",
+            218,
+            prefixed=False,
+            file="ProcessGroupNCCL.hpp",
+        )
         self._process.simulation.move_deadline(self, self._next_ns())
 
     def expire(self) -> None:
-        """It is time to look into the pipe."""
+        """It is time to look into the pipe, or for the store."""
         self.deadline_ns = None
-        when_it_runs(self._process, self._read)
+        when_it_runs(self._process, self._turn)
 
-    def _read(self) -> None:
-        if self._over or self._pipe is None:
+    def _turn(self) -> None:
+        if self._answers and self._group._store.server.gone and not self._looks:
+            self._look()
+        if self._over:
             return
-        if self._pipe.asks():
+        if self._pipe is not None and self._pipe.asks():
+            self._group.informer.say("Dump signal received through pipe, triggering FR dump.", 1980)
             dump(self._group, frames=True)
+        if self._pipe is not None:
+            self._go_round()
+
+    def _go_round(self) -> None:
+        """Look again next time, if anything happens until then."""
         simulation = self._process.simulation
         others = (thing for _, thing in simulation.deadlines() if not isinstance(thing, Monitor))
         if any(True for _ in simulation.timers()) or any(True for _ in others):  # else nobody will write any more

@@ -50,7 +50,7 @@ class NcclOptions(_c.Backend.Options):
         self.is_high_priority_stream = is_high_priority_stream
         self.config = NcclConfig()
         self.split_from: Any = None
-        self.split_color = 0
+        self.split_color = -2  # NCCL_SPLIT_NOCOLOR - 1: not split
 
     @property
     def timeout(self) -> timedelta:

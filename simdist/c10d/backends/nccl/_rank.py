@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,8 @@ class RankNccl:
         if not key or self.once(key):
             log(self.process, "W", f"Warning: {text} {place}", line, file)
 
-    def write_dump(self, *, frames: bool, active: bool) -> bool:
-        """Write the flight record, if a file is named; False if nothing is recorded."""
+    def write_dump(self, say: Callable[..., None], *, frames: bool, active: bool) -> bool:
+        """Write the flight record, if a file is named; False if nothing is recorded. `say` tells of it."""
         if not self.recorder.limit:
             return False
         variables = self.variables()
@@ -56,7 +57,11 @@ class RankNccl:
         if self._prefix:
             path = Path(f"{self._prefix}{self.process.rank}")
             path.parent.mkdir(parents=True, exist_ok=True)
+            say(f"ProcessGroupNCCL dumping nccl trace to {path}", 1713)
             path.write_bytes(self.recorder.dump_bytes(self.process.simulation.now_ns, frames=frames, active=active))
+            text = f"Finished writing Flight Recorder debug info to {path}"
+            say(text, 88, prefixed=False, file="FlightRecorder.cpp")
+            say("Flight Recorder trace successfully dumped.", 1716)
         return True
 
     def once(self, key: str) -> bool:
@@ -74,17 +79,21 @@ class RankNccl:
         left = [group for group in self.groups if not group.closed]
         for group in left:
             group.let_end(process.simulation.now_ns + _EXIT_NS)
-        if left and int(os.environ.get("LOCAL_RANK", process.rank)) == 0:
-            log(
-                process,
-                "W",
-                "Warning: WARNING: destroy_process_group() was not called before program exit, which can leak "
-                "resources. For more info, please see https://pytorch.org/docs/stable/distributed.html#shutdown "
-                "(function operator())",
-                1553,
-            )
         for group in left:
+            group.informer.say("ProcessGroupNCCL destructor entered.", 1638)
+            if group is left[0] and int(os.environ.get("LOCAL_RANK", process.rank)) == 0:
+                log(
+                    process,
+                    "W",
+                    "Warning: WARNING: destroy_process_group() was not called before program exit, which can leak "
+                    "resources. For more info, please see https://pytorch.org/docs/stable/distributed.html#shutdown "
+                    "(function operator())",
+                    1553,
+                )
             group.dump_extra()
+            group.informer.say("Launching ProcessGroupNCCL abort asynchronously.", 1564)
+            group.informer.say("ProcessGroupNCCL aborts successfully.", 1572)
+            group.end_threads()
 
 
 def nccl_of(process: SimProcess) -> RankNccl:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from simdist.c10d.backends.nccl._desync import desync_report, propagate
+from simdist.c10d.backends.nccl._desync import DesyncDebugger, propagate
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._monitor import ask_for_dumps, when_it_runs
 
@@ -51,7 +51,13 @@ class Watchdog:
         self._begin_ns = self._process.simulation.now_ns
         self._works: dict[NcclWork, None] = {}
         self._failing = False  # it has found something, and sleeps
+        self._desync = DesyncDebugger(group) if group.environment.desync else None
         self.deadline_ns: int | None = None
+
+    @property
+    def is_failing(self) -> bool:
+        """It has found something, and sleeps before it acts on it."""
+        return self._failing
 
     def tick_after(self, time_ns: int) -> int:
         """When it looks for the first time at or after `time_ns`."""
@@ -59,7 +65,13 @@ class Watchdog:
 
     def watch(self, work: NcclWork) -> None:
         """A work was launched."""
-        if self._group.environment.blocking_wait or self._failing or work.done:
+        if self._group.environment.blocking_wait or self._failing:
+            return
+        if self._desync is not None:
+            self._desync.launched(work)
+            if work.done:
+                self._desync.ended(work)
+        if work.done:
             return
         self._works[work] = None
         due_ns = self.tick_after(work.issued_ns + work.timeout_ns)
@@ -68,8 +80,15 @@ class Watchdog:
 
     def forget(self, work: NcclWork) -> None:
         """A work is over."""
+        if self._desync is not None and work in self._works:
+            self._desync.ended(work)
         if self._works.pop(work, work) is None and not self._works:
             self._set(None)
+
+    def flush(self) -> None:
+        """It is woken, to look at its works for the last time."""
+        if self._desync is not None:
+            self._desync.look()
 
     def stop(self) -> None:
         """The group is shut down."""
@@ -129,8 +148,8 @@ class Watchdog:
         group.set_error(kind)
         prefix = group._prefix()
         log(process, "E", text, line)
-        if environment.desync and kind == "TIMEOUT":
-            log(process, "E", f"Rank {group.rank()}{desync_report(group)}", 700)
+        if self._desync is not None and kind == "TIMEOUT":
+            self._desync.run()
         enqueued, completed = group.progress()
         log(
             process,

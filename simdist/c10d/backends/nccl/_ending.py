@@ -1,0 +1,124 @@
+"""How one rank's ProcessGroupNCCL ends: destroyed, aborted, or left to the end of the program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simdist.c10d.backends.nccl._monitor import ask_for_dumps, dump
+from simdist.c10d.backends.nccl._work import NcclWork
+from simdist.c10d.surface._identity import GroupBackend
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._information import Informer
+    from simdist.c10d.backends.nccl._monitor import Monitor
+    from simdist.c10d.backends.nccl._rank import RankNccl
+    from simdist.c10d.backends.nccl._timing import Hook
+    from simdist.c10d.backends.nccl._watchdog import Watchdog
+    from simdist.c10d.engine._streamed import Connection, StreamCommunicator
+
+__all__ = ["EndingMember"]
+
+
+class EndingMember(GroupBackend):
+    """What a rank's end of a group does when it comes to an end."""
+
+    _communicator: StreamCommunicator
+    _nccl: RankNccl
+    _connections: dict[str, Connection]  # by the device, or the two ranks
+    watchdog: Watchdog
+    monitor: Monitor | None
+    informer: Informer
+    hook: Hook | None  # called for each work that is over
+    closed: bool  # it was shut down, or the program has aborted it
+    _aborted: str  # why no call is possible any more
+    _is_joined: bool  # somebody has waited for the end of its watchdog
+
+    def shutdown(self) -> None:
+        """Wait until what is queued is over, and end the communicators."""
+        inform = self.informer
+        inform.say("Starting to destroy process group, flushing operations.", 1587)
+        if not self._aborted:
+            self._drain()
+        inform.say("Operations flushed, joining watchdog thread.", 1614)
+        self._join_watchdog()
+        self._close()
+        inform.say("Watchdog joined, destroying NCCL communicators.", 1625)
+        inform.say("Destroy complete.", 1633)
+
+    def let_end(self, until_ns: int) -> None:
+        """Wait until what was launched is over, but no longer than until then."""
+        simulation = self._communicator.simulation
+        for work in list(self._member.pending):
+            while not work.done and simulation.now_ns < until_ns:
+                if not simulation.park(work, until_ns):
+                    return
+
+    def abort(self) -> None:
+        """End the communicators at once: streams are free, and what was under way leaves garbage."""
+        self.dump_extra()
+        self.informer.say("Launching ProcessGroupNCCL abort asynchronously.", 1564)
+        self.release()
+        self._close()
+        self.informer.say("ProcessGroupNCCL aborts successfully.", 1572)
+
+    def leave(self) -> None:
+        """Torch has forgotten the group: its C++ object is destroyed."""
+        super().leave()
+        if self.closed:
+            self.informer.say("ProcessGroupNCCL destructor entered.", 1638)
+            self.end_threads()
+
+    def end_threads(self) -> None:
+        """Its destructor ends its threads."""
+        self._join_watchdog()
+        self.informer.monitor_joined()
+
+    def _join_watchdog(self) -> None:
+        if not self._is_joined:
+            self.watchdog.flush()
+            self.informer.joined()
+        self._is_joined = True
+
+    def dump_extra(self) -> None:
+        """Dump, and ask all others to, where a variable wants that of whatever goes wrong, and nobody has yet."""
+        nccl = self._nccl
+        if nccl.dump_is_due or not nccl.variables().truth(False, "TORCH_NCCL_EXTRA_DUMP_ON_EXEC"):
+            return
+        nccl.dump_is_due = True
+        self.informer.say("Sending extra dumping signal", 1539)
+        ask_for_dumps(self)
+        dump(self, frames=False)
+
+    def _close(self) -> None:
+        self._aborted = self._aborted or " "
+        self.closed = True
+        self.watchdog.flush()
+        self.watchdog.stop()
+        if self.monitor is not None:
+            self.monitor.retire()
+
+    def abort_because(self, reason: str) -> None:
+        """The communicators are ended, and the group is of no use any more; the program is not asked."""
+        self._aborted = f"Original reason for failure was: {reason}"
+        self.release()
+
+    def release(self) -> None:
+        """End what is under way: streams are free, and the data is garbage.
+
+        To abort takes real processes so long that what all ranks have called is over by then.
+        """
+        now_ns = self._communicator.simulation.now_ns
+        for work in list(self._member.pending):
+            if isinstance(work, NcclWork):
+                wholes = [part.whole for part in work.calls]
+                work.aborted = any(whole is None or whole.missing or whole.lost for whole in wholes)
+        for connection in self._connections.values():
+            connection.release(self.rank(), now_ns)
+            connection.leave(self.rank(), at_once=False)
+
+    def _drain(self) -> None:
+        for work in list(self._member.pending):
+            if isinstance(work, NcclWork):
+                work.streams.wait_for(work.end, heeds_errors=False)
+        if self.hook is not None:
+            self.hook.flush()

@@ -1,0 +1,104 @@
+"""What ProcessGroupNCCL says of itself at level INFO, which TORCH_CPP_LOG_LEVEL=INFO shows (torch 2.13).
+
+Left out are the lines that tell addresses of C++ objects or C++ stacks. The destructor's lines come right after the
+group was destroyed, or when the program ends, whoever still holds the group.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from simdist.c10d.backends.nccl._log import log, shows
+from simdist.c10d.backends.nccl._words import NCCL_VERSION
+
+__all__ = ["Informer"]
+
+
+class Informer:
+    """Says what happens to one group of a rank. Whether the lines show is asked each time: the variable may change."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._process = group.nccl.process
+
+    def say(self, text: str, line: int, *, prefixed: bool = True, file: str = "ProcessGroupNCCL.cpp") -> None:
+        """Say `text`, behind the group's prefix."""
+        if shows(self._process, "I"):
+            log(self._process, "I", f"{self._group._prefix()}{text}" if prefixed else text, line, file)
+
+    def made(self, size: int) -> None:
+        """The group was made; the first of a process tells the environment as well."""
+        if not shows(self._process, "I"):
+            return
+        group, environment = self._group, self._group.environment
+        if environment.blocking_wait:
+            self.say("TORCH_NCCL_BLOCKING_WAIT is enabled, NO watchdog thread is created.", 1008)
+        elif environment.handling_raised:
+            self.say(
+                "TORCH_NCCL_DESYNC_DEBUG and TORCH_NCCL_ASYNC_ERROR_HANDLING must both be enabled. Enabling "
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING.",
+                1013,
+            )
+        deterministic = torch.are_deterministic_algorithms_enabled() and "NCCL_ALGO" not in os.environ
+        if deterministic and group.nccl.once("deterministic"):  # it sets NCCL_ALGO then
+            self.say(
+                "torch deterministic mode is enabled, disabling NVLS algorithm in NCCL which can lead to "
+                "non-deterministic reduction.",
+                1029,
+                prefixed=False,
+            )
+        if group.uid == 0:
+            self._tell_of_threads()
+        options = group.options
+        parent = options.split_from
+        address = "0" if parent is None else hex((parent.uid + 1) << 12)  # as good as any
+        self.say(
+            f"ProcessGroupNCCL initialization options: size: {size}, global rank: {group.nccl.groups[0].rank()}, "
+            f"TIMEOUT(ms): {round(options._timeout.total_seconds() * 1e3)}, USE_HIGH_PRIORITY_STREAM: "
+            f"{bool(options.is_high_priority_stream):d}, SPLIT_FROM: {address}, "
+            f"SPLIT_COLOR: {options.split_color}, PG Name: {options.group_name}",
+            1057,
+        )
+        if group.uid == 0:
+            version = ".".join(map(str, NCCL_VERSION))
+            debug = group.nccl.variables().text("OFF", "TORCH_DISTRIBUTED_DEBUG")
+            self.say(
+                f"ProcessGroupNCCL environments: NCCL version: {version}, TORCH_NCCL_ASYNC_ERROR_HANDLING: "
+                f"{environment.handling}, TORCH_NCCL_ENABLE_TIMING: {environment.timing:d}, TORCH_NCCL_BLOCKING_WAIT: "
+                f"{environment.blocking_wait:d}, TORCH_DISTRIBUTED_DEBUG: {debug}, "
+                f"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK: {environment.registers_tensors:d}, "
+                f"TORCH_NCCL_TRACE_BUFFER_SIZE: {environment.recorded}, TORCH_NCCL_NAN_CHECK: "
+                f"{environment.nan_check:d}, TORCH_NCCL_CUDA_EVENT_CACHE: {environment.caches_events:d}",
+                1068,
+            )
+
+    def _tell_of_threads(self) -> None:
+        environment = self._group.environment
+        self.say(
+            "HeartbeatMonitor environments: TORCH_NCCL_ENABLE_MONITORING (Whether to kill program when no watchdog "
+            f"heartbeat detected): {environment.monitored:d}, TORCH_NCCL_DUMP_ON_TIMEOUT: "
+            f"{environment.dump_on_timeout:d}, TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC: "
+            f"{environment.pause_ns // 4_000_000}, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: "
+            f"{environment.heartbeat_ns // 1_000_000_000}, TORCH_NCCL_COORD_CHECK_MILSEC: "
+            f"{environment.check_ns // 1_000_000}, TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN: "
+            f"{environment.tells_stacks:d}",
+            1797,
+        )
+        self.say(
+            f"PGNCCL Watchdog environments: TORCH_NCCL_RETHROW_CUDA_ERRORS: {environment.rethrows:d}, "
+            f"TORCH_NCCL_PROPAGATE_ERROR: {environment.propagates:d}, TORCH_NCCL_DESYNC_DEBUG: {environment.desync:d}",
+            2136,
+        )
+
+    def joined(self) -> None:
+        """The watchdog's thread has ended."""
+        if not self._group.environment.blocking_wait:
+            self.say("ProcessGroupNCCL watchdog thread joined.", 2166)
+
+    def monitor_joined(self) -> None:
+        """The monitor's thread has ended."""
+        if not self._group.environment.blocking_wait:
+            self.say("ProcessGroupNCCL heart beat monitor thread joined.", 1826)
