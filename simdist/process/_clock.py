@@ -141,7 +141,8 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
         simulation = process.simulation
-        duration_ns = round(seconds * 1e9)
+        # At least one: who sleeps until a moment that a float has rounded would never get there.
+        duration_ns = max(1, round(seconds * 1e9)) if seconds else 0
         simulation.bus.record(slept(simulation.now_ns, process.rank, duration_ns))
         simulation.polls += 1
         if process.handlers.keys() == _USUAL and not process.pending:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import sched
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,21 @@ def test_a_clock_in_nanoseconds_is_exact(name: str) -> None:
 
     assert result.values == [123_456_789]
     assert type(result.values[0]) is int
+
+
+def test_who_sleeps_until_a_moment_gets_there_however_floats_round() -> None:
+    def body() -> tuple[list[str], int]:
+        done: list[str] = []
+        plan = sched.scheduler(time.monotonic, time.sleep)
+        time.sleep(0.10035001)
+        plan.enter(0.2, 1, done.append, ("second",))
+        plan.enter(0.1, 1, done.append, ("first",))
+        plan.run()
+        began_ns = time.monotonic_ns()
+        time.sleep(1e-13)
+        return done, time.monotonic_ns() - began_ns
+
+    assert simdist.run(body, world_size=1).values == [(["first", "second"], 1)]
 
 
 @pytest.mark.parametrize(("clock", "begin_s"), [(time.CLOCK_REALTIME, BEGIN_S), (time.CLOCK_MONOTONIC, 0)])
