@@ -52,8 +52,15 @@ class LaunchError(SimdistError):
 class _Parser(argparse.ArgumentParser):
     """Raises what argparse would print before it ends the process."""
 
+    ours: tuple[argparse.Action, ...] = ()  # what torchrun does not have
+
     def error(self, message: str) -> Any:
         raise LaunchError([f"{message}; see simdist launch --help"])
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # argparse looks at each word of the line, the script's own too: its `--device=cpu` is not short for one of ours.
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return found if len(found) < 2 else [each for each in found if each[0] not in self.ours]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +96,8 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Repeat in a fresh process and compare event for event.",
     )
+    if isinstance(made, _Parser):
+        made.ours = tuple(ours._group_actions)
 
 
 def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:

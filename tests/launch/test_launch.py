@@ -113,6 +113,15 @@ def test_nodes_have_names_of_their_own(launched: Launched) -> None:
     assert result.stdout.splitlines() == [f"{rank} host{rank // 2} host{rank // 2}" for rank in range(4)]
 
 
+def test_what_stands_behind_the_script_is_the_scripts_and_short_for_nothing(launched: Launched) -> None:
+    words = ["--device=cpu", "--device", "cpu", "--dev", "--t", "--trace", "out", "--seed=3"]
+
+    result = launched("import sys\nprint(sys.argv[1:])", *words)
+
+    assert result.exit_code == 0, result.output
+    assert str(words) in result.stdout
+
+
 def test_a_module_runs_as_with_python_m(launched: Launched) -> None:
     by_name = launched(SHOWS, "x", before=("--nproc-per-node", "2", "-m"), script="script")
     by_path = launched(SHOWS, "x", before=("--nproc-per-node", "2"))
