@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
         raise LaunchError([f"{message}; see simdist launch --help"])
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # argparse looks at each word of the line, the script's own too: its `--device=cpu` is not short for one of ours.
+        # argparse looks at all words, the script's own too, whose `--device=cpu` is not short for one of ours.
         found: list[Any] = super()._get_option_tuples(option_string)
         return found if len(found) < 2 else [each for each in found if each[0] not in self.ours]
 

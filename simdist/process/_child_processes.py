@@ -194,6 +194,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
     if runtime.isolation is None:
         _attributes_in(runtime, child, forked=forked)
     child.stdout, child.stderr = parent.stdout, parent.stderr
+    child.laid_over = {number: os.dup(each) for number, each in parent.laid_over.items()}
     child.lineage = f"{parent.lineage} child {len(parent.children)}"
     random_states = runtime.slots.random
     child.random_states = random_states.save() if forked else random_states.fresh()

@@ -26,7 +26,8 @@ from typing import Any
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program, Spawned
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
-from simdist.process._stdio import descriptor_of
+from simdist.process._standard_descriptors import for_program, standard_number
+from simdist.process._stdio import STREAMS
 from simdist.process._waits import replace_kin
 
 __all__ = ["install"]
@@ -49,10 +50,12 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
         if given.get("env") is None:
             given["env"] = dict(os.environ)
         if given.get("stdin") is None:
-            given["stdin"] = subprocess.DEVNULL  # a rank has no terminal
-        for name in ("stdout", "stderr"):
-            if given.get(name) is None:
-                given[name] = descriptor_of(process, name)
+            given["stdin"] = process.laid_over.get(0, subprocess.DEVNULL)  # a rank has no terminal
+        for number, name in STREAMS.items():
+            told = given.get(name)
+            meant = number if told is None else standard_number(process, told)
+            if meant:
+                given[name] = for_program(process, meant)
         original(self, args, bufsize, executable, **given)
         _began(process, self, args, sys._getframe(1))
 
@@ -149,9 +152,7 @@ def _posix_spawn(original: Callable[..., int]) -> Callable[..., int]:
             return original(path, argv, env, file_actions=file_actions, **settings)
         process.simulation.check()
         streams: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        streams += [
-            (os.POSIX_SPAWN_DUP2, descriptor_of(process, name), n) for n, name in ((1, "stdout"), (2, "stderr"))
-        ]
+        streams += [(os.POSIX_SPAWN_DUP2, for_program(process, number), number) for number in STREAMS]
         pid = original(path, argv, env, file_actions=[*streams, *(file_actions or ())], **settings)
         _began(process, Spawned(pid), [path], sys._getframe(1))
         return pid

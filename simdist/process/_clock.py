@@ -1,10 +1,10 @@
 """Virtual time behind `time.*` and `datetime`.
 
-Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. But
-`perf_counter`, which durations are measured with, shows a nanosecond more at each further look at the same moment: what
-a program computes in between takes no virtual time, and it divides by the duration all the same. What
-has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the process's `epoch_ns`, the moment at
-which its world began.
+Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What has
+a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the process's `epoch_ns`, the moment at which
+its world began. `perf_counter` and `time.time`, which durations are measured with, show a nanosecond and a microsecond
+more at each further look at the same moment: what a program computes in between takes no virtual time, and it divides
+by the duration all the same.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["install", "taken_early"]
 
 _USUAL = {signal.SIGINT}  # the handlers of a process that has set none
 _COUNTING = ("monotonic", "process_time", "thread_time")
+_LOOK_NS = 1_000  # more than what a float of seconds since 1970 can tell apart
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
 } | {5}  # CLOCK_REALTIME_COARSE, which the module does not name
@@ -98,7 +99,10 @@ def _time(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
-        return original() if process is None else _calendar_ns(process) / 10**9  # rounded once, unlike with a float
+        if process is None:
+            return original()
+        process.shown_ns = max(_calendar_ns(process), process.shown_ns + _LOOK_NS)
+        return process.shown_ns / 10**9  # rounded once, unlike with a float
 
     return clock
 

@@ -20,6 +20,7 @@ from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._sockets import METHODS
+from simdist.process._standard_descriptors import laid_over
 
 __all__ = ["install", "notice_writes"]
 
@@ -140,7 +141,7 @@ def _write(original: Any) -> Any:
     def write(fd: int, data: Any, /) -> Any:
         own = _own_pipe(fd)
         if own is None:
-            return telling(fd, data)
+            return telling(laid_over(fd), data)
         process, pipes, end = own
         return pipes.write(process, end, data)
 

@@ -67,6 +67,7 @@ class SimProcess:
         "handlers",
         "host",
         "inbox",
+        "laid_over",
         "last_operation",
         "life",
         "lineage",
@@ -86,6 +87,7 @@ class SimProcess:
         "random_states",
         "rank",
         "resume_listeners",
+        "shown_ns",
         "shows_last_lines",
         "simulation",
         "status",
@@ -127,6 +129,7 @@ class SimProcess:
         self.death_signal = 0  # sent to it when its parent has ended
         self.began_ns = simulation.now_ns
         self.looked_ns = -1  # what its `time.perf_counter` showed last
+        self.shown_ns = -1  # what its `time.time` did
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host
@@ -148,6 +151,7 @@ class SimProcess:
         self.echo = echo  # called with rank, time, stream and text of each line that it writes
         self.shows_last_lines = False  # `echo` gets a last line that has no end, too
         self.descriptors: dict[str, Descriptor] = {}  # the files behind its streams, once somebody asked for one
+        self.laid_over: dict[int, int] = {}  # what lies over its standard descriptors, by number
         self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no end
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
@@ -378,6 +382,11 @@ class SimProcess:
             text = descriptor.read()
             if text:
                 self.add_output(name, text)
+
+    def let_go(self) -> None:
+        """Close what lies over its standard descriptors."""
+        while self.laid_over:
+            os.close(self.laid_over.popitem()[1])
 
     def flush(self) -> None:
         """Complete the last lines of both streams."""

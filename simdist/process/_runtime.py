@@ -101,6 +101,7 @@ class Runtime:
         for process in self.processes.values():
             for descriptor in process.descriptors.values():
                 descriptor.close()
+            process.let_go()
             if process.parent is not None:
                 process.forget()
         self.processes.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Any
 
@@ -10,7 +11,10 @@ from simdist.process._descriptor import Descriptor
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process
 
-__all__ = ["RankStream", "descriptor_of", "install"]
+__all__ = ["STREAMS", "RankStream", "descriptor_of", "install"]
+
+STREAMS = {1: "stdout", 2: "stderr"}
+_NUMBERS = {name: number for number, name in STREAMS.items()}
 
 
 class _Bytes(io.RawIOBase):
@@ -51,6 +55,9 @@ class RankStream(io.TextIOBase):
             return int(self._original.write(text))
         task = process.simulation.current
         if process.running and text and task is not None and not task.doomed:
+            if process.laid_over and _NUMBERS[self._name] in process.laid_over:
+                _write_all(process.laid_over[_NUMBERS[self._name]], text)
+                return len(text)
             if process.descriptors:
                 process.take_over()
             process.add_output(self._name, text)
@@ -76,6 +83,12 @@ class RankStream(io.TextIOBase):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+
+def _write_all(number: int, text: str) -> None:
+    left = text.encode("utf-8", "replace")
+    while left:
+        left = left[os.write(number, left) :]
 
 
 def install(patches: Patches) -> None:

@@ -79,6 +79,20 @@ def test_the_calendar_begins_with_2026() -> None:
     assert simdist.run(body, world_size=1).values == [(BEGIN_S + 0.25, BEGIN_S * 10**9 + 250_000_000)]
 
 
+def test_a_duration_by_the_calendar_can_be_divided_by() -> None:
+    def body() -> tuple[float, float, int, float]:
+        began, ended = time.time(), time.time()
+        time.sleep(0.25)
+        return began, 1 / (ended - began), time.time_ns(), time.time()
+
+    began, per_second, at_ns, after = simdist.run(body, world_size=1).values[0]
+
+    assert began == BEGIN_S
+    assert 0.9e6 < per_second < 1.1e6  # a microsecond, as floats of this size know it
+    assert at_ns == BEGIN_S * 10**9 + 250_000_000
+    assert after == BEGIN_S + 0.25
+
+
 @pytest.mark.parametrize(
     ("start_time", "begin_s"),
     [

@@ -3,11 +3,15 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import io
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -271,3 +275,64 @@ def test_what_progress_raises_comes_out_of_the_run() -> None:
         simdist.run(body, world_size=3, progress=progress)
 
     assert host_state() == before
+
+
+@contextlib.contextmanager
+def _laid_over(path: Path, fd: int) -> Iterator[None]:
+    """As programs do it that want the output of C code and of their children, too."""
+    saved = os.dup(fd)
+    with path.open("w") as file:
+        os.dup2(file.fileno(), fd)
+    try:
+        yield
+    finally:
+        os.dup2(saved, fd)
+        os.close(saved)
+
+
+def test_what_a_rank_lays_over_its_standard_output_is_its_own(tmp_path: Path) -> None:
+    def body() -> None:
+        rank = os.environ[RANK]
+        print("begin")
+        with _laid_over(tmp_path / f"outer{rank}", 1):
+            print("inside")
+            time.sleep(0.001)  # the other rank has its own by now
+            with _laid_over(tmp_path / f"inner{rank}", sys.stdout.fileno()):
+                print("deep")
+            os.write(1, b"raw\n")
+            subprocess.run(["echo", "program"], check=True)
+            subprocess.run(["echo", "explicit"], check=True, stdout=sys.stdout)
+            print("still in", rank, file=sys.stderr)
+        print("end")
+        os.dup2(1, 2)
+        print("one stream", file=sys.stderr)
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        os.system("echo lost")
+        print("lost")
+
+    streams, before, dup = [os.fstat(number) for number in (1, 2)], host_state(), os.dup
+    result = simdist.run(body, world_size=2)
+
+    result.raise_for_failure()
+    for rank in (0, 1):
+        assert (tmp_path / f"outer{rank}").read_text() == "inside\nraw\nprogram\nexplicit\n"
+        assert (tmp_path / f"inner{rank}").read_text() == "deep\n"
+        assert result.ranks[rank].stdout == "begin\nend\none stream\n"
+        assert result.ranks[rank].stderr == f"still in {rank}\n"
+    assert all(os.path.samestat(os.fstat(number), each) for number, each in zip((1, 2), streams, strict=True))
+    assert host_state() == before
+    assert os.dup is dup
+
+
+def test_a_child_has_what_its_parent_laid_over(tmp_path: Path) -> None:
+    def body() -> None:
+        with _laid_over(tmp_path / "file", 1):
+            for kind in (multiprocessing.get_context("fork").Process, multiprocessing.get_context("spawn").Process):
+                child = kind(target=print, args=(kind._start_method,))
+                child.start()
+                child.join()
+
+    simdist.run(body, world_size=1).raise_for_failure()
+
+    assert (tmp_path / "file").read_text() == "fork\nspawn\n"

@@ -1,0 +1,123 @@
+"""Descriptors 0, 1 and 2 of a rank: what it lays over them with `os.dup2` stays its own.
+
+All ranks share the host's, so that a rank which sends its output to a file (`os.dup2(log.fileno(), 1)`) would take the
+others' and the host's with it. Each process has a table instead: the number, and a copy of the descriptor that lies
+over it. What the process prints, writes to the number and lets its programs inherit goes there. The table begins with
+the first rank that lays one over; until then `os.write` is as it was.
+
+A copy of the stream as it was before, laid over it again, takes the entry away: that it is one says the system, which
+knows both files. The null device alone says nothing, for the host's own stream may be there: the first is laid over,
+the next taken away.
+
+In doubt: what C code of the rank itself writes (`printf`) goes to the host's streams, as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process._stdio import STREAMS, descriptor_of
+
+__all__ = ["for_program", "install", "laid_over", "standard_number"]
+
+
+def standard_number(process: SimProcess, fd: Any) -> int | None:
+    """0, 1 or 2, if that is what the process means by a number, or by an object that has one."""
+    number = fd
+    if not isinstance(fd, int):
+        try:
+            number = fd.fileno()
+        except (AttributeError, OSError, ValueError):
+            return None
+    if number in (0, 1, 2):
+        return int(number)
+    found = (n for n, name in STREAMS.items() if name in process.descriptors)
+    return next((n for n in found if process.descriptors[STREAMS[n]].number == number), None)
+
+
+def for_program(process: SimProcess, number: int) -> int:
+    """What a program that the process starts has there, unless it is told something else."""
+    laid_over = process.laid_over.get(number)
+    return descriptor_of(process, STREAMS[number]) if laid_over is None else laid_over
+
+
+def _dup2(original: Any) -> Any:
+    @functools.wraps(original)
+    def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
+        process, runtime = current_process(), current_runtime()
+        number = None if process is None else standard_number(process, fd2)
+        if process is None or runtime is None or number is None:
+            done: int = original(fd, fd2, inheritable)
+            return done
+        _begin(runtime)
+        source = standard_number(process, fd)
+        if source is not None:  # `os.dup2(1, 2)`
+            fd = process.laid_over.get(source, fd) if source == 0 else for_program(process, source)
+        process.take_over()
+        before = process.laid_over.get(number)
+        if not _is_its_own(process, fd, number):
+            process.laid_over[number] = os.dup(fd)
+        elif before is not None:
+            del process.laid_over[number]
+        if before is not None:
+            os.close(before)
+        return fd2
+
+    return dup2
+
+
+def _begin(runtime: Runtime) -> None:
+    """A rank lays a descriptor over another."""
+    runtime.notice_writes()
+    if _dup not in runtime.extras:
+        runtime.extras[_dup] = None
+        runtime.patches.wrap(os, "dup", _dup)  # by name, for a disk redirects the function itself
+
+
+def _dup(original: Any) -> Any:
+    @functools.wraps(original)
+    def dup(fd: int, /) -> int:
+        copied: int = original(laid_over(fd))
+        return copied
+
+    return dup
+
+
+def laid_over(fd: int) -> int:
+    """What the caller has laid over a standard descriptor; else the number itself."""
+    process = current_process()
+    if process is None or not process.laid_over:
+        return fd
+    number = standard_number(process, fd)
+    return fd if number is None else process.laid_over.get(number, fd)
+
+
+def _is_its_own(process: SimProcess, fd: int, number: int) -> bool:
+    """True for a copy of what was there when the process began."""
+    here, host = os.fstat(fd), _host(number)
+    behind = process.descriptors.get(STREAMS.get(number, ""))
+    if behind is not None and os.path.samestat(here, os.fstat(behind.number)):
+        return True
+    if host is None or not os.path.samestat(here, host):
+        return False
+    return number in process.laid_over or not os.path.samestat(here, Path(os.devnull).stat())
+
+
+def _host(number: int) -> os.stat_result | None:
+    try:
+        return os.fstat(number)
+    except OSError:  # it has none
+        return None
+
+
+_REPLACEMENTS = (Replacement(os, "dup2", _dup2),)
+
+
+def install(patches: Patches) -> None:
+    """Let ranks lay descriptors over the standard ones."""
+    patches.redirect(_REPLACEMENTS)
