@@ -1,10 +1,10 @@
 """Virtual time behind `time.*` and `datetime`.
 
-Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What has
-a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the process's `epoch_ns`, the moment at which
-its world began. `perf_counter` and `time.time`, which durations are measured with, show a nanosecond and a microsecond
-more at each further look at the same moment: what a program computes in between takes no virtual time, and it divides
-by the duration all the same.
+Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What
+has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the `epoch_ns` of its process, the
+moment at which its world began. `perf_counter` and `time.time`, which durations are measured with, show a nanosecond
+and a microsecond more at each further look at the same moment: what a program computes in between takes no virtual
+time, and it divides by the duration all the same.
 """
 
 from __future__ import annotations
