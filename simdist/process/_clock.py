@@ -2,30 +2,36 @@
 
 Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What
 has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the `epoch_ns` of its process, the
-moment at which its world began. `perf_counter` and `time.time`, which durations are measured with, show a nanosecond
-and a microsecond more at each further look at the same moment: what a program computes in between takes no virtual
-time, and it divides by the duration all the same.
+moment at which its world began. But `perf_counter`, which durations are measured with, shows a nanosecond more at each
+further look at the same moment: what a program computes in between takes no virtual time, and it divides by the
+duration all the same. So does `monotonic`, and a microsecond `time.time`, where ranks have modules of their own: whole
+programs measure with them, too, and tests with functions of their own want them exact. The standard library, which
+waits until moments, always has `monotonic` as it is.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
-from simdist.process._runtime import Patches, Replacement, current_process
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.records import slept
 
 __all__ = ["install", "taken_early"]
 
 _USUAL = {signal.SIGINT}  # the handlers of a process that has set none
-_COUNTING = ("monotonic", "process_time", "thread_time")
+_COUNTING = ("process_time", "thread_time")
+_STANDARD = str(Path(os.__file__).parent) + os.sep
 _LOOK_NS = 1_000  # more than what a float of seconds since 1970 can tell apart
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
@@ -90,6 +96,27 @@ def _measured_ns(original: Callable[[], int]) -> Callable[[], int]:
     return clock
 
 
+def _is_program() -> bool:
+    """True where ranks have modules of their own."""
+    runtime = current_runtime()
+    return runtime is not None and runtime.isolation is not None
+
+
+def _monotonic(original: Callable[[], float]) -> Callable[[], float]:
+    @functools.wraps(original)
+    def clock() -> float:
+        process = current_process()
+        if process is None:
+            return original()
+        now_ns = process.simulation.read_clock()
+        # The standard library waits until moments.
+        if _is_program() and not sys._getframe(1).f_code.co_filename.startswith(_STANDARD):
+            now_ns = process.counted_ns = max(now_ns, process.counted_ns + 1)
+        return now_ns / 1e9
+
+    return clock
+
+
 def _calendar_ns(process: SimProcess) -> int:
     """Nanoseconds since 1970, for a program that asks."""
     return process.epoch_ns + process.simulation.read_clock()
@@ -101,8 +128,10 @@ def _time(original: Callable[[], float]) -> Callable[[], float]:
         process = current_process()
         if process is None:
             return original()
-        process.shown_ns = max(_calendar_ns(process), process.shown_ns + _LOOK_NS)
-        return process.shown_ns / 10**9  # rounded once, unlike with a float
+        now_ns = _calendar_ns(process)
+        if _is_program():
+            now_ns = process.shown_ns = max(now_ns, process.shown_ns + _LOOK_NS)
+        return now_ns / 10**9  # rounded once, unlike with a float
 
     return clock
 
@@ -260,6 +289,8 @@ def _replacements() -> Iterator[Replacement]:
     for name in _COUNTING:
         yield Replacement(time, name, _seconds)
         yield Replacement(time, f"{name}_ns", _nanoseconds)
+    yield Replacement(time, "monotonic", _monotonic)
+    yield Replacement(time, "monotonic_ns", _nanoseconds)
     yield Replacement(time, "perf_counter", _measured_s)
     yield Replacement(time, "perf_counter_ns", _measured_ns)
     for name in ("localtime", "gmtime", "ctime"):

@@ -5,8 +5,8 @@ one slot, from the moment on that a rank makes a process, a pipe or a lock. Proc
 `_child_processes`; pipes are those of `_pipes`; locks are real ones on which tasks wait (`_locks`).
 
 The helper process that cleans up semaphores and shared memory after a crash is never started: what ranks leave is
-unlinked when their world ends (`_shared_memory`). Servers (`multiprocessing.Manager`, `Listener`) are refused: they
-wait on sockets.
+unlinked when their world ends (`_shared_memory`). A manager's server is a child like any other, and `_listeners` lets
+its clients in.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from multiprocessing import (
     connection,
     context,
+    managers,
     popen_fork,
     popen_forkserver,
     popen_spawn_posix,
@@ -32,12 +33,11 @@ from multiprocessing import (
 from multiprocessing import process as processes
 from typing import Any
 
-from simdist.errors import UnsupportedError
 from simdist.process._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
+from simdist.process._listeners import accepting, connecting
 from simdist.process._lock_methods import share_between_processes
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original as real
-from simdist.process._refusals import refused
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 from simdist.process._waits import replace_kin
@@ -134,6 +134,8 @@ def _separate() -> SimProcess | None:
         runtime.patches.redirect(_FROM_THEN_ON)
         replace_kin(runtime)
         runtime.patches.wrap(resource_sharer, "DupFd", _duplicate)
+        runtime.patches.wrap(connection, "SocketListener", accepting)
+        runtime.patches.wrap(connection, "SocketClient", connecting)
         runtime.patches.replace(synchronize.SemLock, "_rand", _NAMES)
         runtime.patches.wrap(importlib.import_module(_HEAP).Arena, "__init__", _closing)
         runtime.patches.wrap(importlib.import_module(_POOL).Pool, "__init__", _ending)
@@ -201,12 +203,6 @@ def _launching(launch: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
             if process is None:
                 original(popen, process_obj)
                 return
-            target = getattr(getattr(process_obj, "_target", None), "__qualname__", "")
-            if target == "BaseManager._run_server":
-                raise UnsupportedError(
-                    f"rank {process.rank}: multiprocessing.Manager is not simulated: its server waits on sockets; "
-                    "queues, pipes, locks, events and shared values of multiprocessing are"
-                )
             launch(popen, process_obj)
 
         return _launch
@@ -329,9 +325,6 @@ def _of_host_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_SOCKETS = refused(
-    "multiprocessing.connection.Listener and Client are not simulated: they wait on sockets; multiprocessing.Pipe is"
-)
 _connection: Any = connection
 _Made = tuple[tuple[Any, str, Callable[[Any], Any]], ...]
 
@@ -348,8 +341,9 @@ _BEGINNINGS = _replacements(
         (processes, "active_children", _separating),
         (util.Finalize, "__init__", _separating),
         (connection, "Pipe", _pipe),
-        (connection, "Client", _SOCKETS),
-        (connection.Listener, "__init__", _SOCKETS),
+        (managers.BaseManager, "__init__", _separating),
+        (connection, "Client", _separating),
+        (connection.Listener, "__init__", _separating),
         (synchronize.SemLock, "__init__", _init_lock),
     )
 )

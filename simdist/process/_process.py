@@ -53,6 +53,7 @@ class SimProcess:
         "at_exit",
         "began_ns",
         "children",
+        "counted_ns",
         "death_signal",
         "descriptors",
         "echo",
@@ -129,6 +130,7 @@ class SimProcess:
         self.death_signal = 0  # sent to it when its parent has ended
         self.began_ns = simulation.now_ns
         self.looked_ns = -1  # what its `time.perf_counter` showed last
+        self.counted_ns = -1  # what its `time.monotonic` did
         self.shown_ns = -1  # what its `time.time` did
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life

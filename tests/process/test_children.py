@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +122,6 @@ def test_a_child_of_the_host_stays_the_hosts(capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("start", "named"),
     [
-        (multiprocessing.Manager, "multiprocessing.Manager is not simulated"),
-        (lambda: connection.Listener(), "multiprocessing.connection.Listener and Client are not simulated"),
-        (lambda: connection.Client(("localhost", 1)), "Listener and Client are not simulated"),
         (lambda: os.execv(sys.executable, ["python"]), "os.execv would replace the whole world"),
         (lambda: os.execlp("true", "true"), "os.execv would replace the whole world"),
         (os.fork, "os.fork would copy the whole world"),

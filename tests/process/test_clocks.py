@@ -79,18 +79,25 @@ def test_the_calendar_begins_with_2026() -> None:
     assert simdist.run(body, world_size=1).values == [(BEGIN_S + 0.25, BEGIN_S * 10**9 + 250_000_000)]
 
 
-def test_a_duration_by_the_calendar_can_be_divided_by() -> None:
-    def body() -> tuple[float, float, int, float]:
-        began, ended = time.time(), time.time()
-        time.sleep(0.25)
-        return began, 1 / (ended - began), time.time_ns(), time.time()
+def _divides_by_no_time() -> tuple[int, int, float, float]:
+    began, ended = time.monotonic(), time.monotonic()
+    at_ns = time.monotonic_ns()
+    threading.Event().wait(0.5)  # to the nanosecond, although Python looks at the clock several times
+    return round(1 / (ended - began)), at_ns, time.monotonic(), time.perf_counter()
 
-    began, per_second, at_ns, after = simdist.run(body, world_size=1).values[0]
 
-    assert began == BEGIN_S
-    assert 0.9e6 < per_second < 1.1e6  # a microsecond, as floats of this size know it
-    assert at_ns == BEGIN_S * 10**9 + 250_000_000
-    assert after == BEGIN_S + 0.25
+def _divides_by_no_time_of_the_calendar() -> tuple[float, bool, int, float]:
+    began, ended = time.time(), time.time()
+    time.sleep(0.25)
+    return began, 0.9e6 < 1 / (ended - began) < 1.1e6, time.time_ns(), time.time()  # as floats of this size know it
+
+
+def test_programs_can_divide_by_a_duration_that_took_no_time() -> None:
+    counted = simdist.run(_divides_by_no_time, world_size=1, isolate=True)
+    calendar = simdist.run(_divides_by_no_time_of_the_calendar, world_size=1, isolate=True)
+
+    assert counted.values == [(10**9, 0, 0.5, 0.5)]
+    assert calendar.values == [(BEGIN_S, True, BEGIN_S * 10**9 + 250_000_000, BEGIN_S + 0.25)]
 
 
 @pytest.mark.parametrize(

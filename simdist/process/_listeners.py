@@ -1,0 +1,169 @@
+"""`multiprocessing.connection.Listener` and `Client` between the processes of one rank: what managers are built on.
+
+A listener has no socket: who connects makes a duplex pipe (`_pipes`) and leaves one end with the listener, for whoever
+accepts. Addresses are those of the world, whose ports count up from the first of the dynamic ones; another rank's
+can be reached, as another process's can on one machine. Keys are exchanged by the Python code of `multiprocessing`.
+
+In doubt: a listener for clients outside, and a client of a listener outside, are refused: nobody knows the address.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from multiprocessing import connection, managers
+from typing import Any
+
+from simdist.kernel import Task, TaskKilled
+from simdist.process._child_processes import pipes_here
+from simdist.process._process import SimProcess
+from simdist.process._runtime import Runtime, current_process, current_runtime
+
+__all__ = ["accepting", "connecting"]
+
+_FIRST_PORT = 49152
+
+
+class _Accepting:
+    """What a task is parked on that accepts."""
+
+    __slots__ = ("_address",)
+    interruptible = True  # by signals
+    timed = False
+
+    def __init__(self, address: Any) -> None:
+        self._address = address
+
+    def describe(self) -> str:
+        """In words."""
+        return f"Listener.accept at {self._address!r}"
+
+    def waits_for(self) -> Iterable[Task]:
+        """It may be anyone who knows the address."""
+        return ()
+
+
+class _Listener:
+    """Stands in for `SocketListener`."""
+
+    def __init__(self, runtime: Runtime, process: SimProcess, address: Any, family: str) -> None:
+        self._known = _listeners(runtime)
+        if family == "AF_INET" and not address[1]:
+            port = max((each[1] for each in self._known if isinstance(each, tuple)), default=_FIRST_PORT - 1) + 1
+            address = (address[0], port)
+        if _key(address) in self._known:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self._runtime = runtime
+        self._process = process
+        self._address = address
+        self._last_accepted: Any = None
+        self._waiting: deque[int] = deque()  # ends of pipes that nobody has accepted
+        self._tasks: dict[Task, None] = {}  # that accept
+        self._known[_key(address)] = self
+        process.end_listeners[self._left] = None
+
+    def accept(self) -> Any:
+        """The next connection, in the order in which they were made."""
+        process = current_process()
+        assert process is not None
+        simulation = process.simulation
+        task = simulation.check()
+        self._tasks[task] = None
+        try:
+            while not self._waiting:
+                if self._known.get(_key(self._address)) is not self:
+                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+                simulation.park(_Accepting(self._address))
+                if task.doomed:
+                    raise TaskKilled
+                process.drain()
+        finally:
+            del self._tasks[task]
+        end = self._waiting.popleft()
+        pipes = pipes_here(self._runtime)
+        pipes.give(end, process)
+        made = connection.Connection(end)
+        pipes.hold(made)
+        return made
+
+    def connect(self, process: SimProcess) -> Any:
+        """A connection for a client."""
+        pipes = pipes_here(self._runtime)
+        own, other = pipes.make(process, duplex=True)
+        pipes.give(other, self._process)
+        self._waiting.append(other)
+        self._wake()
+        made = connection.Connection(own)
+        pipes.hold(made)
+        return made
+
+    def close(self) -> None:
+        """Nobody can connect any more, and who waited to be accepted is hung up on."""
+        if self._known.get(_key(self._address)) is self:
+            del self._known[_key(self._address)]
+        self._process.end_listeners.pop(self._left, None)
+        pipes = pipes_here(self._runtime)
+        while self._waiting:
+            pipes.close(self._waiting.popleft())
+        self._wake()
+
+    def _left(self, process: SimProcess) -> None:
+        self._waiting.clear()  # its ends are closed with all others of the process
+        self.close()
+
+    def _wake(self) -> None:
+        for task in list(self._tasks):
+            task.simulation.wake(task)
+
+
+def _listeners(runtime: Runtime) -> dict[Any, _Listener]:
+    found: dict[Any, _Listener] | None = runtime.extras.get(_Listener)
+    if found is None:
+        found = runtime.extras[_Listener] = {}
+        kept: dict[Any, Any] = vars(managers.BaseProxy)["_address_to_local"]
+        before = set(kept)
+        runtime.patches.on_undo(lambda: _keep_only(kept, before))
+    return found
+
+
+def _keep_only(kept: dict[Any, Any], before: set[Any]) -> None:
+    """What proxies keep for each server: those of the world are gone, and the next one's have the same addresses."""
+    for address in [each for each in kept if each not in before]:
+        del kept[address]
+
+
+def _key(address: Any) -> Any:
+    """An address as all names of it have it; all hosts of an address are this machine."""
+    return ("", address[1]) if isinstance(address, tuple) else os.fsdecode(address)
+
+
+def accepting(original: Any) -> Any:
+    """`SocketListener`."""
+
+    @functools.wraps(original, updated=())
+    def SocketListener(address: Any, family: str, backlog: int = 1) -> Any:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None:
+            return original(address, family, backlog)
+        return _Listener(runtime, process, address, family)
+
+    return SocketListener
+
+
+def connecting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`SocketClient`."""
+
+    @functools.wraps(original)
+    def SocketClient(address: Any) -> Any:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None:
+            return original(address)
+        listener = _listeners(runtime).get(_key(address))
+        if listener is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        return listener.connect(process)
+
+    return SocketClient
