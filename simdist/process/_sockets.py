@@ -11,7 +11,8 @@ socket that a rank makes.
 In doubt: bytes between tasks take no virtual time, and how many fit into a buffer, so how often a task parks that sends
 more than some hundred kilobytes at once, is the system's affair. Whoever accepts, or receives datagrams from anybody,
 waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is the host's.
-Encrypted connections read in C, and block really.
+Encrypted connections (`ssl`) read and write in C: they
+are told not to wait, and what they say they want is waited for here.
 """
 
 from __future__ import annotations
@@ -74,10 +75,18 @@ class Sockets:
         self._named: dict[int, tuple[_Key, SimProcess]] = {}  # by number: those of ranks that have an address
         self._to_outside: dict[int, None] = {}  # numbers of those that have sent datagrams there
         self._waits: dict[Task, _Wait] = {}
+        self._encrypts = False  # one of ranks' sockets does
 
     def notice(self) -> None:
         """From now on look at what ranks do with sockets."""
         self._runtime.notice_writes()
+
+    def encrypt(self, kind: Any) -> None:
+        """A rank has made a connection of this class."""
+        if not self._encrypts:
+            self._encrypts = True
+            for name, make in _ENCRYPTED:
+                self._runtime.patches.wrap(kind, name, make)
 
     def name(self, sock: Any, process: SimProcess, number: int = -1) -> None:
         """It has an address now; another one with `number`, the same."""
@@ -219,6 +228,50 @@ def _known() -> tuple[Sockets, SimProcess] | None:
     return found, process
 
 
+# -- encrypted connections -------------------------------------------------------------------------------------------
+
+
+def _encrypted(wants: int) -> Callable[[Any], Any]:
+    """A method of `ssl.SSLSocket` that reads, or writes, or both in turn."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            known, timeout_s = _known(), self.gettimeout()
+            if known is None or self._sslobj is None or timeout_s == 0 or known[1].polls_really:
+                return original(self, *args, **kwargs)
+            sockets, process = known
+            ssl = sys.modules["ssl"]
+            while sockets.joins(self):
+                _set_timeout(self, 0)
+                try:
+                    return original(self, *args, **kwargs)
+                except ssl.SSLWantReadError:
+                    event, what = _READ, "wait for data from"
+                except ssl.SSLWantWriteError:
+                    event, what = _WRITE, "wait for room in"
+                finally:
+                    if self.fileno() >= 0:
+                        _set_timeout(self, timeout_s)
+                        sockets.tell(_names(self), process, self if wants == _READ else None)
+                sockets.wait(self, process, event, what)
+            return original(self, *args, **kwargs)
+
+        return call
+
+    return make
+
+
+_set_timeout: Any = vars(_socket.socket)["settimeout"]
+_ENCRYPTED = (
+    ("do_handshake", _encrypted(_READ | _WRITE)),
+    ("read", _encrypted(_READ)),
+    ("write", _encrypted(_WRITE)),
+    ("send", _encrypted(_WRITE)),
+    ("unwrap", _encrypted(_READ | _WRITE)),
+)
+
+
 # -- the methods -----------------------------------------------------------------------------------------------------
 
 
@@ -347,7 +400,7 @@ def _ending(original: Any) -> Any:
         sockets, process = known
         names, number = _names(self), self.fileno()
         done = original(self, *args)
-        if self.fileno() < 0:
+        if self.fileno() < 0 and done is None:  # `detach` returns the number, which somebody goes on with
             sockets.forget(number)
         sockets.tell(names, process)
         return done
@@ -379,8 +432,14 @@ def _made(original: Any) -> Any:
         original(self, *args, **kwargs)
         known = _known()
         if known is not None:
-            known[0].notice()
-            known[0].forget(self.fileno())
+            sockets, process = known
+            sockets.notice()
+            sockets.forget(self.fileno())
+            if kwargs.get("fileno") is not None:  # another object of a socket that there is
+                sockets.name(self, process)
+            ssl = sys.modules.get("ssl")
+            if ssl is not None and isinstance(self, ssl.SSLSocket):
+                sockets.encrypt(ssl.SSLSocket)
 
     return init
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.server
 import socket
+import ssl
+import tempfile
 import threading
 import time
 import urllib.request
@@ -112,12 +114,64 @@ def event_loop() -> Any:
     return found
 
 
+# Made for this test, and of no use for anything else: a key, and the certificate of "localhost" that it signed itself.
+_CERTIFICATE = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg/lE07VsYCGe7IE4+
+HeDfVpsxB01lAVxxeE5p2zNUgaGhRANCAATNacU1OHE44JhT60YPmTDVZEAHoSBI
++3/Qv8AEKfHS0c6v6x22o/f6zjWfLewFq8iL1DNfGCR6++i/kkd+jfPM
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBfjCCASSgAwIBAgITMiRsM7+6xan0FIzomms7yE+wmTAKBggqhkjOPQQDAjAU
+MRIwEAYDVQQDDAlsb2NhbGhvc3QwIBcNMjYxMTIzMDY0NjIwWhgPMjEyNjEwMzAw
+NjQ2MjBaMBQxEjAQBgNVBAMMCWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49
+AwEHA0IABM1pxTU4cTjgmFPrRg+ZMNVkQAehIEj7f9C/wAQp8dLRzq/rHbaj9/rO
+NZ8t7AWryIvUM18YJHr76L+SR36N88yjUzBRMB0GA1UdDgQWBBQLdmdqzx8yDS1K
+BrIoo0Eg8/vdRjAfBgNVHSMEGDAWgBQLdmdqzx8yDS1KBrIoo0Eg8/vdRjAPBgNV
+HRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCICSn6YSGH8zDbM3iuYl/s4YF
+gadU33UhRgvP0F01QLgqAiEAzQKobj03fQ4gpYOdjX/17FCsSgfviMjJMQ1JkbjD
+Tb0=
+-----END CERTIFICATE-----
+"""
+
+
+def encrypted() -> Any:
+    """A server and its client wait for each other within the handshake, for data and for room."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(_CERTIFICATE)
+        file.flush()
+        server.load_cert_chain(file.name)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            plain, _ = listener.accept()
+            with server.wrap_socket(plain, server_side=True) as end:
+                time.sleep(1)
+                end.sendall(bytes(int(end.recv(100))))
+                end.settimeout(1)
+                with pytest.raises(TimeoutError):
+                    end.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with client.wrap_socket(socket.create_connection(listener.getsockname())) as end:
+            end.sendall(b"4000000")
+            size = 0
+            while size < 4_000_000:
+                size += len(end.recv(100_000))
+            thread.join()
+    return size
+
+
 # What each finds, and the seconds that it takes.
 BODIES: dict[Callable[[], Any], tuple[Any, float]] = {
     served: ([1, 4_000_000, 10], 1),
     waits: ((b"late", b""), 4),
     datagrams: (b"abab", 1),
     event_loop: ((b"ABC\n", b""), 2),
+    encrypted: (4_000_000, 2),
 }
 
 
