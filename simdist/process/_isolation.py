@@ -37,6 +37,7 @@ from typing import Any
 from simdist.process._attributes import AttributeViews
 from simdist.process._handed_back import HandedBack
 from simdist.process._handed_over import HandedOver
+from simdist.process._left_behind import belongs_to_library
 from simdist.process._libraries import tell_own
 from simdist.process._logging import LoggingViews
 from simdist.process._process import SimProcess
@@ -119,6 +120,7 @@ class Isolation:
         self._count = 0  # of entries in `sys.modules` then
         self._known: frozenset[str] = frozenset()  # their names when the world began
         self._shared: set[str] = set()  # names that were found to be shared
+        self._finders: list[Any] = []  # of `sys.meta_path`, that all processes have
         self._original_lock: Callable[[str], Any] = _bootstrap._get_module_lock
 
     def begin(self) -> None:
@@ -133,6 +135,7 @@ class Isolation:
         self._attributes.install(self._patches)
         self._patches.replace(sys, "meta_path", [self._finder, *sys.meta_path])
         self._host.paths = [getattr(sys, name) for name in _PATHS]
+        self._finders = list(sys.meta_path)
         runtime.slots.add(self._switch)
         runtime.isolation = self
 
@@ -142,6 +145,7 @@ class Isolation:
         self._attributes.restore()
         self._logging.restore()
         self._patches.undo()
+        sys.meta_path.extend(finder for finder in self._finders if finder not in (self._finder, *sys.meta_path))
         self._views.clear()
         self._runtime.isolation = None
 
@@ -159,6 +163,7 @@ class Isolation:
         if view is present:
             return
         if self._imported or len(modules) != self._count:
+            self._share_finders()
             present.modules = {**self._isolated(), "builtins": present.builtins}
             self._imported = False
         if present.modules.keys() != view.modules.keys():
@@ -170,6 +175,17 @@ class Isolation:
         self._count = len(modules)
         self._present = view
         self._logging.switch(entering)
+
+    def _share_finders(self) -> None:
+        """A library that all ranks share puts its finder among one's own as it is imported, and that once only."""
+        own = sys.meta_path
+        for place, finder in enumerate(own):
+            if finder not in self._finders and belongs_to_library(finder, self._sharing.isolates):
+                self._finders.append(finder)
+                for view in (self._host, *self._views.values()):
+                    known = view.paths[_PATHS.index("meta_path")]
+                    if known is not own and finder not in known:
+                        known.insert(place, finder)
 
     def inherit(self, parent: SimProcess, child: SimProcess) -> None:
         """A forked child of the process with the baton has its modules; what they hold is its own (`_fork_copies`)."""

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from simdist.frames import is_ours, is_user_file
+from simdist.frames import is_our_file, is_ours, is_user_file
 from simdist.process._fork_copies import is_users
 from simdist.process._libraries import Finder
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._telling import tell, telling
 
-__all__ = ["LeftBehind", "install"]
+__all__ = ["LeftBehind", "belongs_to_library", "install"]
 
 _TABLES: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("sys.path", lambda: sys.path),
@@ -44,17 +44,30 @@ class LeftBehind:
 
     def restore(self) -> None:
         """Put back what the tables held."""
-        for _, table, before in self._changed():
-            table[:] = before
+        for name, table, before in self._changed():
+            table[:] = before + [each for each in table if each not in before and _stays(name, each)]
 
     def _changed(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
         for name, table, before in self._tables:
-            if table != before and _without_ours(table) != before:
+            now = [each for each in table if each in before or not (type(each) is Finder or _stays(name, each))]
+            if table != before and now != before:
                 yield name, table, before
 
 
-def _without_ours(table: list[Any]) -> list[Any]:
-    return [each for each in table if type(each) is not Finder]
+def _stays(name: str, each: Any) -> bool:
+    return name == "sys.meta_path" and belongs_to_library(each)
+
+
+def belongs_to_library(finder: Any, isolates: Callable[[str], bool] | None = None) -> bool:
+    """True for what an installed module that stays imported has put into such a table: it does so only once."""
+    kind = finder if isinstance(finder, type) else type(finder)
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or is_our_file(file) or is_user_file(file):
+        return False
+    if isolates is not None and isolates(kind.__module__):
+        return False
+    return getattr(module, kind.__name__, None) is kind
 
 
 def _freezing(original: Callable[[], None]) -> Callable[[], None]:
