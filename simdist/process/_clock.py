@@ -4,22 +4,21 @@ Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) 
 has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the `epoch_ns` of its process, the
 moment at which its world began. But `perf_counter`, which durations are measured with, shows a nanosecond more at each
 further look at the same moment: what a program computes in between takes no virtual time, and it divides by the
-duration all the same. So does `monotonic`, and a microsecond `time.time`, where ranks have modules of their own: whole
-programs measure with them, too, and tests with functions of their own want them exact. The standard library, which
-waits until moments, always has `monotonic` as it is.
+duration all the same. Where ranks have modules of their own, whole programs measure with other clocks, too: `monotonic`
+shows a nanosecond more, and what has a calendar a microsecond. Functions of tests want these exact. The standard
+library, which waits until moments, always has `monotonic` as it is.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from simdist.process._process import SimProcess
@@ -31,8 +30,8 @@ __all__ = ["install", "taken_early"]
 
 _USUAL = {signal.SIGINT}  # the handlers of a process that has set none
 _COUNTING = ("process_time", "thread_time")
-_STANDARD = str(Path(os.__file__).parent) + os.sep
 _LOOK_NS = 1_000  # more than what a float of seconds since 1970 can tell apart
+_LEAD_NS = 1_000_000  # a calendar is never further ahead: who polls it waits for virtual time
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
 } | {5}  # CLOCK_REALTIME_COARSE, which the module does not name
@@ -102,36 +101,47 @@ def _is_program() -> bool:
     return runtime is not None and runtime.isolation is not None
 
 
+def _counted_ns(process: SimProcess, reader: FrameType) -> int:
+    """What `monotonic` shows to the code of `reader`, in nanoseconds; the standard library waits until moments."""
+    now_ns = process.simulation.read_clock()
+    if _is_program() and str(reader.f_globals.get("__name__")).partition(".")[0] not in sys.stdlib_module_names:
+        now_ns = process.counted_ns = max(now_ns, process.counted_ns + 1)
+    return now_ns
+
+
 def _monotonic(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
-        if process is None:
-            return original()
-        now_ns = process.simulation.read_clock()
-        # The standard library waits until moments.
-        if _is_program() and not sys._getframe(1).f_code.co_filename.startswith(_STANDARD):
-            now_ns = process.counted_ns = max(now_ns, process.counted_ns + 1)
-        return now_ns / 1e9
+        return original() if process is None else _counted_ns(process, sys._getframe(1)) / 1e9
+
+    return clock
+
+
+def _monotonic_ns(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def clock() -> int:
+        process = current_process()
+        return original() if process is None else _counted_ns(process, sys._getframe(1))
 
     return clock
 
 
 def _calendar_ns(process: SimProcess) -> int:
     """Nanoseconds since 1970, for a program that asks."""
-    return process.epoch_ns + process.simulation.read_clock()
+    now_ns = process.epoch_ns + process.simulation.read_clock()
+    if _is_program():
+        if now_ns <= process.shown_ns:
+            now_ns = min(process.shown_ns + _LOOK_NS, now_ns + _LEAD_NS)
+        process.shown_ns = now_ns
+    return now_ns
 
 
 def _time(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
-        if process is None:
-            return original()
-        now_ns = _calendar_ns(process)
-        if _is_program():
-            now_ns = process.shown_ns = max(now_ns, process.shown_ns + _LOOK_NS)
-        return now_ns / 10**9  # rounded once, unlike with a float
+        return original() if process is None else _calendar_ns(process) / 10**9  # rounded once, unlike with a float
 
     return clock
 
@@ -290,7 +300,7 @@ def _replacements() -> Iterator[Replacement]:
         yield Replacement(time, name, _seconds)
         yield Replacement(time, f"{name}_ns", _nanoseconds)
     yield Replacement(time, "monotonic", _monotonic)
-    yield Replacement(time, "monotonic_ns", _nanoseconds)
+    yield Replacement(time, "monotonic_ns", _monotonic_ns)
     yield Replacement(time, "perf_counter", _measured_s)
     yield Replacement(time, "perf_counter_ns", _measured_ns)
     for name in ("localtime", "gmtime", "ctime"):

@@ -92,12 +92,28 @@ def _divides_by_no_time_of_the_calendar() -> tuple[float, bool, int, float]:
     return began, 0.9e6 < 1 / (ended - began) < 1.1e6, time.time_ns(), time.time()  # as floats of this size know it
 
 
+def _looks_often() -> tuple[list[int], float]:
+    looks = [time.time_ns() - BEGIN_S * 10**9 for _ in range(2000)]
+    began = time.time()
+    time.sleep(0.5)
+    shown = datetime.datetime.now(), datetime.datetime.now()
+    assert shown[1] - shown[0] == datetime.timedelta(microseconds=1)
+    return looks, time.time() - began
+
+
 def test_programs_can_divide_by_a_duration_that_took_no_time() -> None:
     counted = simdist.run(_divides_by_no_time, world_size=1, isolate=True)
     calendar = simdist.run(_divides_by_no_time_of_the_calendar, world_size=1, isolate=True)
 
-    assert counted.values == [(10**9, 0, 0.5, 0.5)]
-    assert calendar.values == [(BEGIN_S, True, BEGIN_S * 10**9 + 250_000_000, BEGIN_S + 0.25)]
+    assert counted.values == [(10**9, 2, 0.5, 0.5)]
+    assert calendar.values == [(BEGIN_S, True, BEGIN_S * 10**9 + 250_000_000, BEGIN_S + 0.250001)]
+
+
+def test_a_programs_calendar_runs_ahead_of_virtual_time_by_a_millisecond_at_most() -> None:
+    looks, span = simdist.run(_looks_often, world_size=1, isolate=True).values[0]
+
+    assert looks == [min(number, 1000) * 1000 for number in range(2000)]
+    assert span == pytest.approx(0.499002, abs=1e-6)
 
 
 @pytest.mark.parametrize(
