@@ -52,6 +52,7 @@ __all__ = ["World", "WorldSpec"]
 
 (_HOSTNAME,) = encoded({"HOSTNAME": ""})
 _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
+_FREE_PORTS = 45_000  # later lives have theirs from here: ports next to the known one are often the program's own
 _FIRST_PID = 1000
 _AGENT_PID = 500  # of the launcher's agent, on each host
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -348,7 +349,9 @@ class World:
         placement = self._cluster.placement
         processes = []
         told = self._spec.env or {}
-        port = int(told["MASTER_PORT"]) if told.get("MASTER_PORT", "").isdigit() else _AGENT_PORT + life
+        port = _FREE_PORTS + life if life else _AGENT_PORT
+        if told.get("MASTER_PORT", "").isdigit():
+            port = int(told["MASTER_PORT"])
         if self._spec.torchrun and told.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
             first = self._cluster.hosts[0]  # where the launcher's rendezvous is
             address = told.get("MASTER_ADDR", _AGENT_HOST)

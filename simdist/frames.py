@@ -107,17 +107,14 @@ def torch_folder() -> str:
     return next(iter(_torchs()), "")
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}\b")
 _CODE = re.compile(r"(?<![\w.:/])/[^\s\"',:]+\.py\b")
 
 
 def same_everywhere(line: str) -> str:
-    """A line of output without what differs between machines and processes: folders, and where objects lie in memory.
+    """A line of output without the folders that differ between machines: files of code as `sys.path` finds them.
 
-    Files of code are named as `sys.path` finds them; one that no entry of `sys.path` holds keeps its name only.
+    A file that no entry of `sys.path` holds keeps its name only.
     """
-    if " at 0x" in line:  # `<function step at 0x7f5a93b7c720>`
-        line = _ADDRESS.sub(" at 0x", line)
     if ".py" not in line:
         return line
     entries = tuple(sys.path)
