@@ -254,6 +254,10 @@ def received_from_any(group: Any, rank: int) -> None:
     done(group.send([tensor], 1, 0) if rank == 0 else group.recv_anysource([tensor], 0), tensor, 7)
 
 
+def for_the_cpu() -> Any:
+    return dist.new_group(backend="cpu:gloo")
+
+
 def left(group: Any, leave: Callable[[], object]) -> None:
     group.barrier().wait()
     leave()
@@ -284,6 +288,9 @@ METHOD_BODIES: dict[str, GroupBody] = {
     "barrier": lambda g, rank: g.barrier().wait(),
     "broadcast": lambda g, rank: in_place(2, lambda tensor: g.broadcast([tensor], options("BroadcastOptions"))),
     "gather": gathered_by,
+    "merge_remote_group": lambda g, rank: in_place(
+        4, lambda tensor: for_the_cpu().merge_remote_group(g.get_group_store(), 2, SOON).allreduce([tensor])
+    ),
     "monitored_barrier": lambda g, rank: g.monitored_barrier(SOON),
     "recv": lambda g, rank: exchange(
         rank, lambda tensor, peer: g.send([tensor], peer, 0), lambda tensor, peer: g.recv([tensor], peer, 0)
@@ -305,6 +312,9 @@ METHOD_BODIES: dict[str, GroupBody] = {
         rank, lambda tensor, peer: g.send([tensor], peer, 0), lambda tensor, peer: g.recv([tensor], peer, 0)
     ),
     "shutdown": lambda g, rank: left(g, g.shutdown),
+    "split_group": lambda g, rank: in_place(
+        4, lambda tensor: for_the_cpu().split_group([1, 0], SOON).allreduce([tensor])
+    ),
 }
 REFUSED_METHOD_BODIES: dict[str, GroupBody] = {
     "_backend_id": lambda g, rank: g._backend_id(dist.ProcessGroup.BackendType.GLOO),
@@ -314,10 +324,8 @@ REFUSED_METHOD_BODIES: dict[str, GroupBody] = {
     "_wait_for_pending_works": lambda g, rank: g._wait_for_pending_works(),
     "allocate_tensor": lambda g, rank: g.allocate_tensor(4, dtype=torch.float32, device=CPU),
     "memory_stats": lambda g, rank: g.memory_stats(),
-    "merge_remote_group": lambda g, rank: g.merge_remote_group(g.get_group_store(), 2, SOON, "merged", ""),
     "resume": lambda g, rank: g.resume(),
     "shrink": lambda g, rank: g.shrink([1], 0),
-    "split_group": lambda g, rank: g.split_group([0, 1], SOON, None, "split", ""),
     "suspend": lambda g, rank: g.suspend(),
 }
 

@@ -73,19 +73,23 @@ class Makers:
         timeout: timedelta,
         backend: Backend,
         options: GroupOptions | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> SimProcessGroup:
+        """A group over Gloo, or one like it; `ranks` are its ranks' in the world, if they are known."""
         process = current_process()
         assert process is not None
         limit_ns = round(timeout.total_seconds() * 1e9)
         devices = () if options is None else options._devices
         lazy = any(device.lazy for device in devices) if devices else lazy_by_default(process)
-        ranks: Sequence[int] = process.torch_state.ranks_in_making
-        if not ranks and size == self._network.cluster.world_size:
-            ranks = range(size)
+        if ranks is None:
+            ranks = process.torch_state.ranks_in_making
+            if not ranks and size == self._network.cluster.world_size:
+                ranks = range(size)
         member = connect(
             process, self._network, store, rank, size, limit_ns, backend, strict=self._strict, lazy=lazy, ranks=ranks
         )
         group = self._group_class(member, store, size, timeout, options)
+        group.maker = self
         flight_record_of(process).enter(group)
         return group
 
@@ -133,25 +137,41 @@ class Makers:
                 continue
             beside = SimPrefixStore(f"{device}/", store.underlying_store)
             made[device] = self._make_part(backend, beside, rank, size, making)
-        whole = SeveralBackends(made, making.device, self._split_part)
+        whole = SeveralBackends(made, making.device)
         whole.passes_for = name
         return whole
 
-    def _split_part(self, part: Any, ranks: Sequence[int], timeout: timedelta, name: str) -> Any:
-        """The part, over Gloo, of a group of some of its ranks; None if this one is not among them."""
-        part = getattr(part, "wrapped_pg", part)
-        if part.rank() not in ranks:
-            return None
+    def make_child(
+        self, group: Any, store: Any, rank: int, size: int, options: GroupOptions, ranks: Sequence[int]
+    ) -> SimProcessGroup:
+        """A group over Gloo that is made of one, with options that it shares with it.
+
+        Raises:
+            RuntimeError: there is no such rank, in Gloo's words.
+        """
+        _require_place(rank, size, options._timeout)
+        backend = group._member.communicator.backend
+        made = self.make_group(store, rank, size, options._timeout, backend, options, ranks)
+        made.options = options
+        return made
+
+    def options_of_gloo(self, options: Any, call: str) -> GroupOptions:
+        """The options that Gloo takes: those given, or its default ones, of which it warns once in each process."""
+        if isinstance(options, GroupOptions):
+            return options
         process = current_process()
         assert process is not None
-        store = SimPrefixStore(f"split/{name}/", part.get_group_store())
-        limit_ns, members = round(timeout.total_seconds() * 1e9), sorted(ranks)
-        backend = part._member.communicator.backend
-        rank, size = members.index(part.rank()), len(members)
-        member = connect(process, self._network, store, rank, size, limit_ns, backend, strict=self._strict)
-        made = self._group_class(member, store, size, timeout)
-        made._set_group_name(name)
-        return made
+        state: RankState = process.torch_state
+        if not hasattr(state, "warned_of_options"):
+            from simdist.c10d.backends.nccl import log
+
+            state.warned_of_options = None
+            text = (
+                f"Warning: Tried to pass options to ProcessGroupGloo::{call} that are not ProcessGroupGloo::Options."
+                "Falling back to default options. (function operator())"
+            )
+            log(process, "W", text, 749, "ProcessGroupGloo.cpp")
+        return GroupOptions(_DEFAULT_TIMEOUT)
 
     def _make_part(self, backend: str, store: Any, rank: int, size: int, making: Making) -> Any:
         if backend == "gloo":
@@ -175,6 +195,8 @@ class Makers:
         process = current_process()
         assert process is not None
         state: RankState = process.torch_state
+        if state.making is not None and state.making.device is not None:
+            group.bound_device_id = state.making.device
         if not state.group_in_making:
             return group
         checked = group if backend is IDEAL else self._checked(group, "gloo", store, rank, size, timeout)

@@ -33,8 +33,11 @@ class RankState:
         "profile",
         "ranks_in_making",
         "unwaited",
+        "warned_of_options",
         "world",
     )
+
+    warned_of_options: None  # there once Gloo has been given the options of another backend
 
     def __init__(self, debug_level: Any) -> None:
         self.world = RankWorld()

@@ -142,6 +142,7 @@ METHODS = _table(
         "barrier",
         "broadcast",
         "gather",
+        "merge_remote_group",
         "monitored_barrier",
         "recv",
         "recv_anysource",
@@ -153,6 +154,7 @@ METHODS = _table(
         "scatter",
         "send",
         "shutdown",
+        "split_group",
     ),
     local=(
         "_enable_collectives_timing",
@@ -191,11 +193,9 @@ METHODS = _table(
             "Only ProcessGrouppNCCL supports waitForPendingWorks, but got gloo backend."
         ),
         "allocate_tensor": _gloo_lacks("Backend gloo does not support allocateTensor"),
-        "merge_remote_group": _not_simulated("merge_remote_group is not simulated"),
         "memory_stats": _gloo_lacks("Backend gloo does not support getMemoryStats"),
         "resume": _gloo_lacks("Backend gloo does not support resume"),
         "shrink": _gloo_lacks("Backend gloo does not support shrink"),
-        "split_group": _not_simulated("split_group is not simulated; use torch.distributed.new_group"),
         "suspend": _gloo_lacks("Backend gloo does not support suspend"),
     },
 )

@@ -49,6 +49,25 @@ class SimProcessGroup(Reductions, Copies):
         member.messages += 1
         return communicator.mailbox.post(member, kind, peer, tag, tensor, self._timeout_ns, strike=strike)
 
+    # -- groups made of it ---------------------------------------------------------------------------------------
+
+    def split_part(self, store: Any, ranks: Sequence[int], options: Any, name: str) -> Any:
+        """Gloo's part of a group of some of its ranks; None for a rank that is not among them."""
+        if self.rank() not in ranks:
+            return None
+        options = self.maker.options_of_gloo(options, "split")
+        members = self._communicator.members
+        there = [members[rank] for rank in ranks if 0 <= rank < self._size]
+        world_ranks = [member.process.rank for member in there if member is not None]
+        if len(world_ranks) < len(ranks):
+            world_ranks = []  # some have not come yet, in a group that connects when it is first used
+        options.global_ranks_in_group = world_ranks
+        return self.maker.make_child(self, store, ranks.index(self.rank()), len(ranks), options, world_ranks)
+
+    def merge_part(self, store: Any, rank: int, size: int, options: Any, name: str) -> Any:
+        """Gloo's part of a group of the ranks of several groups."""
+        return self.maker.make_child(self, store, rank, size, options, ())
+
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names who is missing."""
         self._monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)

@@ -7,6 +7,7 @@ backend behind it.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         "_size",
         "_store",
         "_timeout_ns",
+        "maker",
         "options",
     )
 
@@ -229,13 +231,49 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     setGroupDesc = _set_group_desc
 
     def get_group_store(self) -> Any:
-        """The store at which the group met."""
-        return self._store
+        """The store at which the group met; its backends have their keys there under the names of their devices."""
+        store = self._store
+        return store.underlying_store if getattr(store, "prefix", "") in ("cpu/", "cuda/") else store
 
     def __repr__(self) -> str:
         mine, caller = self._member.process, current_process()
         whose = "" if caller is None or caller is mine else f", which belongs to rank {mine.rank}, not to {caller.rank}"
         return f"<simdist {self.name()} group {self._name!r} rank {self.rank()} of {self._size}{whose}>"
+
+    # -- groups made of it ---------------------------------------------------------------------------------------
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[Any] | None = None,
+    ) -> Any:
+        """The group of some of its ranks; called by all of them. None for a rank that is not among them."""
+        from simdist.c10d.surface import _offspring  # which most programs do not need
+
+        return _offspring.split_group(self, ranks, timeout, opts, group_name, group_desc, device_types)
+
+    def merge_remote_group(
+        self,
+        store: Any,
+        size: int,
+        timeout: timedelta = timedelta(minutes=30),
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> Any:
+        """One group of the ranks of several; called by all of them, at a store that is theirs."""
+        from simdist.c10d.surface import _offspring
+
+        return _offspring.merge_remote_group(self, store, size, timeout, group_name, group_desc)
+
+    def count_children(self) -> int:
+        """How many groups without a description of their own were split off it, before this one."""
+        number: int = self.__dict__.get("children", 0)
+        self.children = number + 1
+        return number
 
     # -- what can be set -----------------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ part of the device that its tensors are on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -38,10 +37,8 @@ class SeveralBackends(GroupBackend):
 
     passes_for = ""  # the backend that torch is about to ask it for, while it makes the group
 
-    def __init__(self, parts: Mapping[str, GroupBackend], bound: Any, split: Callable[..., Any]) -> None:
-        """`split(part, ranks, timeout, name)` splits a part that can't do it itself."""
+    def __init__(self, parts: Mapping[str, GroupBackend], bound: Any) -> None:
         self.parts = dict(parts)
-        self._split = split
         # Torch's default backend of several: NCCL where it is among them (`_new_process_group_helper` of 2.13).
         ordered = list(self.parts.values())
         self._main = next((part for part in ordered if part.name() == "nccl"), ordered[-1])
@@ -58,6 +55,11 @@ class SeveralBackends(GroupBackend):
         for device, part in self.parts.items():
             if part is not self._main:  # both have numbers of their own, and a log would mix them up
                 part._member.communicator.name = f"{self._communicator.name}/{device}"
+
+    @property
+    def main_part(self) -> GroupBackend:
+        """Torch's default backend of the group."""
+        return self._main
 
     @property
     def supports_splitting(self) -> bool:  # type: ignore[override]
@@ -136,33 +138,6 @@ class SeveralBackends(GroupBackend):
     def _coalescing(self, device: Any) -> Any:
         return self._main if device is None else self._get_backend(device)
 
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta,
-        opts: Any = None,
-        group_name: str = "",
-        group_desc: str = "",
-        device_types: Any = None,
-    ) -> Any:
-        """The group of some of its ranks, with the parts that are wanted; called by all of them."""
-        wanted = list(self.parts) if device_types is None else [torch.device(each).type for each in device_types]
-        made = {
-            kind: part.split_group(ranks, timeout, opts, group_name, group_desc)
-            if part is self._main
-            else self._split(part, ranks, timeout, group_name)
-            for kind, part in self.parts.items()
-            if kind in wanted
-        }
-        if None in made.values():
-            return None
-        if len(made) == 1:
-            return next(iter(made.values()))
-        whole = SeveralBackends(made, self._bound, self._split)
-        whole._set_group_name(group_name)
-        whole._description = group_desc
-        return whole
-
     def shutdown(self) -> None:
         """All parts."""
         for part in self.parts.values():
@@ -218,5 +193,5 @@ for _name in _BY_TENSORS:
     for _old, _new in group_class_aliases.items():
         if _new == _name:
             setattr(SeveralBackends, _old, _forwarding(_name))
-for _name in ("merge_remote_group", "_register_on_completion_hook", "_wait_for_pending_works"):
+for _name in ("_register_on_completion_hook", "_wait_for_pending_works"):
     setattr(SeveralBackends, _name, _refusing(_name))

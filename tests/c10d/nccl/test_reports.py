@@ -103,7 +103,7 @@ def test_what_the_report_is_made_of_is_in_the_groups_store() -> None:
             dist.broadcast(of(1), 1)  # of which rank 0 knows nothing
         time.sleep(0.2)
         store: Any = backend().get_group_store()
-        keys = [f"NCCL_{each}_trace_{end}" for each in (0, 1) for end in ("start", "end")]
+        keys = [f"cuda//NCCL_{each}_trace_{end}" for each in (0, 1) for end in ("start", "end")]
         return [store.get(key) for key in keys]
 
     env = {"TORCH_NCCL_DESYNC_DEBUG": "1"}

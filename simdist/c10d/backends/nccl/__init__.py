@@ -14,12 +14,22 @@ of it, `_information.py` tells of the rest, `_rank.py` is what NCCL keeps per pr
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._algorithm import NcclAlgorithm
 from simdist.c10d.backends.nccl._group import NcclProcessGroup
+from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._options import DEFAULT_TIMEOUT, NcclOptions
 from simdist.c10d.backends.nccl._words import NCCL_VERSION, NcclFailure
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.engine import Backend, Completion, P2PWork
 
-__all__ = ["DEFAULT_TIMEOUT", "NCCL", "NCCL_VERSION", "NcclAlgorithm", "NcclFailure", "NcclOptions", "NcclProcessGroup"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "NCCL",
+    "NCCL_VERSION",
+    "NcclAlgorithm",
+    "NcclFailure",
+    "NcclOptions",
+    "NcclProcessGroup",
+    "log",
+]
 
 NCCL = Backend(
     name="nccl",

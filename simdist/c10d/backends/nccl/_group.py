@@ -271,34 +271,17 @@ class NcclProcessGroup(NcclReductions):
 
     # -- groups made of it ---------------------------------------------------------------------------------------
 
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta,
-        opts: Any = None,
-        group_name: str = "",
-        group_desc: str = "",
-        device_types: Any = None,
-    ) -> NcclProcessGroup | None:
-        """The group of some of its ranks; called by all of them. None for a rank that is not among them."""
-        made: Any = split(self, ranks, timeout, opts, group_name, group_desc)
-        return made  # type: ignore[no-any-return]
+    def split_part(self, store: Any, ranks: Sequence[int], options: Any, name: str) -> NcclGroup | None:
+        """NCCL's part of a group of some of its ranks; None for a rank that is not among them."""
+        return split(self, store, ranks, options, name)
+
+    def merge_part(self, store: Any, rank: int, size: int, options: Any, name: str) -> NcclGroup:
+        """NCCL's part of a group of the ranks of several groups."""
+        return merge(self, store, rank, size, options, name)
 
     def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> NcclGroup:
         """The group without some of its ranks; called by the others. With flag 1 what is under way is aborted first."""
         return shrink(self, ranks_to_exclude, opts_override, abort=shrink_flags == 1)
-
-    def merge_remote_group(
-        self,
-        store: Any,
-        size: int,
-        timeout: timedelta = timedelta(minutes=30),
-        group_name: str | None = None,
-        group_desc: str | None = None,
-    ) -> NcclProcessGroup:
-        """One group of the ranks of several; called by all of them, at a store that is theirs."""
-        made: Any = merge(self, store, size, timeout, group_name, group_desc)
-        return made  # type: ignore[no-any-return]
 
     # -- memory that NCCL knows of -------------------------------------------------------------------------------
 

@@ -195,6 +195,18 @@ class NcclMember(EndingMember):
         """The device of the first communicator of all ranks; None: there is none."""
         return next((int(key) for key in self._connections if ":" not in key), None)
 
+    def connected_devices(self) -> list[str]:
+        """The devices whose communicators it has."""
+        return [key for key in self._connections if ":" not in key]
+
+    def guessed_device(self) -> int:
+        """The device that a call is for which has no tensor and names none."""
+        if self._bound is not None:
+            return int(self._bound.index)
+        if self._used:
+            return min(self._used)
+        return int(self._member.process.rank % max(1, len(devices_of_this_process().accounts)))
+
     def count_split(self, index: int) -> None:
         """All ranks split the communicator of a device, each as often as this one."""
         self._splits += 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from simdist.c10d.backends.nccl._options import NcclOptions
 from simdist.c10d.engine import connect
 from simdist.c10d.surface._store import SimPrefixStore
+from simdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._launching import NcclGroup
@@ -16,18 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["merge", "shrink", "split"]
 
 
-def split(
-    group: NcclGroup, ranks: Sequence[int], timeout: timedelta, options: Any, name: str, description: str
-) -> NcclGroup | None:
-    """The group of some ranks of a group; every rank of that takes part, and who is not among them gets None."""
-    device = group.bound_device_id
-    group.count_split(device.index)
+def split(group: NcclGroup, store: Any, ranks: Sequence[int], options: Any, name: str) -> NcclGroup | None:
+    """The group of some ranks of a group; every rank of that takes part, and who is not among them gets None.
+
+    Raises:
+        RuntimeError: the options are not NCCL's, in torch's words.
+        UnsupportedError: a rank that is left out has no communicator that could be split.
+    """
+    device = torch.device("cuda", group.guessed_device())
+    is_connected = str(device.index) in group.connected_devices()
+    if group.rank() not in ranks and not is_connected:
+        raise UnsupportedError(
+            "a rank that has no communicator can't take part in a split that leaves it out, and a real one ends by a "
+            "segmentation fault; give init_process_group a device_id, or call a collective first"
+        )
+    if not isinstance(options, NcclOptions):
+        raise RuntimeError("opts not a ProcessGroupNCCL::Options.")
+    if is_connected:
+        group.count_split(device.index)
     if group.rank() not in ranks:
         return None
-    made = _make(group, sorted(ranks), f"split/{name}/", options, timeout)
+    made = _make(group, list(ranks), store, options)
+    made.is_split = is_connected  # else it connects as any group does
     made._set_group_name(name)
-    made._set_group_desc(description)
-    made.bound_device_id = device
+    made.bound_device_id = group.bound_device_id
     made.eager_connect_single_device(device)
     return made
 
@@ -46,36 +61,28 @@ def shrink(group: NcclGroup, excluded: Sequence[int], options: Any, *, abort: bo
     if abort:
         group.release()
     ranks = [rank for rank in range(group.size()) if rank not in excluded]
-    made = _make(group, ranks, f"shrink/{'.'.join(str(rank) for rank in ranks)}/", options, None)
+    store = SimPrefixStore(f"shrink/{'.'.join(str(rank) for rank in ranks)}/", group.get_group_store())
+    made = _make(group, ranks, store, options)
     made.connect(index)
     return made
 
 
-def merge(
-    group: NcclGroup, store: Any, size: int, timeout: timedelta, name: str | None, description: str | None
-) -> NcclGroup:
-    """A group with the ranks of others that meet at `store`, numbered in the order in which they come there."""
-    rank = int(store.add("mergeGroupRank", 1)) - 1
-    options = copy.copy(group.options)
+def merge(group: NcclGroup, store: Any, rank: int, size: int, options: Any, name: str) -> NcclGroup:
+    """A group with the ranks of others that meet at `store`."""
+    options = copy.copy(options)
     options.split_from = None
-    options._timeout = timeout
-    options.group_name = f"{group.group_name}:merge" if name is None else name
     communicator = group._communicator
     process, network, backend = group._member.process, communicator.network, communicator.backend
     member = connect(process, network, store, rank, size, 0, backend, strict=communicator.strict)
     made = type(group)(member, store, size, options)
-    made._set_group_name(options.group_name)
-    made._set_group_desc(f"{group.group_desc}:merge" if description is None else description)
+    made._set_group_name(name)
     return made
 
 
-def _make(group: NcclGroup, ranks: list[int], prefix: str, options: Any, timeout: timedelta | None) -> NcclGroup:
+def _make(group: NcclGroup, ranks: list[int], store: Any, options: Any) -> NcclGroup:
     options = copy.copy(group.options if options is None else options)
     options.split_from = None
-    if timeout is not None:
-        options._timeout = timeout
     communicator = group._communicator
-    store = SimPrefixStore(prefix, group.get_group_store())
     member = connect(
         group._member.process,
         communicator.network,

@@ -1,0 +1,141 @@
+"""Groups that are made of groups: `split_group` and `merge_remote_group` of torch's C++ ProcessGroup (2.13).
+
+A group asks each of its backends, in the order of their devices, for a part of what is made; so does this, of the
+parts of a group over several backends, or of the only one. The backends' own share is `split_part` and `merge_part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from simdist.c10d.surface._store import SimPrefixStore
+from simdist.errors import UnsupportedError
+
+__all__ = ["merge_remote_group", "parts_of", "split_group"]
+
+_BY_CHANCE = (
+    "{} of a group whose devices all have Gloo is not simulated: torch connects it once for each device under the same "
+    "keys of the store, so that by chance it hangs, times out, or works. Make the group for the CPU only, with "
+    "backend='cpu:gloo'"
+)
+
+
+def parts_of(group: Any) -> dict[str, Any]:
+    """The backends of a group by their type of device, those that check calls for debugging left aside."""
+    parts: Mapping[str, Any] = getattr(group, "parts", None) or {_own_device(group): group}
+    return {device: getattr(part, "wrapped_pg", part) for device, part in parts.items()}
+
+
+def _own_device(group: Any) -> str:
+    group = getattr(group, "wrapped_pg", group)
+    return "cuda" if group.name() == "nccl" else "cpu"
+
+
+def _require_one_meeting(group: Any, call: str) -> None:
+    """Refuse a group that torch would connect twice at the same place."""
+    config = str(c10d._world.pg_backend_config.get(group, ""))
+    if group.size() > 1 and len([each for each in config.split(",") if each.endswith(":gloo")]) > 1:
+        raise UnsupportedError(_BY_CHANCE.format(call))
+
+
+def split_group(
+    group: Any,
+    ranks: Sequence[int],
+    timeout: timedelta | None,
+    options: Any,
+    name: str | None,
+    description: str | None,
+    device_types: Sequence[Any] | None,
+) -> Any:
+    """The group of some of a group's ranks; called by all of them, None for a rank that is not among those.
+
+    Raises:
+        RuntimeError: the ranks or devices are none that it can be made of, in torch's words.
+        UnsupportedError: real ranks would meet by chance.
+    """
+    if not len(ranks):
+        raise RuntimeError("Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group.")
+    if len(ranks) > group.size():
+        raise RuntimeError("the split group's size should be no larger than the world_size set by init_process_group")
+    if len(set(ranks)) != len(ranks):
+        raise RuntimeError(
+            "Split ranks should not have duplicates. Please provide a list of unique ranks to split the group."
+        )
+    parts = _wanted(group, device_types)
+    _require_one_meeting(group, "split_group")
+    ordered = sorted(int(rank) for rank in ranks)
+    if name is None:
+        name = f"{group.group_name}:split:[{', '.join(map(str, ordered))}]"
+    if description is None:
+        description = f"{group.group_desc}:split:{group.count_children()}"
+    store = SimPrefixStore(f"{name}/", group.get_group_store())
+    made = {}
+    for device, part in parts.items():
+        child = part.split_part(store, ordered, _renamed(part, options, name, timeout), name)
+        if child is not None:
+            made[device] = child
+    return _one_of(group, made, name, description)
+
+
+def _renamed(part: Any, options: Any, name: str, timeout: timedelta | None) -> Any:
+    """The options of a backend's part: those given, or the backend's own, which then change for it as well."""
+    options = part.options if options is None else options
+    options.group_name = name
+    if timeout is not None:
+        options._timeout = timeout
+    return options
+
+
+def _wanted(group: Any, device_types: Sequence[Any] | None) -> dict[str, Any]:
+    parts = parts_of(group)
+    if not device_types:
+        return parts
+    kinds = [torch.device(each).type for each in device_types]
+    for kind in kinds:
+        if kind not in [each.type for each in group._device_types]:
+            raise RuntimeError(
+                f"Requested device type for splitGroup is not present in the parent process group: {kind}"
+            )
+    main = _own_device(getattr(group, "main_part", group))
+    if main not in kinds:
+        raise RuntimeError(
+            "splitGroup deviceTypes filter must include the parent process group's default backend device type."
+        )
+    return {device: part for device, part in parts.items() if device in kinds}
+
+
+def merge_remote_group(
+    group: Any, store: Any, size: int, timeout: timedelta, name: str | None, description: str | None
+) -> Any:
+    """One group of the ranks of several; called by all of them, at a store that is theirs.
+
+    They are numbered in the order in which they come there.
+
+    Raises:
+        RuntimeError: more ranks come than it has.
+        UnsupportedError: real ranks would meet by chance.
+    """
+    if size > 1:
+        _require_one_meeting(group, "merge_remote_group")
+    rank = int(store.add("mergeGroupRank", 1)) - 1
+    name = f"{group.group_name}:merge" if name is None else name
+    description = f"{group.group_desc}:merge" if description is None else description
+    made = {
+        device: part.merge_part(store, rank, size, _renamed(part, None, name, timeout), name)
+        for device, part in parts_of(group).items()
+    }
+    return _one_of(group, made, name, description)
+
+
+def _one_of(group: Any, made: dict[str, Any], name: str, description: str) -> Any:
+    if not made:
+        return None
+    found = next(iter(made.values())) if len(made) == 1 else type(group)(made, None)
+    found._set_group_name(name)
+    found._set_group_desc(description)
+    return found
