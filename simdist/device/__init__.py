@@ -14,7 +14,8 @@ generators have CUDA's state and other numbers (`_generators`), streams and even
 `_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`).
 Computing takes no time unless the cluster has a `device_model` (`_compute`); `_races` finds what streams do to each
 other, in strict worlds; `_history` is what was allocated, while a program records it. `_absent` refuses what only a GPU
-can do, and runs what `torch.compile` makes without Triton.
+can do, and runs what `torch.compile` makes without Triton. `_legacy` has the names
+that older programs use.
 Kernels in C++ (`native/kernels.cpp`) can go before those in Python, with the same results:
 `build_kernels` builds them, `_compiled` finds them.
 

@@ -7,11 +7,13 @@ would be given it, partitioner included, and is run by torch's own kernels ("aot
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
+from simdist.device._state import present
 from simdist.errors import UnsupportedError
 from simdist.process import Patches, current_process
 
@@ -19,6 +21,10 @@ __all__ = ["BINDINGS", "install"]
 
 _GRAPHS = "CUDA graphs are not simulated; run the step eagerly, without torch.cuda.graph and make_graphed_callables"
 _JITERATOR = "torch.cuda.jiterator compiles CUDA C++, which is not simulated; write the function with torch's operators"
+_TUNING = "TunableOp times kernels of a GPU, which are not simulated; leave torch.cuda.tunable off"
+_RAW_NCCL = (
+    "communicators of torch.cuda.nccl.init_rank are not simulated; use torch.distributed with the backend 'nccl'"
+)
 _SHARING = (
     "memory of virtual devices is not shared between processes; send tensor.cpu() to the other one, or use a collective"
 )
@@ -121,6 +127,24 @@ def _reduce_scatter(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op:
         output.copy_(chunk.view(output.shape))
 
 
+def _unique_id() -> bytes:
+    """As `ncclGetUniqueId`: 128 bytes that no other call gives."""
+    process = current_process()
+    assert process is not None
+    made = present().made_ids = present().made_ids + 1
+    return hashlib.sha512(f"ncclUniqueId {process.rank} {made}".encode()).digest() * 2
+
+
+def _only_off(enabled: bool = True) -> None:
+    """TunableOp, of which nothing is there.
+
+    Raises:
+        UnsupportedError: it is to be there.
+    """
+    if enabled:
+        raise UnsupportedError(_TUNING)
+
+
 # Functions of `torch._C` in a CUDA build.
 BINDINGS: dict[str, Callable[..., Any]] = {
     "_broadcast": _broadcast,
@@ -136,7 +160,28 @@ BINDINGS: dict[str, Callable[..., Any]] = {
     "_nccl_broadcast": _broadcast_from,
     "_nccl_all_gather": _all_gather,
     "_nccl_reduce_scatter": _reduce_scatter,
+    "_nccl_unique_id": _unique_id,
+    "_nccl_init_rank": _refusing(_RAW_NCCL),
+    "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),  # which `torch._dynamo.reset` imports
+    "_set_cached_tensors_enabled": lambda enabled: None,
     "_cuda_tunableop_is_enabled": lambda: False,
+    "_cuda_tunableop_enable": _only_off,
+    "_cuda_tunableop_tuning_is_enabled": lambda: True,
+    "_cuda_tunableop_tuning_enable": lambda enabled: None,
+    "_cuda_record_untuned_is_enabled": lambda: False,
+    "_cuda_record_untuned_enable": _only_off,
+    "_cuda_tunableop_get_max_tuning_duration": lambda: 30,
+    "_cuda_tunableop_set_max_tuning_duration": lambda milliseconds: None,
+    "_cuda_tunableop_get_max_tuning_iterations": lambda: 100,
+    "_cuda_tunableop_set_max_tuning_iterations": lambda iterations: None,
+    "_cuda_tunableop_get_filename": lambda: "tunableop_results0.csv",
+    "_cuda_tunableop_set_filename": lambda name, insert_device_ordinal=False: None,
+    "_cuda_tunableop_get_results": lambda: (),
+    "_cuda_tunableop_get_validators": lambda: (),
+    "_cuda_tunableop_read_file": lambda name=None: False,
+    "_cuda_tunableop_get_rotating_buffer_size": lambda: 0,
+    "_cuda_tunableop_set_rotating_buffer_size": lambda size: None,
+    "_cuda_tunableop_set_numerical_check_tolerances": lambda enable, atol=1e-5, rtol=1e-5: None,
 }
 
 
@@ -192,6 +237,11 @@ def install(patches: Patches) -> None:
         raise UnsupportedError(_GRAPHS)
 
     patches.replace(graph, "__new__", staticmethod(new))
+    patches.wrap(torch, "_cufft_clear_plan_cache", _on_ranks(lambda index: None))
+    plans = vars(torch.backends.cuda.cuFFTPlanCache)  # of cuFFT, of which none is ever made
+    patches.wrap(plans["size"], "getter", _on_ranks(lambda index: 0))
+    patches.wrap(plans["max_size"], "getter", _on_ranks(lambda index: 4096))
+    patches.wrap(plans["max_size"], "setter", _on_ranks(lambda index, size: None))
     patches.wrap(torch.cuda.graphs, "_graph_pool_handle", _on_ranks(_refusing(_GRAPHS)))
     patches.wrap(torch.UntypedStorage, "_share_cuda_", _on_ranks(_refusing(_SHARING)))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", _on_ranks(_enter_nvtx))

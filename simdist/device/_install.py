@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simdist.cluster import Cluster
-from simdist.device import _absent, _kernels, _pools, _storages
+from simdist.device import _absent, _kernels, _legacy, _pools, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
@@ -83,10 +83,12 @@ class DeviceState:
             patches.wrap(torch.cuda, name, _on_ranks(names["_cuda_exchangeDevice"]))
         patches.wrap(torch.cuda, "_device_count_nvml", _on_ranks(lambda: -1))
         patches.wrap(torch.cuda, "is_current_stream_capturing", _on_ranks(lambda: False))
+        patches.wrap(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
         patches.replace(torch.cuda.nvtx, "_nvtx", Markers())
         _pools.install(patches)
         _absent.install(patches)
+        _legacy.install(patches)
         generator = _generator_class(torch.Generator)
         for module in (torch, torch._C):
             patches.replace(module, "Generator", generator)

@@ -40,6 +40,7 @@ class ProcessDevices:
         self.streams = Streams(process)
         self.streams.races = races
         self.raw: dict[int, Any] = {}  # memory taken by address, without a tensor
+        self.made_ids = 0  # for communicators of `torch.cuda.nccl`
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
         self.history: Any = None  # of the memory, while it is recorded
         self.generators: tuple[DeviceGenerator, ...] = ()

@@ -123,7 +123,7 @@ def restore(state: _State) -> None:
     if _read_all() != switches:
         for (get, change), was in zip(_SWITCHES, switches, strict=True):
             if was is not None and _read(get) != was:
-                original(change)(was)
+                original(change)(*was) if isinstance(was, tuple) else original(change)(was)
     if deterministic != (_c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()):
         original(_c._set_deterministic_algorithms)(deterministic[0], warn_only=deterministic[1])
     if anomaly != (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()):

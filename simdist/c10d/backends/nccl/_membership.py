@@ -195,6 +195,11 @@ class NcclMember(EndingMember):
         """The device of the first communicator of all ranks; None: there is none."""
         return next((int(key) for key in self._connections if ":" not in key), None)
 
+    def _comm_ptr(self) -> int:
+        """An address of the communicator of the current device, of which only that it is not another's matters."""
+        index = torch.cuda.current_device()
+        return (self._uid + 1) << 16 | index << 8 if str(index) in self._connections else 0
+
     def connected_devices(self) -> list[str]:
         """The devices whose communicators it has."""
         return [key for key in self._connections if ":" not in key]
