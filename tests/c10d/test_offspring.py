@@ -58,6 +58,7 @@ def splits() -> list[Any]:
         kept.append(make())
         found.append(told(kept[-1]))
         dist.barrier()
+        time.sleep(0.3)
     child = group.split_group([0, 1, 2], None, None, "child", "a child")
     kept.append(child.split_group([2, 1]))
     found.append(told(kept[-1]))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._preferences import Preferences
-from simdist.c10d.backends.nccl._tuning import Graph, choose
+from simdist.c10d.backends.nccl._tuning import Choice, Graph, choose, shrunk_channels
 from simdist.cluster import NcclModel, build
 from simdist.process import current_process
 from tests.c10d.nccl.worlds import join, of, results, run, said
@@ -186,6 +186,62 @@ def test_fewer_channels_are_another_order_of_additions() -> None:
 
     assert bits(3, NCCL_MAX_NCHANNELS="1") == bits(1)
     assert bits(3) != bits(1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "algorithm", "protocol", "channels"),
+    [
+        ({}, "ring", "simple", 8),  # 256 KiB over 512 threads that want 64 bytes each
+        ({"NCCL_NTHREADS": "256"}, "ring", "simple", 12),
+        ({"NCCL_NTHREADS": "32"}, "ring", "simple", 12),  # 64 at least
+        ({"NCCL_NTHREADS": "1024"}, "ring", "simple", 8),  # 512 at most
+        ({"NCCL_NTHREADS": "100"}, "ring", "simple", 8),  # as NCCL takes what is no multiple of 32
+        ({"NCCL_NTHREADS": "0"}, "ring", "simple", 8),
+        ({"NCCL_NTHREADS": "256", "NCCL_LL128_NTHREADS": "640"}, "ring", "ll128", 12),
+        ({"NCCL_THREAD_THRESHOLDS": "8 8 64 8 8 128"}, "ring", "simple", 4),
+        ({"NCCL_THREAD_THRESHOLDS": "8 8 128"}, "ring", "simple", 8),
+        ({"NCCL_THREAD_THRESHOLDS": "8 8 128"}, "tree", "simple", 4),
+        ({"NCCL_THREAD_THRESHOLDS": "-1 -1 -1 512"}, "ring", "ll", 1),
+    ],
+)
+def test_threads_want_their_share_before_another_channel_is_used(
+    environ: dict[str, str], algorithm: str, protocol: str, channels: int
+) -> None:
+    graph = Graph(ranks=8, nodes=1, channels=12, intra=20, inter=20)
+    chosen = Choice(algorithm, protocol, 1.0, 1.0, 1.0)
+
+    assert shrunk_channels(graph, chosen, 1 << 18, None, Preferences.read(environ)) == channels
+
+
+@pytest.mark.parametrize(
+    ("environ", "sizes"),
+    [
+        ({}, [1, 1, 1]),
+        ({"NCCL_BUFFSIZE": "4194304"}, [1, 1, 2 << 20]),
+        ({"NCCL_LL_BUFFSIZE": "524288", "NCCL_LL128_BUFFSIZE": "4915200"}, [32 << 10, 576_000, 1]),
+        ({"NCCL_BUFFSIZE": "-2"}, [1, 1, 1]),
+    ],
+)
+def test_buffers_say_how_much_goes_around_at_once(environ: dict[str, str], sizes: list[int]) -> None:
+    found = Preferences.read(environ)
+
+    assert [found.loop_bytes(protocol, 1) for protocol in ("ll", "ll128", "simple")] == sizes
+
+
+def test_a_smaller_buffer_is_another_order_of_additions() -> None:
+    def body() -> list[float]:
+        rank = join()
+        tensor = torch.randn(3 * 4_000, generator=torch.Generator().manual_seed(rank)).cuda()
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def bits(**env: str) -> list[float]:
+        model = NcclModel(algorithm="ring", protocol="simple", channels=1)
+        found: list[float] = results(body, 3, cluster=build(3, devices_per_host=3, nccl=model), env=env)[0]
+        return found
+
+    assert bits(NCCL_BUFFSIZE="4194304") == bits()
+    assert bits(NCCL_BUFFSIZE="8192") != bits()
 
 
 def test_ranks_have_to_say_the_same() -> None:

@@ -1,9 +1,10 @@
-"""What NCCL's own variables leave of its choice: NCCL_ALGO, NCCL_PROTO, the numbers of channels; and what it says.
+"""What NCCL's own variables leave of its choice: NCCL_ALGO, NCCL_PROTO, channels, threads, buffers; and what it says.
 
 A list names what is allowed, or after `^` what is not, for all functions; after that, behind `;`, for one:
 `NCCL_ALGO=ring,tree;allreduce:tree` (graph/tuning.cc of NCCL 2.29.7). A function that it leaves nothing for fails when
 it is called, words that NCCL does not know fail when a communicator is made. Numbers of channels say over how many a
-call's bytes are spread, not what NCCL's model takes for their bandwidth (graph/connect.cc).
+call's bytes are spread, not what NCCL's model takes for their bandwidth (graph/connect.cc); so do threads, each of
+which wants its share before another channel is used. Buffers say how much of a chunk goes around at once (init.cc).
 
 In doubt: a real NCCL whose ranks have other values hangs or mixes data up; here they are refused.
 """
@@ -48,7 +49,13 @@ _NUMBERS = (
     *("NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
     *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
 )
+_THREADS = {"ll": ("NCCL_NTHREADS", 64, 512), "ll128": ("NCCL_LL128_NTHREADS", 160, 640)}  # at least, at most
+_THREADS["simple"] = _THREADS["ll"]
+_BUFFERS = {"ll": "NCCL_LL_BUFFSIZE", "ll128": "NCCL_LL128_BUFFSIZE", "simple": "NCCL_BUFFSIZE"}
+_THRESHOLDS = "NCCL_THREAD_THRESHOLDS"
+_SIZES = ("NCCL_NTHREADS", "NCCL_LL128_NTHREADS", *_BUFFERS.values())
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|\d+)")
+_LONGS = re.compile(r"(?:\s*[+-]?\d+)*")  # as sscanf reads them
 _TYPES = {
     "int8": "Int8",
     "int32": "Int32",
@@ -78,6 +85,8 @@ class Preferences:
     least: int = 0  # channels
     most: int = _CHANNELS
     said: str = ""  # the lists, as NCCL repeats them
+    sizes: tuple[tuple[str, int], ...] = ()  # of threads and buffers, by variable
+    thresholds: tuple[int, ...] = ()  # bytes for each thread: a tree's by protocol, and a ring's
 
     @classmethod
     def read(cls, environ: Mapping[str, str], config: Any = None) -> Preferences:
@@ -101,7 +110,31 @@ class Preferences:
             least=min(max(least, lowest or 0, 0), _CHANNELS),
             most=max(1, min(most, highest or _CHANNELS, _CHANNELS)),
             said=said,
+            sizes=tuple((name, size) for name in _SIZES if (size := _number(environ.get(name, ""))) is not None),
+            thresholds=tuple(int(each) for each in _LONGS.match(environ.get(_THRESHOLDS, ""))[0].split()[:6]),  # type: ignore[index]  # matches anything
         )
+
+    def threads(self, protocol: str, found: int) -> int:
+        """How many threads a channel has that would have `found` (`getNthreads`)."""
+        name, least, most = _THREADS[protocol]
+        asked = dict(self.sizes).get(name, 0)
+        if asked <= 0:
+            return found
+        return most if asked % 32 else min(max(asked, least), most)
+
+    def bytes_per_thread(self, algorithm: str, protocol: str, found: int) -> int:
+        """How many bytes a thread wants that would want `found`."""
+        place = 3 * (algorithm == "ring") + tuple(_BUFFERS).index(protocol)
+        asked = self.thresholds[place] if place < len(self.thresholds) else -1
+        return found if asked < 0 else asked
+
+    def loop_bytes(self, protocol: str, found: int) -> int:
+        """How much of a chunk goes around at once: a share of the buffer, or `found`."""
+        buffer = dict(self.sizes).get(_BUFFERS[protocol], -2)
+        if buffer <= 0:
+            return found
+        step = buffer // 8
+        return {"ll": step // 2, "ll128": step // 16 * 15, "simple": step * 4}[protocol]
 
     def channels(self, found: int) -> int:
         """How many channels a communicator has whose graph has `found`."""
@@ -146,7 +179,7 @@ class Preferences:
 def preferences(config: Any) -> Preferences | None:
     """Those of the calling rank and its group's config; None: it has none."""
     environ = os.environ
-    said = any(name in environ for name in (*_LISTS, *_NUMBERS))
+    said = any(name in environ for name in (*_LISTS, *_NUMBERS, *_SIZES, _THRESHOLDS))
     if not said and config.min_ctas <= 0 and config.max_ctas <= 0:
         return None
     return Preferences.read(environ, config)

@@ -55,8 +55,9 @@ class TunedAlgorithm(NcclAlgorithm):
             self._first, self._preferences = rank, preferences
         elif preferences != self._preferences:
             raise UnsupportedError(
-                f"NCCL's variables (NCCL_ALGO, NCCL_PROTO, numbers of channels) are others on rank {rank} than on rank "
-                f"{self._first} of a group: real ones would hang, or mix data up; give all ranks the same"
+                "NCCL's variables (NCCL_ALGO, NCCL_PROTO, numbers of channels and threads, buffers) are others on rank "
+                f"{rank} than on rank {self._first} of a group: real ones would hang, or mix data up; give all ranks "
+                "the same"
             )
 
     def choice(self, operation: Operation) -> Choice:
@@ -72,7 +73,7 @@ class TunedAlgorithm(NcclAlgorithm):
         channels = self.graph.channels
         if self._preferences is not None:
             channels = self._preferences.channels(channels)
-        return shrunk_channels(self.graph, self.choice(operation), size, channels)
+        return shrunk_channels(self.graph, self.choice(operation), size, channels, self._preferences)
 
     def costs_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> tuple[int, int]:
         """As the model estimates it; what is not modelled costs what it costs on the cluster's links."""
@@ -115,7 +116,10 @@ class TunedAlgorithm(NcclAlgorithm):
         if chosen.algorithm == "tree":
             _folds.tree_all_reduce(given, self._trees, channels)
         else:
-            _folds.all_reduce(given, channels, _folds.LOOP_BYTES[chosen.protocol])
+            loop_bytes = _folds.LOOP_BYTES[chosen.protocol]
+            if self._preferences is not None:
+                loop_bytes = self._preferences.loop_bytes(chosen.protocol, loop_bytes)
+            _folds.all_reduce(given, channels, loop_bytes)
         return datas[:1]
 
 

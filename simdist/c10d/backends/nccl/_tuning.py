@@ -114,13 +114,19 @@ def choose(
     return min(allowed, key=lambda each: each.time_us)
 
 
-def shrunk_channels(graph: Graph, choice: Choice, size: int, channels: int | None = None) -> int:
+def shrunk_channels(
+    graph: Graph, choice: Choice, size: int, channels: int | None = None, preferences: Preferences | None = None
+) -> int:
     """How many channels so few bytes are spread over, of so many, or of those of the graph."""
     threshold = {"ll": 8, "ll128": 8, "simple": 64}[choice.protocol]
     if choice.algorithm == "ring" and choice.protocol == "ll":
         threshold *= graph.ranks
+    threads = _THREADS[choice.protocol]
+    if preferences is not None:
+        threads = preferences.threads(choice.protocol, threads)
+        threshold = preferences.bytes_per_thread(choice.algorithm, choice.protocol, threshold)
     channels = graph.channels if channels is None else channels
-    while channels > 1 and size < channels * _THREADS[choice.protocol] * threshold:
+    while channels > 1 and size < channels * threads * threshold:
         channels -= 1
     return channels
 
