@@ -91,6 +91,7 @@ class Turns(Timetable):
         "_stop",
         "_turns_at_reads",
         "_turns_to_look_at",
+        "_until_quiet",
         "bus",
         "clock_reads",
         "current",
@@ -131,6 +132,7 @@ class Turns(Timetable):
         self._stop: Any = None  # where the host wants to look, while it runs the world to there; it has been `reached`
         self._broken: BaseException | None = None  # what failed inside the kernel itself
         self._previous: Any = None  # context of the task that ran last
+        self._until_quiet: dict[Task, None] = {}  # those that wait for what is outside, in the order in which they came
         self.tasks: list[Task] = []
         self.current: Task | None = None
         self.current_ident = 0  # thread of the current task; dispatchers compare with it
@@ -194,6 +196,21 @@ class Turns(Timetable):
             task.deadline_ns = None
             return not expired
         return True
+
+    def park_until_quiet(self, wait: Wait) -> None:
+        """Park until nothing can happen any more but that a deadline comes; somebody may wake the task before.
+
+        For who waits for what is outside the simulation: all that may depend on this world has happened then.
+
+        Raises:
+            TaskKilled: as `park`.
+        """
+        task = self._running()
+        self._until_quiet[task] = None
+        try:
+            self.park(wait)
+        finally:
+            self._until_quiet.pop(task, None)
 
     def offer(self) -> None:
         """Let the policy choose anew among those who can run, the running task included.
@@ -339,6 +356,11 @@ class Turns(Timetable):
                         task.woken_while_paused = True
                 if self._alive == 0 or self._closing:
                     return None
+                if self._until_quiet and not self._live_timers:
+                    waits = next(iter(self._until_quiet))
+                    del self._until_quiet[waits]
+                    self.wake(waits)
+                    continue
                 upcoming = self._environment.peek() if self._live_timers else math.inf
                 certain = self._earliest_deadline > upcoming or self._arm_deadline(upcoming)
                 if self._stop is None and not (certain and self._live_timers):

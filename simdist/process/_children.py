@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from simdist.process._process import SimProcess
+from simdist.process._program_output import let_others_run_while_reading
 from simdist.process._programs import Program, Spawned
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._standard_descriptors import for_program, standard_number
@@ -58,6 +59,7 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
                 given[name] = for_program(process, meant)
         original(self, args, bufsize, executable, **given)
         _began(process, self, args, sys._getframe(1))
+        let_others_run_while_reading(process, self)
 
     return init
 

@@ -469,3 +469,50 @@ def test_psutil_counts_programs_among_the_children_of_their_rank() -> None:
         return bool(child.pid == program.pid and child.name() == "sleep" and psutil.pid_exists(child.pid))
 
     assert simdist.run(body, world_size=1).values == [True]
+
+
+def test_a_rank_reads_from_a_program_that_waits_for_another_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simdist.process._program_output._ALONE_S", 0.05)
+    flag = tmp_path / "flag"
+    script = f"echo ready; while ! test -e {flag}; do sleep 0.01; done; echo seen; echo more; echo err >&2"
+
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        found = None
+        if dist.get_rank() == 0:
+            pipe = subprocess.PIPE
+            with subprocess.Popen(["sh", "-c", script], stdout=pipe, stderr=pipe, text=True, bufsize=1) as program:
+                assert program.stdout is not None
+                assert program.stderr is not None
+                found = program.stdout.readline(), next(program.stdout), program.stdout.read(), program.stderr.read()
+        else:
+            threading.Event().wait(2)  # a deadline
+            time.sleep(3)  # a timer
+            flag.touch()
+        dist.barrier()
+        return found
+
+    result = simdist.run(body, world_size=2)
+
+    result.raise_for_failure()
+    assert result.values == [("ready\n", "seen\n", "more\n", "err\n"), None]
+
+
+def test_a_program_that_says_nothing_ends_the_run_with_the_line_that_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simdist.process._program_output._ALONE_S", 0.01)
+    monkeypatch.setattr("simdist.process._program_output._PATIENCE_S", 0.05)
+
+    def body() -> None:
+        program = subprocess.Popen(["sleep", "100"], stdout=subprocess.PIPE)
+        assert program.stdout is not None
+        with program.stdout:
+            program.stdout.readline()
+
+    with pytest.raises(
+        SimdistError, match=r"from the program 'sleep', at test_children.py:\d+, which has said nothing"
+    ):
+        simdist.run(body, world_size=2)

@@ -1,0 +1,143 @@
+"""What a rank reads from a program that it started, line by line: `Popen(..., stdout=PIPE).stdout.readline()`.
+
+A program that answers by itself does so in real time, while virtual time stands still. One that waits for another rank,
+for its file or its connection, would wait for ever if the baton stayed here. So a reader that has waited for
+`_ALONE_S` real seconds lets the world go on, and comes back when nothing else can happen in it but that somebody's time
+runs out; what it waits for is then there soon, or some such times are let pass, or the run ends with an error.
+
+In doubt: a program that needs longer than that to answer, though nobody keeps it waiting, is heard at another moment of
+virtual time than one that is quick. And a rank that asks again and again whether there is something, at intervals, is
+given up as one that does nothing else, for its time passes faster than the program's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from simdist.errors import SimdistError
+from simdist.kernel import Task, TaskKilled
+from simdist.process._process import SimProcess
+from simdist.process._programs import Program
+from simdist.process._redirect import original
+from simdist.process._runtime import current_process
+
+__all__ = ["let_others_run_while_reading"]
+
+_ALONE_S = 5.0
+_PATIENCE_S = 25.0  # in all; less than what the watchdog grants
+_FIRST_NS = 1_000_000_000  # of virtual time that passes before the second look, then twice as much
+_real_seconds = time.monotonic  # noqa: TID251  # a program runs in real time
+_really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
+
+
+class _Reading:
+    """What a task is parked on that reads what a program has not written."""
+
+    __slots__ = ("_name",)
+    interruptible = True  # by signals
+    timed = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def describe(self) -> str:
+        """In words."""
+        return f"read from the program {self._name!r}"
+
+    def waits_for(self) -> Iterable[Task]:
+        """It may be anyone whom the program waits for."""
+        return ()
+
+
+class _Output(io.FileIO):
+    """The end of a pipe that a program writes to."""
+
+    _program = _where = ""
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Read what is there; wait until something is."""
+        self._wait()
+        return super().readinto(buffer)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Likewise; without a size, all until the program closes its end."""
+        if size is None or size < 0:
+            return self.readall()
+        self._wait()
+        return super().read(size)
+
+    def readall(self) -> bytes:
+        """All until the program closes its end."""
+        parts: list[bytes] = []
+        while True:
+            self._wait()
+            part = super().read(1 << 16)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+
+    def _wait(self) -> None:
+        process = current_process()
+        if process is None or process.polls_really or self.closed or self._answers(0):
+            return
+        simulation = process.simulation
+        task = simulation.check()
+        began_s, lets_pass_ns = original(_real_seconds)(), _FIRST_NS
+        while not self._answers(_ALONE_S):
+            if original(_real_seconds)() - began_s > _PATIENCE_S:
+                self._give_up(process)
+            simulation.park_until_quiet(_Reading(self._program))
+            if self._answers(_ALONE_S):
+                break
+            # What somebody does when his time is over may be what the program waits for.
+            simulation.park(_Reading(self._program), simulation.now_ns + lets_pass_ns)
+            lets_pass_ns *= 2
+        if task.doomed:
+            raise TaskKilled
+        process.drain()
+
+    def _answers(self, seconds: float) -> bool:
+        """True if there is something to read, within so many real seconds, or the program has closed its end."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
+        return bool(_really_poll(poll, seconds * 1000))
+
+    def _give_up(self, process: SimProcess) -> None:
+        process.simulation.abort(
+            SimdistError(
+                f"rank {process.rank} reads from the program {self._program!r}, at {self._where}, which has said "
+                f"nothing for {_PATIENCE_S:g} real seconds, in which nothing else happened on the ranks; does it wait "
+                "for something that no rank does?"
+            )
+        )
+
+
+def let_others_run_while_reading(process: SimProcess, popen: subprocess.Popen[Any]) -> None:
+    """Give the program's pipes to readers that do so."""
+    program = process.programs.get(popen.pid)
+    if _really_poll is None or program is None:
+        return
+    for name in ("stdout", "stderr"):
+        stream = getattr(popen, name)
+        if stream is not None:
+            setattr(popen, name, _over(stream, program))
+
+
+def _over(stream: Any, program: Program) -> Any:
+    """The same kind of stream, over an end that lets others run."""
+    if isinstance(stream, io.TextIOWrapper):
+        encoding, errors = stream.encoding, stream.errors
+        return io.TextIOWrapper(_over(stream.detach(), program), encoding=encoding, errors=errors)
+    if isinstance(stream, io.BufferedReader):
+        return io.BufferedReader(_over(stream.detach(), program))
+    number = os.dup(stream.fileno())
+    stream.close()
+    made = _Output(number, "rb")
+    made._program, made._where = program.name, program.where
+    return made
