@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from simdist.process import _filelock, _joblib, _library_state, _psutil, _rare_settings
+from simdist.process import _filelock, _joblib, _library_state, _multiprocess, _psutil, _rare_settings
 from simdist.process._runtime import Patches
 
 __all__ = ["Finder", "install", "tell_own", "when_imported"]
@@ -20,6 +20,7 @@ __all__ = ["Finder", "install", "tell_own", "when_imported"]
 _OF_RANKS: dict[str, Callable[[Patches], None]] = {
     "filelock": _filelock.tell,
     "joblib._parallel_backends": _joblib.tell,
+    "multiprocess.context": _multiprocess.tell,
     "psutil": _psutil.tell,
 }
 _TOLD: dict[str, Callable[[Patches], None]] = _OF_RANKS | _library_state.TELLERS | _rare_settings.TELLERS

@@ -1,0 +1,98 @@
+"""Pools of the package `multiprocess` on a rank: those of `multiprocessing`, whose workers are simulated children.
+
+`multiprocess` is a copy of `multiprocessing` that pickles with dill; the `num_proc` of Hugging Face's datasets, and
+pathos, rest on it. Its processes would be forked in earnest. On a rank its contexts make pools of the standard library
+instead, and functions and arguments go over dill, as they do with it.
+
+In doubt: its processes, pipes and locks by themselves are the package's own, and to start such a process is refused.
+Results go over pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable
+from multiprocessing import pool
+from typing import Any
+
+from simdist.process._runtime import Patches, Replacement, current_process
+
+__all__ = ["tell"]
+
+_mapstar: Any = vars(pool)["mapstar"]
+_starmapstar: Any = vars(pool)["starmapstar"]
+
+
+def tell(patches: Patches) -> None:
+    """Let ranks have pools of the standard library."""
+    patches.redirect(_of(sys.modules["multiprocess.context"]))
+
+
+@functools.cache
+def _of(module: Any) -> tuple[Replacement, ...]:
+    return (Replacement(module.BaseContext, "Pool", _pool),)
+
+
+def _pool(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def Pool(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_process() is None:
+            return original(self, *args, **kwargs)
+        kwargs["context"] = multiprocessing.get_context(self.get_start_method())
+        return _Pool(*args, **kwargs)
+
+    return Pool
+
+
+class _Pool(pool.Pool):
+    """A pool whose functions and arguments go over dill."""
+
+    def apply_async(self, func: Any, args: Any = (), kwds: Any = None, *told: Any, **more: Any) -> Any:
+        """Let a worker call it."""
+        return super().apply_async(_call, (_dumps((func, tuple(args), dict(kwds or {}))),), {}, *told, **more)
+
+    def imap(self, func: Any, iterable: Iterable[Any], chunksize: int | None = 1) -> Any:
+        """Call it with each, in order."""
+        return super().imap(_Call(_dumps(func)), map(_dumps, iterable), chunksize)
+
+    def imap_unordered(self, func: Any, iterable: Iterable[Any], chunksize: int | None = 1) -> Any:
+        """Call it with each, in any order."""
+        return super().imap_unordered(_Call(_dumps(func)), map(_dumps, iterable), chunksize)
+
+    def _map_async(self, func: Any, iterable: Iterable[Any], mapper: Any, *told: Any, **more: Any) -> Any:
+        call = _Call(_dumps(func), spreads=mapper is _starmapstar)
+        inherited: Any = super()
+        return inherited._map_async(call, [_dumps(each) for each in iterable], _mapstar, *told, **more)
+
+
+class _Call:
+    """Calls what it has as a pickle of dill with what it is given as one."""
+
+    def __init__(self, function: bytes, *, spreads: bool = False) -> None:
+        self._function = function
+        self._spreads = spreads
+
+    def __call__(self, argument: bytes) -> Any:
+        function, given = _loads(self._function), _loads(argument)
+        return function(*given) if self._spreads else function(given)
+
+
+def _call(pickled: bytes) -> Any:
+    function, args, kwds = _loads(pickled)
+    return function(*args, **kwds)
+
+
+def _dumps(thing: Any) -> bytes:
+    return bytes(_pickler().dumps(thing))
+
+
+def _loads(pickled: bytes) -> Any:
+    return _pickler().loads(pickled)
+
+
+def _pickler() -> Any:
+    """The package's, which is dill's."""
+    return importlib.import_module("multiprocess.reduction").ForkingPickler
