@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributions import Normal, kl_divergence
+from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
 import simdist
 
 trees: Any = _pytree
 torch_: Any = torch
+optimizer: Any = sys.modules["torch.optim.optimizer"]
 kl: Any = sys.modules["torch.distributions.kl"]
 handlers: Any = sys.modules["torch.distributed.rendezvous"]
 
@@ -81,6 +84,65 @@ def divergence() -> Any:
     return kl_divergence(Mine(0.0, 1.0), Mine(0.0, 1.0)).item()
 
 
+def hooks_of_optimizers() -> Any:
+    calls: list[int] = []
+    own = rank()
+    handle = optimizer.register_optimizer_step_post_hook(lambda *_: calls.append(own))
+    dist.barrier()
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    torch.optim.SGD([weight], lr=0.1).step()
+    dist.barrier()
+    handle.remove()
+    return calls
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+def cached_weights() -> Any:
+    layer = torch.nn.Linear(1, 1)
+    parametrize.register_parametrization(layer, "weight", Doubled())
+    original: Any = layer.parametrizations["weight"].original  # type: ignore[index,union-attr]
+    with torch.no_grad():
+        original.fill_(1.0)
+    own = rank()
+    with parametrize.cached():
+        dist.barrier()
+        if own == 1:
+            time.sleep(1)  # rank 0 has left its own
+        found = [layer.weight.item()]
+    with torch.no_grad():
+        original.fill_(2.0)
+    if own == 0:
+        found.append(layer.weight.item())
+        original.detach().fill_(3.0)
+    found.append(layer.weight.item())
+    return found
+
+
+def changes_of_saved_tensors() -> Any:
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        x = torch.ones(1, requires_grad=True)
+        y = x.clone()
+        z = y * y
+        rank()
+        dist.barrier()
+        y.mul_(3)
+        torch.autograd.backward(z)
+    assert x.grad is not None
+    return x.grad.item()
+
+
+def conversion_of_modules() -> Any:
+    own = rank()
+    torch.__future__.set_swap_module_params_on_conversion(own == 1)
+    dist.barrier()
+    return torch.__future__.get_swap_module_params_on_conversion()
+
+
 def validation() -> Any:
     own = rank()
     torch_.distributions.Distribution.set_default_validate_args(own == 1)
@@ -97,8 +159,7 @@ def the_hosts() -> Iterator[None]:
 
 def hosts_tables() -> list[Any]:
     return [
-        set(trees.SUPPORTED_NODES),
-        set(trees.SERIALIZED_TYPE_TO_PYTHON_TYPE),
+        [kind in trees.SUPPORTED_NODES for kind in (Pair, Point)],
         list(torch_.serialization._package_registry),
         dict(handlers._rendezvous_handlers),
         dict(kl._KL_REGISTRY),
@@ -115,6 +176,10 @@ def hosts_tables() -> list[Any]:
         (place_of_saved_tensors, [(0, 1), (1, 1)]),
         (divergence, [0.0, 1.0]),
         (validation, [False, True]),
+        (hooks_of_optimizers, [[0], [1]]),
+        (cached_weights, [[2.0, 4.0, 6.0], [2.0, 4.0]]),
+        (changes_of_saved_tensors, [2.0, 2.0]),
+        (conversion_of_modules, [False, True]),
     ],
 )
 def test_each_rank_has_what_it_registered(program: Callable[[], Any], values: list[Any], times: int) -> None:

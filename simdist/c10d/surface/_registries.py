@@ -1,4 +1,4 @@
-"""What a program registers with torch: types as trees, handlers of rendezvous, devices of saved tensors, divergences.
+"""What a program registers with torch or switches on for a while: types as trees, divergences, hooks of optimizers.
 
 Torch keeps these in tables of its modules, and refuses what is there already. A rank that registers something in a call
 of its own does so for itself: from then on each process has the tables to itself, and the host's stand again when the
@@ -15,7 +15,10 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import distributions, serialization
+from torch.autograd import graph
+from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
 from simdist.process import Patches, Replacement, Runtime, Slot, current_runtime, followed, imported_for_all
@@ -25,6 +28,7 @@ __all__ = ["Registry", "install"]
 _Table = Any  # a dictionary, list or set
 _trees: Any = _pytree
 _decomp: Any = importlib.import_module("torch._decomp")
+_optimizer: Any = sys.modules["torch.optim.optimizer"]
 _rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # a function has the name, too
 _kl: Any = sys.modules["torch.distributions.kl"]
 _TREES = tuple(
@@ -108,6 +112,21 @@ def _separating(name: str, tables: Sequence[_Table], writers: Sequence[tuple[Any
     return [Replacement(owner, writer, make) for owner, writer in writers if hasattr(owner, writer)]
 
 
+def _variables(name: str, module: Any, variables: Sequence[str], writers: Sequence[str]) -> list[Replacement]:
+    """Give each process these variables of a module from the first call of a writer on."""
+    namespace: dict[str, Any] = vars(module)
+
+    def save() -> list[Any]:
+        return [namespace[each] for each in variables]
+
+    def load(values: list[Any]) -> None:
+        namespace.update(zip(variables, values, strict=True))
+
+    if not all(each in namespace for each in variables):
+        return []  # another version of torch
+    return followed(name, [(module, writer) for writer in writers], save, load)
+
+
 _VALIDATED: Any = distributions.Distribution
 
 
@@ -129,6 +148,25 @@ _REPLACEMENTS = (
     *_separating("divergences", [_kl._KL_REGISTRY, _kl._KL_MEMOIZE], [(_kl, "register_kl")]),
     *_separating(
         "decompositions", list(_decomp.global_decomposition_table.values()), [(_decomp, "register_decomposition")]
+    ),
+    *_separating(
+        "hooks of all optimizers",
+        [vars(_optimizer)[f"_global_optimizer_{when}_hooks"] for when in ("pre", "post")],
+        [(_optimizer, f"register_optimizer_step_{when}_hook") for when in ("pre", "post")],
+    ),
+    # What is cached is found by the identity of modules, so that each rank finds its own.
+    *_variables("parametrized weights", parametrize, ("_cache_enabled", "_cache"), ("cached",)),
+    *_variables(
+        "changes of saved tensors",
+        graph,
+        ("_allow_mutation_on_saved_tensors_enabled",),
+        ("allow_mutation_on_saved_tensors",),
+    ),
+    *_variables(
+        "conversion of modules",
+        torch.__future__,
+        ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
+        ("set_overwrite_module_params_on_conversion", "set_swap_module_params_on_conversion"),
     ),
     *followed(
         "validation by distributions",
