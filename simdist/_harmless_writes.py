@@ -24,6 +24,7 @@ _ANYWHERE = {
     r"_abc_impl|_abc_\w+|__abstractmethods__|__annotations__|__match_args__": "Python's own, of a class",
     r"__dataclass_\w+__": "what `dataclasses` has found out about a class",
     r"__slotnames__": "what `copyreg` has found out about a class",
+    r"_value2member_map_": "members of an enumeration of flags, by each sum that somebody has asked for",
     r"__builtins_dict___\d+": "dynamo's name for the builtins, in modules whose functions it has compiled",
     r"\w*_(cache|memo|lru|registry_cache)\w*|(cache|memo|lru)\w*": "named as a cache",
 }
@@ -37,6 +38,7 @@ _NAMED = "what there is by its name, one entry for each"
 _LOGS = "for logs of all that was compiled in this process"
 _SETTINGS = "read from a setting, and again when that changes"
 _WRAPPED = "dynamo marks it as not to be compiled"
+_CLOSED = "a handler that is closed goes on to write"
 _LOCKS = "locks, found held by none"
 _ATTRIBUTES = {
     "concurrent.futures.ProcessPoolExecutor": _IMPORTS,
@@ -45,6 +47,7 @@ _ATTRIBUTES = {
     "inspect._filesbymodname": _SOURCES,
     "inspect.modulesbyfile": _SOURCES,
     "linecache.cache": _SOURCES,
+    "logging._defaultLastResort._closed": _CLOSED,
     "logging._handlerList": "handlers, found in the loggers themselves",
     "logging._handlers": "handlers, found in the loggers themselves",
     "numpy._core.overrides.ARRAY_FUNCTIONS": _IMPORTS,
@@ -59,6 +62,7 @@ _ATTRIBUTES = {
     "tqdm.std.TqdmDefaultWriteLock.mp_lock": _LOCKS,
     "tqdm.std.TqdmDefaultWriteLock.th_lock": _LOCKS,
     "tqdm.std.tqdm._lock": _LOCKS,
+    "tqdm.asyncio.tqdm_asyncio._lock": _LOCKS,
     "tqdm.asyncio.tqdm_asyncio.monitor": "a thread that looks after slow bars, made anew where it has ended",
     "tqdm.std.tqdm.monitor": "a thread that looks after slow bars, made anew where it has ended",
     "torch._decomp.decompositions_for_rng.PhiloxStateTracker.*": "set anew at the beginning of each trace",
@@ -68,6 +72,7 @@ _ATTRIBUTES = {
     "torch._dynamo.device_interface._device_initialized": _REGISTERED,
     "torch._dynamo.device_interface.device_interfaces": _REGISTERED,
     "torch._dynamo.eval_frame.cached_backends": "compilers by their identity, one entry for each",
+    "torch._dynamo.eval_frame.DynamoTLS.traced_frame_infos": _LOGS,
     "torch._dynamo.graph_break_reasons": _LOGS,
     "torch._dynamo.guards._CLOSURE_VARS": _FIRST_USE,
     "torch._dynamo.mutation_guard.GenerationTracker.*": _NUMBERS,
@@ -98,6 +103,7 @@ _ATTRIBUTES = {
     "torch._inductor.utils._registered_caches": _REGISTERED,
     "torch._library.custom_ops.OPDEF_TO_LIB": _REGISTERED,
     "torch._library.opaque_object._OPAQUE_TYPES_BY_NAME": _REGISTERED,
+    "torch._logging._internal.LOG_TRACE_HANDLER._closed": _CLOSED,
     "torch._logging.structured.INTERN_TABLE": _LOGS,
     "torch._opaque_base._FakeScriptObject_cls": _IMPORTS,
     "torch._ops._higher_order_ops": _REGISTERED,
@@ -107,10 +113,12 @@ _ATTRIBUTES = {
     "torch._weights_only_unpickler._marked_safe_globals_set": "each rank's own, and put back; torch adds its own types",
     "torch.autograd.profiler._cupti_monitor_checked": _FIRST_USE,
     "torch.autograd.profiler._cupti_monitor_module": _FIRST_USE,
+    "torch.compiler._cache.CacheArtifactFactory._artifact_types": _REGISTERED,
     "torch.compiler._cache.CacheInfo.*": "what a program would save of what it has compiled",
     "torch.cpu._current_stream": "streams of the CPU mean nothing",
     "torch.distributed.c10d_logger._log_handlers": "handlers by the name of where they write",
     "torch.distributed.device_mesh._distributed_opaque_types_registered": _REGISTERED,
+    "torch.distributed.distributed_c10d.Backend.*": "each rank's own, but for what an imported module registers",
     "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls": "a class for each class",
     "torch.distributed.logging_handlers._log_handlers": "handlers by the name of where they write",
     "torch.distributed.tensor.placement_types.Placement.*": "methods of a class of C++, given to it by the import",
@@ -151,6 +159,8 @@ _ATTRIBUTES = {
     "logging: handlers of 'torch.__trace'": _LOGS,
     "fsspec.implementations.local.LocalFileSystem.*": "which process used it last; for another it drops what it keeps",
     "lightning.pytorch.utilities._pytree.SUPPORTED_NODES": _REGISTERED,
+    "unittest.mock._patch._active_patches": "what is replaced is told itself",
+    "weakref.finalize._registry": "what is to be done when an object goes, by the object",
     "rich._console": "one that writes to whatever `sys.stdout` is then",
 }
 

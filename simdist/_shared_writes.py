@@ -22,17 +22,15 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 from simdist._harmless_writes import is_harmless
 from simdist._observer import WorldEnded, observed_by
+from simdist._shared_insides import CONTAINERS, LARGE, Insides, change_of, is_of_imports, same_content, same_entries
 from simdist.kernel import Bus
 
 __all__ = ["SharedWrites", "shared_writes"]
 
-_LARGE = 2_000  # entries from which on only the number is compared
-_CONTAINERS = frozenset((dict, list, set))
 _Variables = Mapping[str, Any]
 
 
@@ -96,6 +94,7 @@ class _State:
         self._modules: dict[str, dict[str, Any]] = {}
         self._containers: list[tuple[str, str, Any, Any]] = []  # a module, a variable, its value and that one's copy
         self._classes: dict[type, dict[str, Any]] = {}
+        self._insides = Insides()
         self._settings = dict(_settings())
         self._imported = frozenset(sys.modules)
         for name, module in list(sys.modules.items()):
@@ -109,14 +108,18 @@ class _State:
             kind = type(value)  # `isinstance` would ask some objects
             if kind in dull:
                 continue
-            if kind in _CONTAINERS:
+            if kind in CONTAINERS:
                 if key != "__builtins__":
-                    copy = value.copy() if len(value) <= _LARGE else len(value)
+                    copy = value.copy() if len(value) <= LARGE else len(value)
                     self._containers.append((name, key, value, copy))
             elif not issubclass(kind, type):
-                dull.add(kind)
+                if self._insides.looks_into(kind):
+                    self._insides.add(name, key, value)
+                else:
+                    dull.add(kind)
             elif value.__module__ == name:
-                self._classes[value] = vars(value).copy()
+                attributes = self._classes[value] = vars(value).copy()
+                self._insides.add_class(f"{name}.{value.__qualname__}", attributes)
 
     def changes(self) -> dict[str, str]:
         """What is another now, by name."""
@@ -129,29 +132,17 @@ class _State:
             if name in now:
                 yield from _differing(f"{name}.", variables, now[name])
         for name, key, container, copy in self._containers:
-            if now.get(name, {}).get(key) is not container or _same_content(copy, container):
+            if now.get(name, {}).get(key) is not container or same_content(copy, container):
                 continue
-            if not self._is_of_imports(copy, container):
-                yield f"{name}.{key}", _change_of(copy, container)
+            if not is_of_imports(copy, container, self._is_new):
+                yield f"{name}.{key}", change_of(copy, container)
         for kind, attributes in self._classes.items():
             yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", attributes, vars(kind))
+        yield from self._insides.changes(self._is_new)
         settings = dict(_settings())
         for name, value in self._settings.items():
-            if name in settings and settings[name] != value and not self._is_of_imports(value, settings[name]):
+            if name in settings and settings[name] != value and not is_of_imports(value, settings[name], self._is_new):
                 yield name, "set"
-
-    def _is_of_imports(self, before: Any, now: Any) -> bool:
-        """True if nothing but entries was added that tell of modules imported since: those have registered them."""
-        if isinstance(before, dict):
-            added = [(key, value) for key, value in now.items() if key not in before]
-            kept = all(key in now and now[key] is value for key, value in before.items())
-        elif isinstance(before, list | set):
-            known = set(map(id, before))
-            added = [each if type(each) is tuple else (each,) for each in now if id(each) not in known]
-            kept = len(now) == len(before) + len(added)
-        else:
-            return False
-        return kept and bool(added) and all(any(map(self._is_new, parts)) for parts in added)
 
     def _is_new(self, thing: Any) -> bool:
         home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None
@@ -159,7 +150,7 @@ class _State:
 
 
 def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tuple[str, str]]:
-    if _same_entries(before, now):
+    if same_entries(before, now):
         return  # as nearly always
     for key, value in list(now.items()):
         if key not in before:
@@ -181,39 +172,19 @@ def _alike(one: Any, other: Any) -> bool:
         return False
 
 
-def _same_entries(before: _Variables, now: _Variables) -> bool:
-    """True where the very objects stand in the same order, which can be told fast."""
-    return len(before) == len(now) and all(map(is_, before.values(), now.values())) and all(map(is_, before, now))
-
-
-def _same_content(before: Any, now: Any) -> bool:
-    if isinstance(before, int):
-        return before == len(now)
-    if len(before) != len(now):
-        return False
-    if isinstance(now, list):
-        return all(map(is_, before, now))
-    if isinstance(now, dict):
-        missing = object()
-        return _same_entries(before, now) or all(now.get(key, missing) is value for key, value in before.items())
-    return set(map(id, before)) == set(map(id, now))
-
-
-def _change_of(before: Any, now: Any) -> str:
-    sizes = before if isinstance(before, int) else len(before), len(now)
-    if sizes[0] == sizes[1]:
-        return "entries replaced"
-    more, fewer = max(0, sizes[1] - sizes[0]), max(0, sizes[0] - sizes[1])
-    return f"{more or fewer} {'entry' if more + fewer == 1 else 'entries'} {'added' if more else 'removed'}"
-
-
 def _settings() -> Iterator[tuple[str, Any]]:
     """Those that a world neither keeps apart nor puts back where ranks share their modules."""
     yield "warnings.filters", list(warnings.filters)
     yield "trace function", (sys.gettrace() is None, sys.getprofile() is None)
     decimal: Any = sys.modules.get("decimal")
     if decimal is not None:
-        yield "decimal.DefaultContext", repr(decimal.DefaultContext)
+        for name in ("DefaultContext", "BasicContext", "ExtendedContext"):
+            context = getattr(decimal, name)
+            flags = [signal for signal, is_set in context.traps.items() if is_set]
+            yield (
+                f"decimal.{name}",
+                (repr(context) if name == "DefaultContext" else (context.prec, context.rounding, flags)),
+            )
     manager: Any = logging.root.manager
     for name, logger in [("root", logging.root), *list(manager.loggerDict.items())]:
         if isinstance(logger, logging.Logger):

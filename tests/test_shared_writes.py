@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import calendar
 import collections
 import contextlib
 import copyreg
+import ctypes
 import decimal
+import functools
 import json
 import json.encoder
 import keyword
 import linecache
 import logging
+import pickle
+import reprlib
+import signal
 import string
 import sys
 import threading
@@ -88,6 +94,66 @@ def test_what_ranks_leave_where_all_see_it_is_named() -> None:
         simdist.run(body, world_size=1).raise_for_failure()
 
     assert written.lines() == sorted(told for _, told in NAMED.values())
+
+
+@functools.singledispatch
+def json_like(thing: object) -> str:
+    """A function that a library lets others extend."""
+    return str(thing)
+
+
+# What ranks do inside the objects that modules hold, how it is taken back, and how it is told.
+INSIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "type of a C function's result": (
+        lambda: setattr(ctypes.pythonapi.Py_GetVersion, "restype", ctypes.c_char_p),
+        lambda: setattr(ctypes.pythonapi.Py_GetVersion, "restype", ctypes.c_int),
+        "ctypes.pythonapi.Py_GetVersion: types of results or arguments set",
+    ),
+    "kind for a generic function": (
+        lambda: json_like.register(Own)(len),
+        lambda: None,
+        "tests.test_shared_writes.json_like.register: called for Own",
+    ),
+    "table of a class": (
+        lambda: vars(pickle)["_Pickler"].dispatch.update({Own: len}),
+        lambda: vars(pickle)["_Pickler"].dispatch.pop(Own),
+        "pickle._Pickler.dispatch: 1 entry added",
+    ),
+    "member of an enumeration": (
+        lambda: vars(signal.Signals)["_member_map_"].update(LEFT=1),
+        lambda: vars(signal.Signals)["_member_map_"].pop("LEFT"),
+        "signal.Signals._member_map_: 1 entry added",
+    ),
+    "attribute of a library's object": (
+        lambda: setattr(reprlib.aRepr, "maxlist", 99),
+        lambda: setattr(reprlib.aRepr, "maxlist", 6),
+        "reprlib.aRepr.maxlist: set",
+    ),
+    "first day of the week": (
+        lambda: calendar.setfirstweekday(6),
+        lambda: calendar.setfirstweekday(0),
+        "calendar.c._firstweekday: set",
+    ),
+    "ready context": (
+        lambda: setattr(decimal.BasicContext, "prec", 8),
+        lambda: setattr(decimal.BasicContext, "prec", 9),
+        "decimal.BasicContext: set",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_ranks_leave_inside_the_objects_of_modules_is_named(name: str) -> None:
+    act, take_back, told = INSIDE[name]
+    before = ctypes.pythonapi.Py_GetVersion.restype
+
+    simdist.run(len, world_size=1, args=("",))
+    with shared_writes() as written:
+        simdist.run(lambda: act() and None, world_size=1).raise_for_failure()
+    take_back()
+
+    assert written.lines() == [told]
+    assert ctypes.pythonapi.Py_GetVersion.restype is before
 
 
 def test_an_ordinary_program_leaves_nothing() -> None:
