@@ -22,11 +22,13 @@ from collections.abc import Callable
 from multiprocessing import (
     connection,
     context,
+    forkserver,
     managers,
     popen_fork,
     popen_forkserver,
     popen_spawn_posix,
     resource_sharer,
+    spawn,
     synchronize,
     util,
 )
@@ -48,6 +50,8 @@ _processes: Any = processes  # have what the stubs leave out
 _util: Any = util
 _HEAP, _POOL = "multiprocessing.heap", "multiprocessing.pool"
 _context: Any = context
+_forkserver: Any = forkserver
+_spawn: Any = spawn
 
 
 class _MainProcess(processes.BaseProcess):
@@ -78,6 +82,7 @@ def _save() -> _State:
         _util._afterfork_registry,
         _util._exiting,
         _context._default_context._actual_context,
+        (_forkserver._forkserver._preload_modules, _spawn._python_exe),
         _heap_of(sys.modules.get(_HEAP)),
     )
 
@@ -97,6 +102,7 @@ def _load(state: _State) -> None:
         _util._afterfork_registry,
         _util._exiting,
         _context._default_context._actual_context,
+        (_forkserver._forkserver._preload_modules, _spawn._python_exe),
         heap,
     ) = state
     registry = _util._finalizer_registry  # whose functions keep the dictionary itself
@@ -110,13 +116,13 @@ def _load(state: _State) -> None:
 def _fresh(process: SimProcess, host: _State) -> _State:
     authkey = hashlib.sha256(f"{process.rank} {process.pid}".encode()).digest()
     none: Any = weakref.WeakValueDictionary()
-    return _MainProcess(authkey), None, itertools.count(1), set(), {}, none, False, None, None
+    return _MainProcess(authkey), None, itertools.count(1), set(), {}, none, False, None, host[-2], None
 
 
 def _forked(state: _State) -> _State:
-    current, parent, counter, *_, chosen, _ = state
+    current, parent, counter, *_, chosen, starting, _ = state
     none: Any = weakref.WeakValueDictionary()
-    return current, parent, counter, set(), {}, none, False, chosen, None
+    return current, parent, counter, set(), {}, none, False, chosen, starting, None
 
 
 _SLOT: Slot[_State] = Slot("multiprocessing", _save, _load, _fresh, _forked)
@@ -338,6 +344,8 @@ _BEGINNINGS = _replacements(
     (
         (processes.BaseProcess, "__init__", _separating),
         (context.DefaultContext, "set_start_method", _separating),
+        (forkserver.ForkServer, "set_forkserver_preload", _separating),
+        (spawn, "set_executable", _separating),
         (processes, "active_children", _separating),
         (util.Finalize, "__init__", _separating),
         (connection, "Pipe", _pipe),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import _csv
 import contextlib
 import copyreg
-import faulthandler
 import functools
 import gc
 import logging
@@ -27,7 +26,7 @@ from typing import Any
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Patches, Replacement, current_runtime
 from simdist.process._slots import Slot
 
 try:
@@ -42,14 +41,21 @@ Writer = tuple[Any, str]
 
 
 def followed(
-    name: str, writers: Sequence[Writer], save: Callable[[], Any], load: Callable[[Any], None]
+    name: str,
+    writers: Sequence[Writer],
+    save: Callable[[], Any],
+    load: Callable[[Any], None],
+    copied: Callable[[Any], Any] | None = None,
 ) -> list[Replacement]:
     """Replacements that give each process its own setting from the first call of one of the `writers` on.
 
     `save` reads the setting and `load` sets it, past the replacements: `original(function)` does. A process begins with
-    what the host has. Writers that this Python or this torch does not have are left out.
+    what the host has, `copied` if that is an object that changes. Writers that this Python or this torch does not have
+    are left out.
     """
     slot: Slot[Any] = Slot(name, save, load, _as_the_host)
+    if copied is not None:
+        slot = Slot(name, save, load, lambda process, of_host: copied(of_host), copied)
 
     def separating(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -107,14 +113,47 @@ def _largest_field(*limit: int) -> Any:
     return original(_csv.field_size_limit)(*limit)
 
 
+def _dialects() -> dict[str, Any]:
+    return {name: _csv.get_dialect(name) for name in _csv.list_dialects()}
+
+
+def _set_dialects(dialects: dict[str, Any]) -> None:
+    for name in _csv.list_dialects():
+        original(_csv.unregister_dialect)(name)
+    for name, dialect in dialects.items():
+        original(_csv.register_dialect)(name, dialect)
+
+
+_known_types: Any = copyreg
+_PICKLED: tuple[dict[Any, Any], ...] = (
+    _known_types.dispatch_table,
+    _known_types._extension_registry,
+    _known_types._inverted_registry,
+    _known_types._extension_cache,
+)
+
+
+def _set_pickling(contents: list[dict[Any, Any]]) -> None:
+    for table, entries in zip(_PICKLED, contents, strict=True):
+        _fill(table, entries)
+
+
 def _logging() -> tuple[Any, ...]:
     known: Any = logging
-    return known.root.manager.disable, known.getLoggerClass(), dict(known._levelToName), dict(known._nameToLevel)
+    manager = known.root.manager
+    return (
+        manager.disable,
+        known._loggerClass,
+        dict(known._levelToName),
+        dict(known._nameToLevel),
+        (known._logRecordFactory, manager.loggerClass, manager.logRecordFactory),
+    )
 
 
 def _set_logging(state: tuple[Any, ...]) -> None:
     known: Any = logging
-    disabled, logger_class, names, levels = state
+    disabled, logger_class, names, levels, makers = state
+    known._logRecordFactory, known.root.manager.loggerClass, known.root.manager.logRecordFactory = makers
     known.root.manager.disable = disabled
     known.root.manager._clear_cache()  # of what is enabled on which logger
     known._loggerClass = logger_class
@@ -127,23 +166,6 @@ def _fill(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
     if table != entries:
         table.clear()
         table.update(entries)
-
-
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of `faulthandler`: a rank's is switched on and off on paper. A signal that it reports is the host's."""
-    name = original.__name__
-
-    @functools.wraps(original)
-    def do(*args: Any, **kwargs: Any) -> Any:
-        runtime, process = current_runtime(), current_process()
-        if runtime is None or process is None:
-            return original(*args, **kwargs)
-        was = runtime.extras.get(("faulthandler", process), False)
-        if name != "is_enabled":
-            runtime.extras["faulthandler", process] = name == "enable"
-        return None if name == "enable" else was
-
-    return do
 
 
 _DIGITS: Any = getattr(sys, "get_int_max_str_digits", None)
@@ -170,6 +192,7 @@ _REPLACEMENTS = (
         _collector,
         _set_collector,
     ),
+    *followed("dialects of CSV", ((_csv, "register_dialect"), (_csv, "unregister_dialect")), _dialects, _set_dialects),
     *followed("largest field", ((_csv, "field_size_limit"),), _largest_field, _largest_field),
     *followed(
         "flags of dlopen",
@@ -179,15 +202,22 @@ _REPLACEMENTS = (
     ),
     *followed(
         "logging",
-        ((logging, "disable"), (logging, "setLoggerClass"), (logging, "addLevelName")),
+        (
+            (logging, "disable"),
+            (logging, "setLoggerClass"),
+            (logging, "setLogRecordFactory"),
+            (logging, "addLevelName"),
+            (logging.Manager, "setLoggerClass"),
+            (logging.Manager, "setLogRecordFactory"),
+        ),
         _logging,
         _set_logging,
     ),
     *followed(
         "pickling by type",
-        ((copyreg, "pickle"),),
-        lambda: dict(copyreg.dispatch_table),
-        lambda entries: _fill(copyreg.dispatch_table, entries),
+        tuple((copyreg, name) for name in ("pickle", "add_extension", "remove_extension", "clear_extension_cache")),
+        lambda: [dict(table) for table in _PICKLED],
+        _set_pickling,
     ),
     *followed(
         "timeout of sockets",
@@ -208,23 +238,6 @@ _REPLACEMENTS = (
 )
 
 
-def _not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of `faulthandler`: a report after so many real seconds would say nothing of a rank."""
-
-    @functools.wraps(original)
-    def do(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if current_process() is None else None
-
-    return do
-
-
-_ON_PAPER = (
-    *(Replacement(faulthandler, name, _noting) for name in ("enable", "disable", "is_enabled")),
-    *(Replacement(faulthandler, name, _not_at_all) for name in ("dump_traceback_later", "cancel_dump_traceback_later")),
-)
-_ALL = (*_REPLACEMENTS, *_ON_PAPER)
-
-
 def install(patches: Patches) -> None:
     """Watch for a rank that changes a setting."""
-    patches.redirect(_ALL)
+    patches.redirect(_REPLACEMENTS)

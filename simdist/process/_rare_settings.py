@@ -1,4 +1,4 @@
-"""Settings of a process in modules that few programs import: limits, the tracing of memory.
+"""Settings of a process in modules that few programs import: limits, the tracing of memory, types of files.
 
 Limits (`resource.setrlimit`) are each process's own on paper: a rank finds what it has set, and the host is under the
 ones that it had. So they limit nothing here, and no program that a rank starts.
@@ -6,12 +6,15 @@ ones that it had. So they limit nothing here, and no program that a rank starts.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
+from simdist.process._process_wide import followed
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
@@ -106,5 +109,58 @@ def _of_tracemalloc(patches: Patches) -> None:
     patches.redirect(_tracing())
 
 
-TELLERS: dict[str, Callable[[Patches], None]] = {"resource": _of_resource, "tracemalloc": _of_tracemalloc}
+@functools.cache
+def _typing_files() -> tuple[Replacement, ...]:
+    known: Any = sys.modules["mimetypes"]
+
+    def load(table: Any) -> None:
+        known._db, known.inited = table, table is not None
+        if table is not None:
+            known.encodings_map, known.suffix_map = table.encodings_map, table.suffix_map
+            known.types_map, known.common_types = table.types_map[True], table.types_map[False]
+
+    return tuple(followed("types of files", ((known, "add_type"),), lambda: known._db, load, copy.deepcopy))
+
+
+def _of_mimetypes(patches: Patches) -> None:
+    patches.redirect(_typing_files())
+
+
+_WRITERS = (
+    "add_history",
+    "clear_history",
+    "parse_and_bind",
+    "read_history_file",
+    "set_completer",
+    "set_history_length",
+)
+_asking = telling("readline's history or settings")
+
+
+@functools.cache
+def _editing() -> tuple[Replacement, ...]:
+    known: Any = sys.modules["readline"]
+    return tuple(Replacement(known, name, _unless_imported) for name in _WRITERS if hasattr(known, name))
+
+
+def _unless_imported(original: Callable[..., Any]) -> Callable[..., Any]:
+    told = _asking(original)
+
+    @functools.wraps(original)
+    def do(*args: Any, **kwargs: Any) -> Any:
+        return (original if imported_for_all(sys._getframe(1)) else told)(*args, **kwargs)
+
+    return do
+
+
+def _of_readline(patches: Patches) -> None:
+    patches.redirect(_editing())
+
+
+TELLERS: dict[str, Callable[[Patches], None]] = {
+    "mimetypes": _of_mimetypes,
+    "readline": _of_readline,
+    "resource": _of_resource,
+    "tracemalloc": _of_tracemalloc,
+}
 """By module: what gives ranks their own, or tells, once it is imported."""

@@ -20,9 +20,11 @@ import gc
 import json
 import locale
 import logging
+import mimetypes
 import multiprocessing
 import os
 import random
+import readline
 import resource
 import signal
 import socket
@@ -38,6 +40,7 @@ import unittest.mock
 import warnings
 import zlib
 from collections.abc import Callable
+from multiprocessing import forkserver, spawn
 from typing import Any
 
 import numpy as np
@@ -128,6 +131,14 @@ WAYS: dict[str, Way] = {
         lambda: logging.setLoggerClass(type("Left", (logging.Logger,), {})),
         lambda: _is_left(logging.getLoggerClass()),
     ),
+    "class of loggers of the manager": (
+        lambda: logging.Logger.manager.setLoggerClass(type("Left", (logging.Logger,), {})),
+        lambda: _is_left(logging.Logger.manager.loggerClass),
+    ),
+    "records of logs": (
+        lambda: logging.setLogRecordFactory(left),
+        lambda: _is_left(logging.getLogRecordFactory()),
+    ),
     "name of a level": (lambda: logging.addLevelName(77, "LEFT"), lambda: logging.getLevelName(77)),
     "filter of warnings": (
         lambda: warnings.simplefilter("ignore", BytesWarning),
@@ -152,6 +163,24 @@ WAYS: dict[str, Way] = {
     ),
     "attribute of torch.Tensor": (lambda: setattr(torch.Tensor, "left", 1), lambda: hasattr(torch.Tensor, "left")),
     "pickling by type": (lambda: copyreg.pickle(Left, left), lambda: any(map(_is_left, copyreg.dispatch_table))),
+    "extension of pickles": (
+        lambda: copyreg.add_extension("left", "left", 77),
+        lambda: ("left", "left") in vars(copyreg)["_extension_registry"],
+    ),
+    "dialect of CSV": (lambda: csv.register_dialect("left", delimiter="|"), lambda: "left" in csv.list_dialects()),
+    "dialect of CSV that is gone": (
+        lambda: csv.unregister_dialect("excel-tab"),
+        lambda: "excel-tab" in csv.list_dialects(),
+    ),
+    "type of files": (
+        lambda: mimetypes.add_type("left/left", ".left"),
+        lambda: mimetypes.guess_type("file.left")[0],
+    ),
+    "modules for a fork server": (
+        lambda: multiprocessing.set_forkserver_preload(["left"]),
+        lambda: vars(forkserver)["_forkserver"]._preload_modules,
+    ),
+    "interpreter of children": (lambda: multiprocessing.set_executable("/left"), lambda: vars(spawn)["_python_exe"]),
     "signal handler": (lambda: signal.signal(signal.SIGUSR2, left), lambda: _is_left(signal.getsignal(signal.SIGUSR2))),
     "faulthandler": (
         lambda: faulthandler.disable() if faulthandler.is_enabled() else faulthandler.enable(),
@@ -214,6 +243,10 @@ NAMED: dict[str, tuple[Way, str]] = {
         ),
         "error as a kind of Container, set by rank 0 at ways_to_leave_state.py",
     ),
+    "history of readline": (
+        (lambda: readline.add_history("left"), lambda: readline.get_current_history_length()),
+        "readline's history or settings 'left', set by rank 0 at ways_to_leave_state.py",
+    ),
     "coding errors": (
         (lambda: codecs.register_error("left", left), lambda: _found("left")),
         "the handler of coding errors 'left', set by rank 0 at ways_to_leave_state.py",
@@ -231,25 +264,6 @@ def leave(name: str) -> tuple[object, object]:
         do()
     dist.barrier()
     return before, look()
-
-
-def limits() -> list[object]:
-    """What a rank is told of its limits, and what a child that it forks has."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
-    found: list[object] = [resource.getrlimit(resource.RLIMIT_NOFILE)[0]]
-    bad: Any = ((300, 200), (100, 300), (100,))
-    for limit in bad:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-        except ValueError as error:
-            found.append(str(error))
-    context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
-    child = context.Process(target=lambda: answers.put(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
-    child.start()
-    found.append(answers.get())
-    child.join()
-    return found
 
 
 def turns() -> list[str]:

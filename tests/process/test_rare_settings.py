@@ -1,0 +1,120 @@
+"""Settings in modules that few programs import: each rank's own, or named."""
+
+from __future__ import annotations
+
+import mimetypes
+import multiprocessing
+import resource
+import sys
+import tracemalloc
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import simdist
+
+
+def limits() -> list[object]:
+    """What a rank is told of its limits, and what a child that it forks has."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+    found: list[object] = [resource.getrlimit(resource.RLIMIT_NOFILE)[0]]
+    bad: Any = ((300, 200), (100, 300), (100,))
+    for limit in bad:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        except ValueError as error:
+            found.append(str(error))
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: answers.put(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    child.start()
+    found.append(answers.get())
+    child.join()
+    return found
+
+
+def test_limits_are_on_paper_and_judged_as_the_system_does() -> None:
+    result = simdist.run(limits, world_size=1)
+
+    result.raise_for_failure()
+    assert result.values[0] == [
+        100,
+        "current limit exceeds maximum limit",
+        "not allowed to raise maximum limit",
+        "expected a tuple of 2 integers",
+        100,
+    ]
+
+
+def test_what_ranks_know_of_types_of_files_is_there_for_their_children_too() -> None:
+    def types() -> list[str | None]:
+        dist.init_process_group("gloo")
+        mimetypes.add_type(f"left/rank{dist.get_rank()}", ".left")
+        dist.barrier()
+        context = multiprocessing.get_context("fork")
+        answers = context.SimpleQueue()
+
+        def look() -> None:
+            found = mimetypes.guess_type("file.left")[0]
+            mimetypes.add_type("left/child", ".left")
+            answers.put(found)
+
+        child = context.Process(target=look)
+        child.start()
+        child.join()
+        return [answers.get(), mimetypes.guess_type("file.left")[0], mimetypes.types_map[".left"]]
+
+    result = simdist.run(types, world_size=2)
+
+    result.raise_for_failure()
+    assert result.values == [["left/rank0"] * 3, ["left/rank1"] * 3]
+    assert mimetypes.guess_type("file.left") == (None, None)
+
+
+def test_a_world_leaves_the_first_look_at_types_of_files_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: Any = mimetypes
+    monkeypatch.setattr(known, "_db", None)
+    monkeypatch.setattr(known, "inited", False)
+
+    simdist.run(lambda: mimetypes.add_type("left/left", ".left"), world_size=2).raise_for_failure()
+
+    assert (known._db, known.inited) == (None, False)
+
+
+def test_the_tracing_of_memory_ends_with_the_world_and_goes_on_where_the_host_had_begun() -> None:
+    result = simdist.run(tracemalloc.start, world_size=1)
+
+    assert not tracemalloc.is_tracing()
+    (text,) = result.shared_state
+    assert text.endswith("put back when the world ended")
+    tracemalloc.start(3)
+    try:
+        simdist.run(tracemalloc.stop, world_size=1).raise_for_failure()
+        assert tracemalloc.is_tracing()
+        assert tracemalloc.get_traceback_limit() == 3
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_module_does_with_readline_when_it_is_imported_is_not_told(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readline: Any = pytest.importorskip("readline")
+    (tmp_path / "completes.py").write_text("import readline\nreadline.set_completer(None)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def program() -> ModuleType:
+        import completes  # type: ignore[import-not-found]
+
+        module: ModuleType = completes
+        return module
+
+    imported = simdist.run(program, world_size=1)
+    called = simdist.run(lambda: readline.set_completer(None), world_size=1)
+    del sys.modules["completes"]
+
+    imported.raise_for_failure()
+    assert imported.shared_state == ()
+    assert called.shared_state[0].startswith("readline's history or settings, set by rank 0 at test_rare_settings.py")
