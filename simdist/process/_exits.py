@@ -8,10 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, TypeVar
 
-from simdist.frames import is_ours, is_user_file
+from simdist.process._imports import imported_for_all
 from simdist.process._refusals import refused
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
@@ -84,22 +83,14 @@ def _atexit_register(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def register(function: _F, *args: Any, **kwargs: Any) -> _F:
         process = current_process()
-        if process is None or _imports_library(sys._getframe(1)):
+        # What a shared module has to do at the end is not to be done before all have ended.
+        if process is None or imported_for_all(sys._getframe(1)):
             original(function, *args, **kwargs)
         else:
             process.at_exit.append((function, args, kwargs))
         return function
 
     return register
-
-
-def _imports_library(frame: FrameType) -> bool:
-    """True for a line of an installed module that all ranks share, while it is being imported: it serves the next
-    rank, the next world and the host, too, and is not to be taken apart when the first rank that needs it ends."""
-    code, runtime = frame.f_code, current_runtime()
-    if code.co_name != "<module>" or runtime is None or is_ours(frame) or is_user_file(code.co_filename):
-        return False
-    return runtime.isolation is None or not runtime.isolation.isolates(frame.f_globals.get("__name__", ""))
 
 
 def _atexit_unregister(original: Callable[..., Any]) -> Callable[..., Any]:

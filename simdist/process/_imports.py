@@ -20,11 +20,20 @@ def module_under_import(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib"):
-            return module
+            return module or _compiled_module(frame)
         if code.co_name == "<module>":
             module = frame.f_globals.get("__name__", "")
         frame = frame.f_back
     return ""
+
+
+def _compiled_module(frame: FrameType) -> str:
+    """The one that is loaded there, whose code has no frame; "" if none is."""
+    if frame.f_code.co_name != "_call_with_frames_removed":
+        return ""
+    first = next(iter(frame.f_locals.get("args", ())), None)  # the module itself, or its spec
+    name = getattr(first, "__name__", "") or getattr(first, "name", "")
+    return name if isinstance(name, str) else ""
 
 
 def imported_for_all(frame: FrameType | None) -> bool:

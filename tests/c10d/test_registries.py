@@ -240,3 +240,47 @@ def test_what_a_module_registers_when_it_is_imported_is_there_for_all(
     assert trees.tree_leaves(vars(module)["Box"](4)) == [4]
     trees._deregister_pytree_node(vars(module)["Box"])
     del kl._KL_REGISTRY[vars(module)["Other"], vars(module)["Other"]]
+
+
+class Registry:
+    """Stands in for `optree`, which few have installed."""
+
+    def __init__(self) -> None:
+        self.types: dict[type, Any] = {}
+
+    def register(self, cls: type, flatten_fn: Any, unflatten_fn: Any, **_: Any) -> None:
+        if cls in self.types:
+            raise ValueError(f"PyTree type {cls} is already registered")
+        self.types[cls] = flatten_fn, unflatten_fn
+
+    def unregister_pytree_node(self, cls: type, *, namespace: str) -> None:
+        assert namespace == "torch"
+        del self.types[cls]
+
+
+def test_types_are_trees_of_each_rank_in_the_registry_of_cxx_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    module: Any = types.ModuleType("torch.utils._cxx_pytree")
+    module._private_register_pytree_node, module.optree = registry.register, registry
+    monkeypatch.setitem(sys.modules, "torch.utils._cxx_pytree", module)
+    monkeypatch.setattr(torch_.utils, "_cxx_pytree", module, raising=False)
+    for name in ("_cxx_pytree_exists", "_cxx_pytree_imported"):
+        monkeypatch.setattr(trees, name, True)
+
+    def program() -> Any:
+        type_as_tree()
+        flatten, unflatten = registry.types[Pair]
+        refused = ""
+        try:
+            module._private_register_pytree_node(Pair, None, None)
+        except ValueError as error:
+            refused = str(error)
+        return flatten(Pair(1, 2))[0], unflatten([3, 4], None).one, refused
+
+    for _ in range(2):
+        result = simdist.run(program, world_size=2)
+
+        result.raise_for_failure()
+        refused = f"PyTree type {Pair} is already registered"
+        assert result.values == [([1, 2], 3, refused), ([2, 2], 3, refused)]
+    assert registry.types == {}

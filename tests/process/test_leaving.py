@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import atexit
+import importlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -277,6 +281,36 @@ def test_atexit_functions_run_last_first_however_a_rank_leaves(
     assert log == ["0 second", "0 first", "1 second", "1 first"]
     assert ends(result) == [(status, code, 0), (status, code, 1)]
     assert atexit._ncallbacks() == before
+
+
+def loads_compiled_code(function: Callable[[], object]) -> None:
+    """Calls `function` as importlib calls what a module of compiled code does when it is loaded."""
+    call: Any = vars(importlib)["_bootstrap"]._call_with_frames_removed
+    call(lambda spec: function(), types.SimpleNamespace(name="json.compiled"))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_module_registers_when_ranks_import_it_is_not_called_when_a_rank_ends(
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    (tmp_path / "registers_exit.py").write_text("import atexit, json\natexit.register(json.log.append, 'exit')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(json, "log", log, raising=False)
+
+    def program() -> None:
+        if compiled:
+            loads_compiled_code(lambda: atexit.register(log.append, "exit"))
+        else:
+            importlib.import_module("registers_exit")
+
+    before = atexit._ncallbacks()
+    simdist.run(program, world_size=1).raise_for_failure()
+    sys.modules.pop("registers_exit", None)
+    after = atexit._ncallbacks()
+    atexit.unregister(log.append)
+
+    assert (log, after - before) == ([], 1)
 
 
 def test_atexit_functions_may_take_time_and_use_the_network() -> None:

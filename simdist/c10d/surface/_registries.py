@@ -21,6 +21,7 @@ from torch.autograd import graph
 from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
+from simdist.c10d.surface._cxx_trees import import_now
 from simdist.process import Patches, Replacement, Runtime, Slot, current_runtime, followed, imported_for_all
 
 __all__ = ["Registry", "install"]
@@ -38,7 +39,6 @@ _TREES = tuple(
         "SUPPORTED_SERIALIZED_TYPES",
         "SERIALIZED_TYPE_TO_PYTHON_TYPE",
         "CONSTANT_NODES",
-        "_cxx_pytree_pending_imports",
     )
     if hasattr(_trees, name)
 )
@@ -93,7 +93,12 @@ def _add(table: _Table, entries: Any) -> None:
         table.update(entries)
 
 
-def _separating(name: str, tables: Sequence[_Table], writers: Sequence[tuple[Any, str]]) -> list[Replacement]:
+def _separating(
+    name: str,
+    tables: Sequence[_Table],
+    writers: Sequence[tuple[Any, str]],
+    prepare: Callable[[], None] | None = None,
+) -> list[Replacement]:
     registry = Registry(name, tables)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,6 +109,8 @@ def _separating(name: str, tables: Sequence[_Table], writers: Sequence[tuple[Any
                 return original(*args, **kwargs)
             if imported_for_all(sys._getframe(1)):
                 return registry.write_for_all(runtime, original, *args, **kwargs)
+            if prepare is not None:
+                prepare()
             runtime.separate(registry.slot)
             return original(*args, **kwargs)
 
@@ -140,7 +147,7 @@ def _load_validation(value: Any) -> None:
 
 
 _REPLACEMENTS = (
-    *_separating("types as trees", _TREES, _GROWING),
+    *_separating("types as trees", _TREES, _GROWING, import_now),
     *_separating(
         "rendezvous handlers", [_rendezvous._rendezvous_handlers], [(_rendezvous, "register_rendezvous_handler")]
     ),

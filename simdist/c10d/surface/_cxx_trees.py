@@ -1,0 +1,73 @@
+"""Types that ranks register as trees, in the registry of C++ (`optree`), which torch fills beside its own where it is.
+
+It has one entry for a type and refuses another. So of what ranks register alike there is one entry, which calls the
+functions of the rank that runs, and is gone when the world has ended.
+
+In doubt: to a rank that has not registered the type, C++ takes it for a tree as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils import _pytree
+
+from simdist.process import Patches, SimProcess, current_process, current_runtime, imported_for_all, when_imported
+
+__all__ = ["import_now"]
+
+_NAME = "torch.utils._cxx_pytree"
+_trees: Any = _pytree
+_Functions = dict[SimProcess, tuple[Any, ...]]
+
+
+def import_now() -> None:
+    """Import it, if there is one: it takes over what has been registered until then, and that is for good."""
+    if getattr(_trees, "_cxx_pytree_exists", False) and not _trees._cxx_pytree_imported:
+        importlib.import_module(_NAME)
+
+
+def _calling(known: _Functions, place: int) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        process: Any = current_process()
+        functions = known.get(process) or next(iter(known.values()))
+        return functions[place](*args)
+
+    return call
+
+
+def _sharing(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def register(cls: type, flatten_fn: Any, unflatten_fn: Any, **kwargs: Any) -> None:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None or imported_for_all(sys._getframe(1)):
+            original(cls, flatten_fn, unflatten_fn, **kwargs)
+            return
+        types: dict[type, _Functions] | None = runtime.extras.get(_NAME)
+        if types is None:
+            types = runtime.extras[_NAME] = {}
+            runtime.patches.on_undo(functools.partial(_forget, types))
+        known: _Functions = types.get(cls, {})
+        if not known or process in known:  # then it is refused
+            original(cls, _calling(known, 0), _calling(known, 1), **kwargs)
+            types[cls] = known
+        known[process] = flatten_fn, unflatten_fn
+
+    return register
+
+
+def _forget(types: dict[type, _Functions]) -> None:
+    for cls in types:
+        vars(sys.modules[_NAME])["optree"].unregister_pytree_node(cls, namespace="torch")
+    types.clear()
+
+
+when_imported(_NAME, lambda patches: _install(patches))
+
+
+def _install(patches: Patches) -> None:
+    patches.wrap(sys.modules[_NAME], "_private_register_pytree_node", _sharing)
