@@ -1,11 +1,9 @@
-"""What libraries do as they are imported, once for all ranks: finders in `sys.meta_path`, functions for the exit."""
+"""Finders in `sys.meta_path` that libraries add as they are imported, once for all ranks."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import sysconfig
 import time
 from types import ModuleType
 from typing import Any
@@ -61,22 +59,3 @@ def test_a_finder_of_a_library_is_there_for_all_and_stays(isolate: bool, monkeyp
     assert sys.meta_path == [*before, Finder]
     assert any("sys.meta_path" in line for line in result.shared_state) is not isolate
     sys.modules.pop("networkx.late", None)
-
-
-def test_what_a_library_registers_for_the_end_as_it_is_imported_is_the_hosts() -> None:
-    """A library that all ranks share must not be taken apart when the first of them ends."""
-    called: list[str] = []
-    file = f"{sysconfig.get_path('purelib')}/late_library.py"
-    code = compile("import atexit\natexit.register(called.append, 'library')", file, "exec")
-
-    def body() -> None:
-        if os.environ["RANK"] == "0":
-            exec(code, {"__name__": "late_library", "called": called})
-            atexit.register(called.append, "program")
-
-    registered = atexit._ncallbacks()
-    simdist.run(body, world_size=2).raise_for_failure()
-
-    assert called == ["program"]
-    assert atexit._ncallbacks() == registered + 1
-    atexit.unregister(called.append)
