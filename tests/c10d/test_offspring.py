@@ -42,7 +42,7 @@ def told(group: Any) -> Any:
 def splits() -> list[Any]:
     kept: list[Any]
     found: list[Any]
-    dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=8))
     group: Any = dist.group.WORLD
     own = group._get_backend(CPU).options
     made: dict[str, Callable[[], Any]] = {
@@ -69,7 +69,7 @@ def splits() -> list[Any]:
 
 
 def merges() -> list[Any]:
-    dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=8))
     rank, group = dist.get_rank(), dist.group.WORLD
     halves: Any = [dist.new_group([0, 1], backend="cpu:gloo"), dist.new_group([2], backend="cpu:gloo")]
     half, store = halves[rank // 2], _dist.PrefixStore("m", group.get_group_store())  # type: ignore[union-attr]
@@ -127,10 +127,20 @@ def test_groups_are_merged_in_the_order_in_which_they_come() -> None:
     assert first[3:] == [(0, 1, "1:merge", "undefined:merge", 4.0, "1:merge", 1.0), 4.0, "1:merge", "1"]
 
 
+def on_real_gloo(body: Callable[[], list[Any]]) -> list[Any]:
+    """What each rank returns, once Gloo has connected all groups: now and then it loses a connection of such a one."""
+    for _ in range(6):
+        outcomes = run_real(body, 3)
+        if all(each.status == "returned" for each in outcomes):
+            return [each.value for each in outcomes]
+        assert any("connectFullMesh failed" in each.message for each in outcomes), outcomes
+    raise AssertionError(f"Gloo never connects: {outcomes}")
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("body", [splits, merges])
 def test_real_gloo_makes_groups_of_groups_alike(body: Callable[[], list[Any]]) -> None:
-    real = [outcome.value for outcome in run_real(body, 3)]
+    real = on_real_gloo(body)
 
     for mine, theirs in zip(simulated(body), real, strict=True):
         for one, other in zip(mine, theirs, strict=True):
