@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def test_the_program_runs_unmodified_and_twice_the_same(
     # Torch's test tools, which other tests import, forbid this process to set such flags as programs set.
     variables: Any = torch.backends.disable_global_flags.__globals__
     monkeypatch.setitem(variables, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where names are free, whatever else runs or was left
     runs = []
     for form in ("python", "compiled" if compiled_kernels is not None else "python"):  # of virtual devices' kernels
         monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
