@@ -58,6 +58,7 @@ _ATTRIBUTES = {
     "sys.last_value": "for a debugger",
     "sys.modules": _IMPORTS,
     "sys.path_importer_cache": _IMPORTS,
+    "tempfile._name_sequence": "names of temporary files, drawn anew in a process of another number",
     "threading._threading_atexits": "what `concurrent.futures` registers when it is imported",
     "tqdm.std.TqdmDefaultWriteLock.mp_lock": _LOCKS,
     "tqdm.std.TqdmDefaultWriteLock.th_lock": _LOCKS,

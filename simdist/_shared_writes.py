@@ -5,8 +5,8 @@ that a rank writes, the next rank reads, and the next world too. `shared_writes`
 
 Looked at are the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
 loggers, and settings that a world does not put back itself. Not told are what the import of a module leaves, in tables
-of others too (a filter for its own warnings, a way to pickle its own types), and what makes no difference
-(`_harmless_writes`, each with its reason).
+of others too (a filter for its own warnings, a way to pickle its own types), the public names that a module looks up
+when they are first asked for, and what makes no difference (`_harmless_writes`, each with its reason).
 
 In doubt: a write that is taken back before the world ends is not seen, and neither is one inside an object that is no
 module, class or container of a module.
@@ -130,7 +130,10 @@ class _State:
         now = {name: vars(module) for name, module in modules if isinstance(module, types.ModuleType)}
         for name, variables in self._modules.items():
             if name in now:
-                yield from _differing(f"{name}.", variables, now[name])
+                late = _found_late(variables)
+                for told, how in _differing(f"{name}.", variables, now[name]):
+                    if how != "added" or told.removeprefix(f"{name}.") not in late:
+                        yield told, how
         for name, key, container, copy in self._containers:
             if now.get(name, {}).get(key) is not container or same_content(copy, container):
                 continue
@@ -147,6 +150,11 @@ class _State:
     def _is_new(self, thing: Any) -> bool:
         home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None
         return home in sys.modules and home not in self._imported
+
+
+def _found_late(variables: _Variables) -> frozenset[str]:
+    """The public names of a module that looks each up when it is first asked for (PEP 562), and keeps what it found."""
+    return frozenset(map(str, variables.get("__all__", ()))) if "__getattr__" in variables else frozenset()
 
 
 def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tuple[str, str]]:

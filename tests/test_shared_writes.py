@@ -20,6 +20,7 @@ import signal
 import string
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,25 @@ def test_what_ranks_leave_where_all_see_it_is_named() -> None:
         simdist.run(body, world_size=1).raise_for_failure()
 
     assert written.lines() == sorted(told for _, told in NAMED.values())
+
+
+def test_names_that_a_module_looks_up_late_and_keeps_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = types.ModuleType("late_names")
+
+    def look_up(name: str) -> int:
+        setattr(late, name, 1)
+        return 1
+
+    vars(late).update(__all__=["found"], __getattr__=look_up)
+    monkeypatch.setitem(sys.modules, "late_names", late)
+
+    def body() -> int:
+        return vars(late)["__getattr__"]("found") + late.other  # type: ignore[no-any-return]
+
+    with shared_writes() as written:
+        simdist.run(body, world_size=1).raise_for_failure()
+
+    assert written.lines() == ["late_names.other: added"]
 
 
 @functools.singledispatch
