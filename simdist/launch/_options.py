@@ -21,7 +21,7 @@ from simdist.launch._accelerate import NOT_INSTALLED, accelerate_options, is_ins
 from simdist.launch._launchers import ELASTIC, LAUNCHERS, TORCH
 from simdist.launch._plan import Launch
 from simdist.scenario import load_faults
-from simdist.values import brief, findings_of
+from simdist.values import brief, findings_of, parse_duration
 
 __all__ = ["LaunchError", "parsed"]
 
@@ -87,6 +87,12 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         "--devices", default="0", metavar="N", help="Virtual CUDA devices on each node; ranks is one for each worker."
     )
     ours.add_argument("--device-model", metavar="NAME", help="How long devices compute: as an a100, or an h100.")
+    ours.add_argument(
+        "--program-time",
+        default="0ns",
+        metavar="TIME",
+        help='Virtual time that programs take which the script starts, such as "5ms" or "1h"; 0 by default.',
+    )
     ours.add_argument("--trace", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
     ours.add_argument("--events", metavar="OUT", help="Write each event as a line of JSON.")
     ours.add_argument("--timeline", metavar="OUT", help="Draw the run, as SVG or PNG.")
@@ -139,6 +145,11 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         model = DEVICE_MODELS.get(options.device_model)
         if not devices:
             problems.append("--device-model: the nodes have no devices; say --devices")
+    program_ns = 0
+    try:
+        program_ns = parse_duration(options.program_time)
+    except ValueError as error:
+        problems.append(f"--program-time: {error}")
     seed = _whole("--seed", options.seed, 0, problems)
     if options.max_restarts < 0:
         problems.append(f"--max-restarts: {options.max_restarts} is too small; the least is 0")
@@ -194,6 +205,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         leaves_out=leaves_out,
         devices=devices or 0,
         device_model=model,
+        program_ns=program_ns,
         seed=seed or 0,
         faults=faults,
         words=tuple(words),

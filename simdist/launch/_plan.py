@@ -43,6 +43,7 @@ class Launch:
     leaves_out: tuple[str, ...] = ()  # variables of torchrun's that it does not set
     devices: int = 0  # virtual CUDA devices on each node
     device_model: DeviceModel | None = None  # how long they compute
+    program_ns: int = 0  # what a program takes that a worker starts
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     words: tuple[str, ...] = field(default=(), compare=False)  # as they were given

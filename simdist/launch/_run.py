@@ -67,6 +67,7 @@ def launch(
             min_hosts=plan.min_nodes,
             monitor_ns=plan.monitor_ns,
             grace_ns=plan.grace_ns,
+            program_ns=plan.program_ns,
             echo=logs.take,
             echo_last_lines=True,
             progress=progress,

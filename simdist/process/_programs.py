@@ -4,7 +4,7 @@ A program does its work in real time, while virtual time stands still; then it t
 give every program (`program_ns`; without it a program ends at the moment at which it begins). Whoever waits for it
 waits until then, and `poll` answers None before. From then on `poll` has its exit code: it waits in real time for the
 program to end in earnest, if it has not. So what a rank sees of a program's length never depends on the machine. One
-that then runs on for a real minute, as a server does that needs a longer `program_ns`, ends the whole run with an
+that then runs on for 25 real seconds, as a server does that needs a longer `program_ns`, ends the whole run with an
 error, which no rank can catch; `wait`, `communicate` and blocking `os.waitpid` wait without such a limit, and let other
 threads of the rank go on meanwhile: they may write what the program reads.
 
@@ -38,7 +38,7 @@ _STANDARD = str(Path(os.__file__).parent) + os.sep
 _real_seconds, _sleep = time.monotonic, time.sleep  # noqa: TID251  # a program runs in real time
 _ALONE_S = 0.5  # real seconds after which threads that wait for a program's output look whether there is some
 _TOGETHER_S = 10.0  # from which on it is waited for alone again
-_PATIENCE_S = 60.0  # real seconds that a program may take beyond its virtual time, where somebody only looks
+_PATIENCE_S = 25.0  # real seconds that a program may take beyond its virtual time; less than what the watchdog grants
 
 
 class _End:
@@ -194,8 +194,9 @@ class Program:
     def _give_up(self) -> NoReturn:
         error = SimdistError(
             f"rank {self.process.rank}: the program {self.name!r} has come to the end of its virtual time, and runs "
-            f"on for more than {_PATIENCE_S:g} real seconds; program_ns (in files program_time) says how long the "
-            "programs of ranks take, and one that is to run until it is told to end needs more than that"
+            f"on for more than {_PATIENCE_S:g} real seconds; program_ns (in files program_time, of simdist launch "
+            "--program-time) says how long the programs of ranks take, and one that is to run until it is told to end "
+            "needs more than that"
         )
         self.process.simulation.abort(error)
 

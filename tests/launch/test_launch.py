@@ -333,6 +333,17 @@ def test_devices_compute_as_fast_as_the_model_that_is_named(launched: Launched) 
     ]
 
 
+def test_programs_take_the_virtual_time_that_is_said(launched: Launched) -> None:
+    script = "import subprocess, time\nsubprocess.run(['true'])\nprint(round(time.monotonic(), 6))"
+
+    result = launched(script, before=("--program-time", "90s"))
+    wrong = launched(script, before=("--program-time=long",))
+
+    assert (result.exit_code, result.stdout.split()) == (0, ["90.0"]), result.output
+    assert wrong.exit_code == 2
+    assert wrong.stderr.splitlines()[-1].strip().startswith("--program-time: 'long' is no duration; write '3ms'")
+
+
 COUNTS = """
 import os
 import torch

@@ -330,8 +330,8 @@ def test_a_program_that_outlives_its_virtual_time_says_what_to_set(monkeypatch: 
 
     assert str(caught.value) == (
         "rank 0: the program 'sleep' has come to the end of its virtual time, and runs on for more than 0.1 real "
-        "seconds; program_ns (in files program_time) says how long the programs of ranks take, and one that is to run "
-        "until it is told to end needs more than that"
+        "seconds; program_ns (in files program_time, of simdist launch --program-time) says how long the programs of "
+        "ranks take, and one that is to run until it is told to end needs more than that"
     )
 
 
