@@ -41,6 +41,7 @@ _WRAPPED = "dynamo marks it as not to be compiled"
 _CLOSED = "a handler that is closed goes on to write"
 _LOCKS = "locks, found held by none"
 _ATTRIBUTES = {
+    "asyncio.coroutines._iscoroutine_typecache": _FIRST_USE,
     "concurrent.futures.ProcessPoolExecutor": _IMPORTS,
     "concurrent.futures.ThreadPoolExecutor": _IMPORTS,
     "fsspec.registry._registry": _IMPORTS,

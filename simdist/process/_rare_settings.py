@@ -1,4 +1,4 @@
-"""Settings of a process in modules that few programs import: limits, the tracing of memory, types of files.
+"""Settings of a process in modules that few programs import: limits, the tracing of memory, types of files, loops.
 
 Limits (`resource.setrlimit`) are each process's own on paper: a rank finds what it has set, and the host is under the
 ones that it had. So they limit nothing here, and no program that a rank starts.
@@ -157,7 +157,23 @@ def _of_readline(patches: Patches) -> None:
     patches.redirect(_editing())
 
 
+@functools.cache
+def _making_loops() -> tuple[Replacement, ...]:
+    known: Any = sys.modules["asyncio.events"]
+
+    def load(policy: Any) -> None:
+        known._event_loop_policy = policy
+
+    writers = [(known, "set_event_loop_policy"), (known, "_init_event_loop_policy")]
+    return tuple(followed("asyncio's policy", writers, lambda: known._event_loop_policy, load))
+
+
+def _of_asyncio(patches: Patches) -> None:
+    patches.redirect(_making_loops())
+
+
 TELLERS: dict[str, Callable[[Patches], None]] = {
+    "asyncio.events": _of_asyncio,
     "mimetypes": _of_mimetypes,
     "readline": _of_readline,
     "resource": _of_resource,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mimetypes
 import multiprocessing
 import resource
@@ -81,6 +82,28 @@ def test_a_world_leaves_the_first_look_at_types_of_files_to_the_host(monkeypatch
     simdist.run(lambda: mimetypes.add_type("left/left", ".left"), world_size=2).raise_for_failure()
 
     assert (known._db, known.inited) == (None, False)
+
+
+def test_a_rank_has_the_policy_for_loops_that_it_has_set() -> None:
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        """A program's own."""
+
+    def loops() -> str:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            asyncio.set_event_loop_policy(Policy())
+        dist.barrier()
+        asyncio.run(asyncio.sleep(1))
+        return type(asyncio.get_event_loop_policy()).__name__
+
+    before = vars(asyncio.events)["_event_loop_policy"]
+    with simdist.shared_writes() as written:
+        result = simdist.run(loops, world_size=2)
+
+    result.raise_for_failure()
+    assert result.values[1] == "Policy" != result.values[0]
+    assert vars(asyncio.events)["_event_loop_policy"] is before
+    assert written.lines() == []
 
 
 def test_the_tracing_of_memory_ends_with_the_world_and_goes_on_where_the_host_had_begun() -> None:
