@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -323,6 +324,28 @@ def test_what_a_rank_lays_over_its_standard_output_is_its_own(tmp_path: Path) ->
     assert all(os.path.samestat(os.fstat(number), each) for number, each in zip((1, 2), streams, strict=True))
     assert host_state() == before
     assert os.dup is dup
+
+
+def test_pytest_moves_the_hosts_streams_from_a_rank_too(tmp_path: Path) -> None:
+    """As it does at a breakpoint."""
+    pytests: dict[str, Any] = {"__name__": "_pytest.capture", "os": os}
+    exec("def move(source, number):\n    os.dup2(source, number)", pytests)
+    saved = os.dup(2)
+
+    def body() -> bool:
+        with (tmp_path / "file").open("w") as file:
+            pytests["move"](file.fileno(), 2)
+            try:
+                return os.path.samestat(os.fstat(2), os.fstat(file.fileno()))
+            finally:
+                pytests["move"](saved, 2)
+
+    before = os.fstat(2)
+    result = simdist.run(body, world_size=2)
+    os.close(saved)
+
+    assert result.values == [True, True]
+    assert os.path.samestat(os.fstat(2), before)
 
 
 def test_a_child_has_what_its_parent_laid_over(tmp_path: Path) -> None:
