@@ -1,15 +1,21 @@
-"""What tensors hold, the same wherever they are: a checksum to compare by, and no memory that nobody has written."""
+"""What tensors hold, the same wherever they are: a checksum to compare by; and where they are pickled no memory that
+nobody has written, and no address."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["bytes_of", "content_checksum", "with_zero_padding"]
+__all__ = ["bytes_of", "content_checksum", "with_numbered_storages", "with_zero_padding"]
+
+# Where the heap of a Linux process begins if nothing is random, and what a StorageImpl takes there.
+_FIRST_ADDRESS = 0x5555_5555_6000
+_BYTES_APART = 192
 
 
 def content_checksum(tensors: Iterable[Any], crc: int = 0) -> int:
@@ -62,3 +68,32 @@ def with_zero_padding(to_tensor: Callable[..., Any]) -> Callable[..., Any]:
         return data.as_subclass(_Padded), size
 
     return padded
+
+
+def with_numbered_storages(save: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `torch.serialization._legacy_save`.
+
+    Torch's older format names storages by their addresses, and so writes other bytes in each process, and not even
+    equally many (torch 2.13: `str(storage._cdata)`). A tensor that is pickled by itself is in that format, as are those
+    in object collectives. Here storages have addresses in the order in which they are met, from the one on that a
+    process has whose memory is nowhere by chance; what is written is read like any other.
+    """
+    if not isinstance(save, FunctionType):
+        return save
+    code, known, name, defaults, closure = (
+        save.__code__,
+        save.__globals__,
+        save.__name__,
+        save.__defaults__,
+        save.__closure__,
+    )
+
+    def numbered(*args: Any, **kwargs: Any) -> None:
+        names: dict[int, str] = {}
+
+        def named(address: int) -> str:
+            return names.setdefault(address, str(_FIRST_ADDRESS + _BYTES_APART * len(names)))
+
+        FunctionType(code, known | {"str": named}, name, defaults, closure)(*args, **kwargs)
+
+    return numbered

@@ -157,7 +157,6 @@ _ATTRIBUTES = {
     "torch.utils._pytree.SUPPORTED_NODES": _REGISTERED,
     "torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES": _REGISTERED,
     "torch.utils._stats.simple_call_counter": _COUNTS,
-    "torch.utils.hooks.RemovableHandle.next_id": _NUMBERS,
     "logging: handlers of 'torch.__trace'": _LOGS,
     "fsspec.implementations.local.LocalFileSystem.*": "which process used it last; for another it drops what it keeps",
     "lightning.pytorch.utilities._pytree.SUPPORTED_NODES": _REGISTERED,

@@ -495,12 +495,13 @@ def _many_messages(s: Statement, state: _Rank) -> None:
 
 def _objects(s: Statement, state: _Rank, group: Any) -> None:
     gathered: list[Any] = [None] * _size(group)
-    dist.all_gather_object(gathered, {"rank": state.rank, "text": "x" * (s.size + state.rank)}, group=group)
+    held = {"rank": state.rank, "text": "x" * (s.size + state.rank), "tensor": _data(s, state)}
+    dist.all_gather_object(gathered, held, group=group)
     state.crc = zlib.crc32(repr(gathered).encode(), state.crc)
 
 
 def _object_list(s: Statement, state: _Rank, group: Any) -> None:
-    objects: list[Any] = [state.rank, "y" * s.size, None]
+    objects: list[Any] = [state.rank, "y" * s.size, None, torch.nn.Linear(1, 1).state_dict()]
     dist.broadcast_object_list(objects, _root(s, group), group=group)
     state.crc = zlib.crc32(repr(objects).encode(), state.crc)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
-from simdist._content import with_zero_padding
+from simdist._content import with_numbered_storages, with_zero_padding
 from simdist.c10d._dispatching import dispatching
 from simdist.c10d._rank_state import Making, RankState
 from simdist.c10d.backends import GLOO, IDEAL
@@ -338,6 +338,17 @@ def install(patches: Patches) -> None:
         patches.replace(module, "_ProcessGroupWrapper", wrapper)
     patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
     patches.wrap(c10d, "_object_to_tensor", with_zero_padding)
+    patches.wrap(torch.serialization, "_legacy_save", _numbered_on_ranks)
+
+
+def _numbered_on_ranks(save: Callable[..., None]) -> Callable[..., None]:
+    numbered = with_numbered_storages(save)
+
+    @functools.wraps(save)
+    def legacy_save(*args: Any, **kwargs: Any) -> None:
+        (save if current_process() is None else numbered)(*args, **kwargs)
+
+    return legacy_save
 
 
 def _limit_and_options(

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 from torch.distributed import distributed_c10d as c10d
 
-from simdist._content import content_checksum, with_zero_padding
+from simdist._content import content_checksum, with_numbered_storages, with_zero_padding
 from simdist.hardware._journal import Journal
 from simdist.hardware._scaling import scaled
 from simdist.hardware._strikes import Strikes
@@ -131,7 +131,10 @@ class Recorder:
 
     def install(self) -> None:
         """Stand before torch's kernels; for the rest of the process's life."""
-        c10d._object_to_tensor = with_zero_padding(c10d._object_to_tensor)  # as in a simulation, to compare results
+        # As in a simulation, to compare results.
+        c10d._object_to_tensor = with_zero_padding(c10d._object_to_tensor)
+        serialization: Any = torch.serialization
+        serialization._legacy_save = with_numbered_storages(serialization._legacy_save)
         for name, describe in _DESCRIBE.items():
             operator = getattr(torch.ops.c10d, name, None)
             if operator is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from simdist.errors import UnsupportedError
 from simdist.kernel import TaskKilled
+from simdist.process._libraries import when_imported
 from simdist.process._runtime import Patches, Replacement, current_process
 from simdist.process._thread_slots import POOL_MODULES
 from simdist.process._threads import JOINABLE, Handle, Threads, begin, forget, shut_down, threads_of
@@ -204,6 +205,26 @@ def _pool_number() -> int:
 
 _host_pool_number: Callable[[], int] = vars(pools.ThreadPoolExecutor)["_counter"]
 _POOL_NUMBER = staticmethod(_pool_number)
+
+
+def _naming(create: Any) -> Any:
+    """Make the method of an event loop that gives a task its name, which asyncio would take from one count for all."""
+
+    @functools.wraps(create)
+    def create_task(self: Any, coro: Any, *, name: Any = None, **kwargs: Any) -> Any:
+        process = None if name is not None else current_process()
+        if process is not None:
+            name = f"Task-{threads_of(process).loop_task_number()}"
+        return create(self, coro, name=name, **kwargs)
+
+    return create_task
+
+
+def _name_tasks(patches: Patches) -> None:
+    patches.wrap(sys.modules["asyncio.base_events"].BaseEventLoop, "create_task", _naming)
+
+
+when_imported("asyncio.base_events", _name_tasks)
 
 
 def install(patches: Patches) -> None:

@@ -42,6 +42,7 @@ class Threads:
         self.ends: dict[Task, Any] = {}  # a lock that is held as long as the task runs, or its handle
         self.number = itertools.count(1).__next__  # in names of threads
         self.pool_number = itertools.count().__next__  # and of those of pools
+        self.loop_task_number = itertools.count(1).__next__  # in names of asyncio's tasks
         self.calls: list[Callable[[], Any]] = []  # before threads are waited for at the end
         self.shutting_down = False
         self._main: Any = None

@@ -29,6 +29,24 @@ def test_an_event_loop_sleeps_in_virtual_time() -> None:
     assert values == [[[3, 1, 2], 3.0, 3.5], [[3, 1, 2], 3.0, 4.5]]
 
 
+def test_each_process_counts_its_own_tasks() -> None:
+    async def nothing() -> None:
+        await asyncio.sleep(0)
+
+    async def main() -> list[str]:
+        tasks = [asyncio.create_task(nothing()), asyncio.create_task(nothing(), name="mine")]
+        await asyncio.gather(nothing(), *tasks)
+        current = asyncio.current_task()
+        assert current is not None
+        return [current.get_name(), *(task.get_name() for task in tasks)]
+
+    def both() -> list[list[str]]:
+        return [asyncio.run(main()), asyncio.run(main())]
+
+    expected = [["Task-1", "Task-2", "mine"], ["Task-7", "Task-8", "mine"]]  # as in a fresh process
+    assert simdist.run(both, world_size=2).values == simdist.run(both, world_size=2).values == [expected, expected]
+
+
 def test_threads_wake_an_event_loop() -> None:
     async def main() -> list[Any]:
         loop = asyncio.get_running_loop()

@@ -102,6 +102,44 @@ def test_a_process_without_simdist_loads_what_a_rank_pickled() -> None:
     assert (done.stdout.decode().strip(), done.stderr.decode()) == (f"{local} 19", "")
 
 
+def test_tensors_pickle_to_the_same_bytes_wherever_their_memory_is() -> None:
+    kept: list[torch.Tensor] = []
+
+    def body() -> tuple[bytes, bytes]:
+        kept.extend(torch.zeros(2) for _ in range(7))  # so that the next run finds other places
+        shared = torch.arange(6.0)
+        held = {"bias": shared[:2], "weight": shared, "other": torch.ones(3, dtype=torch.int64)}
+        buffer = io.BytesIO()
+        torch.save(held, buffer, _use_new_zipfile_serialization=False)
+        return pickle.dumps(held), buffer.getvalue()
+
+    first, second = values(body, 2), values(body, 2)
+
+    assert first == second
+    assert first[0] == first[1]
+    pickled, saved = first[0]
+    for held in (pickle.loads(pickled), torch.load(io.BytesIO(saved))):
+        assert {name: tensor.tolist() for name, tensor in held.items()} == {
+            "bias": [0.0, 1.0],
+            "weight": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+            "other": [1, 1, 1],
+        }
+    again = torch.load(io.BytesIO(saved))
+    assert again["bias"].untyped_storage().data_ptr() == again["weight"].untyped_storage().data_ptr()
+
+
+def test_modules_with_hooks_pickle_to_the_same_bytes_in_every_world_and_on_every_rank() -> None:
+    def body() -> tuple[bytes, int]:
+        module = torch.nn.ReLU()
+        handle = module.register_forward_hook(print)
+        return pickle.dumps(module), handle.id
+
+    host = torch.nn.ReLU().register_forward_hook(print).id
+
+    assert values(body, 2) == values(body, 2) == [(values(body, 1)[0][0], host + 1)] * 2
+    assert torch.nn.ReLU().register_forward_hook(print).id == host + 1
+
+
 def test_a_world_leaves_the_types_as_they_were() -> None:
     before = dict(vars(datetime.datetime))
 

@@ -1,4 +1,4 @@
-"""What a program registers with torch or switches on for a while: types as trees, divergences, hooks of optimizers.
+"""What a program registers with torch or switches on for a while: types as trees, divergences, hooks and their numbers.
 
 Torch keeps these in tables of its modules, and refuses what is there already. A rank that registers something in a call
 of its own does so for itself: from then on each process has the tables to itself, and the host's stand again when the
@@ -20,6 +20,7 @@ from torch import distributions, serialization
 from torch.autograd import graph
 from torch.nn.utils import parametrize
 from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
 
 from simdist.c10d.surface._cxx_trees import import_now
 from simdist.process import Patches, Replacement, Runtime, Slot, current_runtime, followed, imported_for_all
@@ -146,6 +147,10 @@ def _load_validation(value: Any) -> None:
         _VALIDATED._validate_args = value
 
 
+def _set_next_hook(number: int) -> None:
+    RemovableHandle.next_id = number
+
+
 _REPLACEMENTS = (
     *_separating("types as trees", _TREES, _GROWING, import_now),
     *_separating(
@@ -180,6 +185,12 @@ _REPLACEMENTS = (
         ((_VALIDATED, "set_default_validate_args"),),
         _save_validation,
         _load_validation,
+    ),
+    *followed(  # they stand in what is pickled of a module with hooks
+        "numbers of hooks",
+        ((RemovableHandle, "__init__"), (RemovableHandle, "__setstate__")),
+        lambda: RemovableHandle.next_id,
+        _set_next_hook,
     ),
 )
 
