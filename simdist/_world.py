@@ -387,7 +387,7 @@ class World:
             process.shows_last_lines = self._spec.echo_last_lines
             said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)
             process.torch_state = self._torch.new_rank(None if said == host_said else os.fsdecode(said or b"OFF"))
-            process.random_states = self._slots.random.fresh()
+            process.random_states = self._slots.random.fresh(rank, life)
             self._runtime.processes[process.pid] = process
             processes.append(process)
         self._lives.append(processes)

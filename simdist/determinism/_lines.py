@@ -153,8 +153,8 @@ class _Tracer:
 
 def _generators() -> dict[str, str]:
     """Where the global generators stand; a line that draws from one, or seeds it, moves it."""
-    words = zip(GENERATORS, global_generators(torch_generator()), strict=True)
-    return {name: f"#{zlib.crc32(each.words):08x}" for name, each in words if each.words is not None}
+    found = zip(GENERATORS, global_generators(torch_generator()), strict=True)
+    return {name: f"#{zlib.crc32(each.memory):08x}" for name, each in found if each.memory is not None}
 
 
 def trace_lines(trace: LineTrace, budget: Budget) -> Callable[[], None]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["DEFAULT_SEED", "DeviceGenerator", "device_generator"]
+__all__ = ["DeviceGenerator", "device_generator"]
 
-DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val
+_DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val, of generators that a program makes
 _Generator: Any = torch.Generator  # itself: inside a world the name stands for a class that makes either kind
 _STEP = 4  # numbers in a block of Philox; DTensor wants offsets that are multiples of it
 _MIX = 0x9E3779B97F4A7C15  # an odd number that spreads seeds over 64 bits
@@ -42,7 +42,7 @@ class DeviceGenerator(torch.Generator):
     def __new__(cls, index: int) -> DeviceGenerator:
         """A generator of the device with that index."""
         self = super().__new__(cls)
-        self._seed, self._offset = DEFAULT_SEED, 0
+        self._seed, self._offset = _DEFAULT_SEED, 0
         self._engine = _Generator()
         _say_device(self, _place_of_device(), index)
         _by_address[_address_of(self)] = self

@@ -13,7 +13,7 @@ from simdist.device._generators import DeviceGenerator
 from simdist.device._memory import Account, Device, account_class
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
-from simdist.process import SimProcess, current_process
+from simdist.process import SimProcess, current_process, drawn_from
 
 __all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "keep_figures_in", "present"]
 __all__ += ["VARIABLES", "present_or_none", "there_are_devices"]
@@ -65,7 +65,11 @@ class ProcessDevices:
         """
         if not self.accounts:
             raise RuntimeError("No CUDA GPUs are available")
-        self.generators = tuple(DeviceGenerator(index) for index in range(len(self.accounts)))
+        # As `at::cuda::detail::getDefaultCUDAGenerator` they get their seeds by chance, of 53 bits.
+        self.generators = tuple(
+            DeviceGenerator(index).manual_seed(int.from_bytes(drawn_from(self._process, "cuda", 8), "little") >> 11)
+            for index in range(len(self.accounts))
+        )
 
     def _visible(self) -> list[int]:
         named: list[Any] = torch.cuda._parse_visible_devices()

@@ -197,7 +197,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
     child.laid_over = {number: os.dup(each) for number, each in parent.laid_over.items()}
     child.lineage = f"{parent.lineage} child {len(parent.children)}"
     random_states = runtime.slots.random
-    child.random_states = random_states.save() if forked else random_states.fresh()
+    child.random_states = random_states.save() if forked else random_states.fresh(child.rank, child.life, child.lineage)
     if forked:
         child.streams = sys.stdout, sys.stderr, sys.excepthook
         child.handlers = dict(parent.handlers)

@@ -167,7 +167,7 @@ class SimProcess:
         self.wakeup_descriptor = -1  # of `signal.set_wakeup_fd`
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.entropy: dict[str, int] = {}  # how often it has drawn, by stream
-        self.random_states: States = ((), (), ())  # set before its first turn
+        self.random_states: States  # set before its first turn
         self.torch_state: Any = None  # belongs to the c10d layer
         self.end_listeners: dict[Callable[[SimProcess], None], None] = {}
         self.resume_listeners: list[Callable[[], None]] = []  # called once, when it goes on after a stop

@@ -1,39 +1,46 @@
-"""The global random generators, one state per rank.
+"""The global random generators, one state per process.
 
 Python's `random`, numpy's legacy generator and a third one (torch's, which the layer above brings) are process-wide
-objects, some of them drawn from in C++; each rank must find its own state in them when it runs. Copying all of it at
-every switch would cost more than the switch (numpy alone 90 µs), so a state is saved only if the generator was drawn
-from, which a look at its position tells, and loaded only if the next rank's state differs from what is there. Ranks
-start with equal states, as processes do that all call `manual_seed` with one seed; states are compared by content, so
-ranks that draw alike cost nothing.
+objects, some of them drawn from in C++; each process must find its own state in them when it runs. They start as in a
+fresh process, which seeds them from the operating system: with numbers that are a function of the run's seed, the rank
+and its life, and differ from rank to rank. Whoever forgets a seed sees it.
 
-Python's and numpy's generators, which a fresh process seeds from the operating system, start from the seed of the run.
+Copying all of it by the generators' own methods at every switch would cost more than the switch (numpy alone 90 µs).
+So a state is saved only if a generator was drawn from, which a look at a few words tells, and set by copying memory.
+States are compared by content: ranks that have seeded alike and draw alike pass each other nothing at all.
+
+In doubt: where the words of a generator lie in memory is looked for, and compared with what its methods say; what is
+not found there is copied by these methods. So is a state that keeps the second of a pair of Gaussians, which lies
+elsewhere; handing it out moves no word.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import random
 from array import array
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 __all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators", "words_at"]
 
-States = tuple[Any, Any, Any]
+_WORDS = 624  # of a Mersenne Twister's state
 
 
 class GlobalGenerator(Protocol):
-    """A global generator. `words` are 32-bit words of its memory; the two at `watched` change with every draw and seed.
+    """A global generator.
 
-    They are the position and the second word of the state; the first is the same for all seeds that are arrays, as
-    Python's are.
+    `memory` are the bytes of its state; None if they were not found. The 32-bit words `at`, counted from there, change
+    with every draw and seed: position and second word of the state; the first is the same for all seeds that are
+    arrays, as Python's are.
     """
 
-    words: memoryview[int] | None
-    watched: tuple[int, int]
+    memory: memoryview[int] | None
+    at: tuple[int, int]
 
     def __hash__(self) -> int: ...
 
@@ -45,13 +52,30 @@ class GlobalGenerator(Protocol):
         """Set its state."""
         ...
 
-    def fresh(self, seed: int) -> Any:
-        """The state that it has in a new process, in a run with this seed; made without touching the generator."""
+    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
+        """The state of a new process that drew these 2,496 bytes, and its bytes in memory; made without touching it."""
         ...
 
     def holds_gaussian(self, state: Any) -> bool:
-        """True if a state keeps the second of a pair of Gaussians; handing that out moves no word."""
+        """True if a state keeps the second of a pair of Gaussians."""
         ...
+
+
+class States:
+    """The states of the three generators, as one process left them.
+
+    `saved` are what `GlobalGenerator.save` returned; `raw` the same as bytes in memory, None unless nothing else
+    belongs to them; `seen` the words that a draw would change.
+    """
+
+    __slots__ = ("raw", "saved", "seen")
+
+    def __init__(
+        self, saved: Sequence[Any], raw: tuple[bytes, bytes, bytes] | None = None, seen: tuple[int, ...] = ()
+    ) -> None:
+        self.saved = saved
+        self.raw = raw
+        self.seen = seen
 
 
 def words_at(address: int, count: int) -> memoryview[int]:
@@ -62,36 +86,35 @@ def words_at(address: int, count: int) -> memoryview[int]:
 class _Python:
     """`random._inst`. Its C struct is an index and 624 words right behind the object header (CPython 3.11 to 3.13)."""
 
-    watched = (0, 2)
+    at = (0, 2)
 
     def __init__(self) -> None:
         self._instance: Any = random._inst
-        self.words: memoryview[int] | None = None
+        self.memory: memoryview[int] | None = None
         # The object must be large enough before anything behind its header is read.
-        if type(self._instance).__mro__[-2].__basicsize__ >= object.__basicsize__ + 4 * 625:
-            words = words_at(id(self._instance) + object.__basicsize__, 625)
+        if type(self._instance).__mro__[-2].__basicsize__ >= object.__basicsize__ + 4 * (1 + _WORDS):
+            words = words_at(id(self._instance) + object.__basicsize__, 1 + _WORDS)
             state = self._instance.getstate()[1]
-            if words[0] == state[624] and words[1:] == memoryview(array("I", state[:624])):
-                self.words = words
+            if words[0] == state[_WORDS] and words[1:] == memoryview(array("I", state[:_WORDS])):
+                self.memory = words.cast("B")
 
     def save(self) -> Any:
-        if self.words is None:
+        if self.memory is None:
             return self._instance.getstate()
-        return self.words.tobytes(), None, self._instance.gauss_next
+        return self.memory.tobytes(), None, self._instance.gauss_next
 
     def load(self, state: Any) -> None:
-        if self.words is None:
+        if self.memory is None:
             self._instance.setstate(state)
             return
-        self.words[:] = memoryview(state[0]).cast("I")
+        self.memory[:] = state[0]
         self._instance.gauss_next = state[2]
 
-    def fresh(self, seed: int) -> Any:
-        state = random.Random(seed).getstate()
-        if self.words is None:
-            return state
-        *words, index = state[1]
-        return array("I", [index, *words]).tobytes(), None, None
+    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
+        raw = array("I", [_WORDS]).tobytes() + chance
+        if self.memory is None:
+            return (random.Random.VERSION, (*array("I", chance), _WORDS), None), raw
+        return (raw, None, None), raw
 
     def holds_gaussian(self, state: Any) -> bool:
         return state[2] is not None
@@ -100,30 +123,23 @@ class _Python:
 class _Numpy:
     """`numpy.random`'s legacy generator: 624 words and a position at the documented address of the bit generator."""
 
-    watched = (624, 1)
+    at = (_WORDS, 1)
 
     def __init__(self) -> None:
         self._state: Any = np.random.mtrand._rand
         bits = self._state._bit_generator
-        self.words: memoryview[int] | None = None
+        self.memory: memoryview[int] | None = None
         if type(bits).__name__ == "MT19937":
-            self.words = words_at(bits.ctypes.state_address, 625)
-        self._gaussian = True  # unknown: whether the generator itself keeps one
+            self.memory = words_at(bits.ctypes.state_address, _WORDS + 1).cast("B")
 
     def save(self) -> Any:
         state = self._state.get_state(legacy=False)
-        kept = bool(state["has_gauss"])
-        self._gaussian = kept
         inner = state["state"]
-        return inner["key"].tobytes(), int(inner["pos"]), (state["bit_generator"], state["gauss"]) if kept else None
+        gaussian = (state["bit_generator"], state["gauss"]) if state["has_gauss"] else None
+        return inner["key"].tobytes(), int(inner["pos"]), gaussian
 
     def load(self, state: Any) -> None:
         key, position, gaussian = state
-        if self.words is not None and gaussian is None and not self._gaussian:
-            # `set_state` takes 60 µs.
-            self.words[:624] = memoryview(key).cast("I")
-            self.words[624] = position
-            return
         self._state.set_state(
             {
                 "bit_generator": "MT19937",
@@ -132,11 +148,9 @@ class _Numpy:
                 "gauss": gaussian[1] if gaussian is not None else 0.0,
             }
         )
-        self._gaussian = gaussian is not None
 
-    def fresh(self, seed: int) -> Any:
-        legacy: Any = np.random.RandomState(seed % 2**32).get_state(legacy=False)
-        return legacy["state"]["key"].tobytes(), int(legacy["state"]["pos"]), None
+    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
+        return (chance, _WORDS, None), chance + array("I", [_WORDS]).tobytes()
 
     def holds_gaussian(self, state: Any) -> bool:
         return state[2] is not None
@@ -148,10 +162,21 @@ def global_generators(third: GlobalGenerator) -> tuple[GlobalGenerator, GlobalGe
     return _Python(), _Numpy(), third
 
 
-@functools.lru_cache(maxsize=64)
-def _fresh_states(seed: int, third: GlobalGenerator) -> States:
-    python, numpy, last = (generator.fresh(seed) for generator in global_generators(third))  # equal for all ranks
-    return python, numpy, last
+@functools.lru_cache(maxsize=256)
+def _fresh(whose: str, third: GlobalGenerator) -> States:
+    """The states that the process of that name begins with."""
+    generators = global_generators(third)
+    size = 4 * _WORDS
+    chance = hashlib.shake_128(f"{whose} generators".encode()).digest(3 * size)
+    parts = (chance[:size], chance[size : 2 * size], chance[2 * size :])
+    made = [generator.fresh(part) for generator, part in zip(generators, parts, strict=True)]
+    states = States(tuple(saved for saved, _ in made))
+    if all(generator.memory is not None for generator in generators):
+        (_, first), (_, second), (_, last) = made
+        a, b, c = (memoryview(raw).cast("I") for raw in (first, second, last))
+        d, e = third.at
+        states.raw, states.seen = (first, second, last), (a[0], a[2], b[_WORDS], b[1], c[d], c[e])
+    return states
 
 
 class RandomStates:
@@ -159,86 +184,94 @@ class RandomStates:
 
     Example:
         >>> states = RandomStates(0, third)    # remembers the host's states
-        >>> states.load(states.fresh())        # what each rank starts with
+        >>> states.load(states.fresh(1, 0))    # what rank 1 starts with
         >>> states.restore()                   # the host's again
     """
 
     def __init__(self, seed: int, third: GlobalGenerator) -> None:
         self._generators = global_generators(third)
+        self._seed = seed
         self._known: dict[Any, Any] = {}
-        self._fresh = _fresh_states(seed, third)
-        words = [generator.words for generator in self._generators]
-        self._words: list[memoryview[int]] = [each for each in words if each is not None]
-        self._at_third = self._generators[2].watched
-        self._quick = len(self._words) == 3  # all three can be looked at cheaply
-        self.loaded: States  # what the generators hold, unless the running rank has drawn since
-        if self._quick and _left is not None and _left[1] == self._stands():
-            self.loaded, self._seen = _left
-            self._quick_now = True
+        memory = [each.memory for each in self._generators]
+        self._memory = [each for each in memory if each is not None]
+        self._quick = len(self._memory) == 3  # all three can be looked at, and set, in memory
+        self._words = [each.cast("I") for each in self._memory]
+        self._at_third = self._generators[2].at
+        self.loaded: States  # what the generators hold, unless the running process has drawn since
+        if self._quick and _left is not None and _left.seen == self._stands():
+            self.loaded = _left
         else:
-            python, numpy, third = (generator.save() for generator in self._generators)
-            self.loaded = python, numpy, third
-            self._look()
+            self.loaded = self._read()
         self._host = self.loaded
 
-    def fresh(self) -> States:
-        """The states that every rank starts with."""
-        return self._fresh
+    def fresh(self, rank: int, life: int, lineage: str = "") -> States:
+        """The states that a process starts with: a rank's in one life, or its child's."""
+        return _fresh(f"{self._seed} rank {rank} life {life}{lineage}", self._generators[2])
 
     def save(self) -> States:
-        """The states as the running rank leaves them; cheap if it drew nothing."""
-        if self._quick_now:
+        """The states as the running process leaves them; cheap if it drew nothing."""
+        loaded = self.loaded
+        if loaded.raw is not None:
             # Hot, at every switch, hence not `_stands`.
             python, numpy, third = self._words
             a, b = self._at_third
-            if (python[0], python[2], numpy[624], numpy[1], third[a], third[b]) == self._seen:
-                return self.loaded
-        if len(self._known) > 4096:
-            self._known.clear()  # only an aid to recognise equal states
-        states = [self._known.setdefault(state, state) for state in (g.save() for g in self._generators)]
-        loaded = (states[0], states[1], states[2])
-        self.loaded = self._known.setdefault(loaded, loaded)  # ranks that draw alike share even the tuple
-        self._look()
+            if (python[0], python[2], numpy[_WORDS], numpy[1], third[a], third[b]) == loaded.seen:
+                return loaded
+        self.loaded = self._read()
         return self.loaded
 
     def load(self, states: States) -> None:
-        """Put a rank's states into the generators."""
+        """Put a process's states into the generators."""
         loaded = self.loaded
         if states is loaded:
             return
-        for index, generator in enumerate(self._generators):
-            if states[index] is not loaded[index]:
-                generator.load(states[index])
+        was, raw = loaded.raw, states.raw
+        if raw is not None and was is not None:
+            # Hot, at every switch between processes that have not the same states.
+            python, numpy, third = self._memory
+            if raw[0] is not was[0]:
+                python[:] = raw[0]
+            if raw[1] is not was[1]:
+                numpy[:] = raw[1]
+            if raw[2] is not was[2]:
+                third[:] = raw[2]
+        else:
+            for generator, state in zip(self._generators, states.saved, strict=True):
+                generator.load(state)
         self.loaded = states
-        self._look()
 
     def restore(self) -> None:
         """Put the host's states back."""
         global _left
         self.save()
         self.load(self._host)
-        _left = (self.loaded, self._seen) if self._quick_now else None
+        _left = self.loaded if self.loaded.raw is not None else None
 
     def adopt(self) -> None:
         """The generators hold the host's states, perhaps other ones than before: `restore` goes back to these."""
         self._host = self.save()
 
-    def _look(self) -> None:
-        """Remember where the generators stand now."""
-        one, two, three = self._generators
-        loaded = self.loaded
-        gaussian = one.holds_gaussian(loaded[0]) or two.holds_gaussian(loaded[1]) or three.holds_gaussian(loaded[2])
-        self._quick_now = self._quick and not gaussian
-        if self._quick:
-            self._seen = self._stands()
+    def _read(self) -> States:
+        """What the generators hold; processes that draw alike share it."""
+        if len(self._known) > 4096:
+            self._known.clear()  # only an aid to recognise equal states
+        found = [(generator, generator.save()) for generator in self._generators]
+        saved = tuple(self._known.setdefault(state, state) for _, state in found)
+        known: States | None = self._known.get(saved)
+        if known is None:
+            known = self._known[saved] = States(saved)
+            if self._quick and not any(generator.holds_gaussian(state) for generator, state in found):
+                a, b, c = (self._known.setdefault(each, each) for each in map(bytes, self._memory))
+                known.raw, known.seen = (a, b, c), self._stands()
+        return known
 
     def _stands(self) -> tuple[int, ...]:
         """The words that change with every draw."""
         python, numpy, third = self._words
         a, b = self._at_third
-        return python[0], python[2], numpy[624], numpy[1], third[a], third[b]
+        return python[0], python[2], numpy[_WORDS], numpy[1], third[a], third[b]
 
 
-# The host's states as a world left them, and where the generators stood: if they still do, nobody has drawn, and the
-# next world need not read them.
-_left: tuple[States, tuple[int, ...]] | None = None
+# The host's states as a world left them: if the generators still stand there, nobody has drawn, and the next world need
+# not read them.
+_left: States | None = None

@@ -118,25 +118,16 @@ def test_one_rank_may_draw_gaussians_in_odd_numbers_between_the_others() -> None
     assert together[2] == [(random.gauss(0, 1), np.random.randn(), torch.randn(3).tolist()) for _ in range(12)]
 
 
-def test_every_rank_starts_alike_torch_as_in_a_fresh_process() -> None:
+def test_generators_that_nobody_seeded_differ_from_rank_to_rank_and_repeat_with_the_seed() -> None:
     def body() -> tuple[Any, ...]:
         return random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()
 
-    result = simdist.run(body, world_size=3, seed=5)
+    ranks, again, others = (simdist.run(body, world_size=3, seed=seed).values for seed in (5, 5, 6))
 
-    fresh = torch.Generator()
-    assert (
-        result.values
-        == [
-            (
-                random.Random(5).random(),
-                np.random.RandomState(5).rand(),
-                torch.rand(1, generator=fresh).item(),
-                torch.initial_seed() if torch.initial_seed() == fresh.initial_seed() else fresh.initial_seed(),
-            )
-        ]
-        * 3
-    )
+    assert ranks == again
+    assert [len(set(column)) for column in zip(*ranks, *others, strict=True)] == [6, 6, 6, 6]
+    torch_seed, first = ranks[0][3], ranks[0][2]
+    assert torch.rand(1, generator=torch.Generator().manual_seed(torch_seed)).item() == first
 
 
 @pytest.mark.parametrize(
@@ -209,17 +200,19 @@ def test_states_that_a_rank_saves_and_sets_are_its_own() -> None:
     assert len({tuple(first) for first, _ in values}) == 3
 
 
-def test_a_second_life_draws_what_the_first_drew() -> None:
+def test_a_second_life_draws_other_numbers_as_a_new_process_does() -> None:
     drawn: list[tuple[float, float, float]] = []
 
     def body() -> None:
         drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
         time.sleep(1)
 
-    simdist.run(body, world_size=1, max_restarts=1, faults=[Crash(rank=0, at_ns=5)])
+    for _ in range(2):
+        simdist.run(body, world_size=1, max_restarts=1, faults=[Crash(rank=0, at_ns=5)])
 
-    assert len(drawn) == 2
-    assert drawn[0] == drawn[1]
+    first, second, *again = drawn
+    assert [first, second] == again
+    assert not set(first) & set(second)
 
 
 def draws_a_lot() -> None:

@@ -1,7 +1,7 @@
 """Torch's random generator: its state, one per rank, and seeds that it gets by chance.
 
-Torch starts as in a fresh process, at its default seed. `torch.seed()` and `Generator.seed()` ask the operating system
-in C++, out of anybody's reach; a rank gets its seed from its own entropy.
+A fresh process seeds it from the operating system (`at::detail::getDefaultCPUGenerator`), and so do `torch.seed()` and
+`Generator.seed()`: in C++, out of anybody's reach. A rank gets these seeds from its own entropy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from simdist.process import GlobalGenerator, Patches, current_process, drawn_fro
 
 __all__ = ["install", "torch_generator"]
 
-_DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val, the state of every fresh process
 _no_functions: Any = torch._C.DisableTorchFunction
 _SEED_BITS = 53  # of torch's own (c10::detail::getNonDeterministicRandom): what a double holds exactly
 
 # Where CPUGeneratorImpl's serialised state says that it keeps a Gaussian: a double's and a float's flag.
 _NORMAL, _NORMAL_FLOAT = 5040, 5052
+_ENGINE_WORDS = 2 + 3 + 624  # seed; left, seeded, next; state
 
 
 def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,23 +43,22 @@ def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
 class _TorchGenerator:
     """Torch's CPU generator: seed, left, seeded, next and 624 words (`at::mt19937_data_pod`) inside the C++ object."""
 
-    watched = (0, 0)
+    at = (4, 6)
 
     def __init__(self) -> None:
         generator: Any = torch.default_generator
         self._generator = generator
-        self.words: memoryview[int] | None = None
+        self._place = 0  # of the seed in the object
+        self.memory: memoryview[int] | None = None
         legacy = self._generator.get_state().numpy().view(np.uint64)
-        left, following = int(legacy[1]) & 0xFFFF_FFFF, int(legacy[2])
-        words = [int(word) for word in legacy[3 : 3 + 624]]
-        address: int = self._generator._cdata
-        near = words_at(address, 640)  # the object holds more than 624 words
-        for index in range(64):
-            if near[index] == left and near[index + 2] == following and near[index + 3] == words[0]:
-                found = words_at(address + 4 * index, 627)
-                if list(found[3:]) == words:
-                    self.words = found
-                    self.watched = (2, 4)
+        seed, left, following = int(legacy[0]), int(legacy[1]) & 0xFFFF_FFFF, int(legacy[2])
+        known = [seed & 0xFFFF_FFFF, seed >> 32, left, following, *map(int, legacy[3 : 3 + 624])]
+        near = words_at(generator._cdata, 640)  # the object holds more than 624 words
+        for place in range(0, 64, 2):
+            if [*near[place : place + 3], *near[place + 4 : place + 6]] == known[:5]:
+                found = words_at(generator._cdata + 4 * place, _ENGINE_WORDS)
+                if [*found[:3], *found[4:]] == known:
+                    self._place, self.memory = 4 * place, found.cast("B")
 
     @_without_modes
     def save(self) -> Any:
@@ -70,8 +69,10 @@ class _TorchGenerator:
         self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     @_without_modes
-    def fresh(self, seed: int) -> Any:
-        return torch.Generator().manual_seed(_DEFAULT_SEED).get_state().numpy().tobytes()
+    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
+        generator: Any = torch.Generator().manual_seed(int.from_bytes(chance[:8], "little"))
+        raw = words_at(generator._cdata + self._place, _ENGINE_WORDS).tobytes() if self.memory is not None else b""
+        return generator.get_state().numpy().tobytes(), raw
 
     def holds_gaussian(self, state: Any) -> bool:
         return bool(state[_NORMAL] or state[_NORMAL_FLOAT])
