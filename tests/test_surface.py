@@ -26,7 +26,8 @@ LAYERS: dict[str, set[str]] = {
     "kernel": {"errors", "frames", "records", "networkx", "numpy", "simpy"},
     "cluster": {"errors", "values", "kernel", "networkx"},
     "storage": set(),
-    "process": {"errors", "frames", "records", "kernel", "cluster", "numpy"},
+    "_chance": set(),
+    "process": {"_chance", "errors", "frames", "records", "kernel", "cluster", "numpy"},
     "files": {"errors", "records", "kernel", "cluster", "storage", "process", "torch"},
     "_content": {"torch"},
     "device": {"errors", "frames", "kernel", "cluster", "process", "torch"},
@@ -135,6 +136,7 @@ LAYERS: dict[str, set[str]] = {
         "trace",
     },
     "hardware": {
+        "_chance",
         "_content",
         "errors",
         "frames",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import random
 import sys
 import time
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -32,6 +34,21 @@ def reduce_steps(steps: int = 4, elements: int = 256, timeout_seconds: float = 3
         sums.append(values[0].item())
     dist.destroy_process_group()
     return sums
+
+
+def draws_unseeded() -> list[Any]:
+    """What each rank draws that has seeded nothing; tensors travel inside objects."""
+    _, size = start()
+    drawn = {
+        "model": torch.nn.Linear(2, 2).state_dict(),
+        "python": random.random(),
+        "numpy": np.random.randn(2).tolist(),
+    }
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, drawn)
+    assert len({each["python"] for each in gathered}) == len({str(each["model"]) for each in gathered}) == size
+    dist.destroy_process_group()
+    return [[each["model"]["weight"].tolist(), each["python"], each["numpy"]] for each in gathered]
 
 
 def sums(elements: int = 1000) -> list[float]:

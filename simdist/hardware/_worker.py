@@ -15,9 +15,11 @@ import random
 import signal
 import sys
 import traceback
+from array import array
 from pathlib import Path
 from typing import Any
 
+from simdist._chance import WORDS, generator_words
 from simdist.hardware._board import BoardClient
 from simdist.hardware._flight import save_record, watchdog_environment
 from simdist.hardware._job import Job
@@ -70,14 +72,8 @@ def _prepared(
     from simdist.hardware._scaling import scale_time
     from simdist.hardware._strikes import Strikes
 
-    # As in a simulation (simdist.process): torch at its own default, the others from the seed instead of from the
-    # operating system. One intra-op thread, as torchrun sets it.
-    random.seed(job.seed)
-    torch.set_num_threads(1)
-    with contextlib.suppress(ImportError):
-        import numpy as np
-
-        np.random.seed(job.seed % 2**32)  # the legacy generator is what programs draw from
+    torch.set_num_threads(1)  # intra-op, as torchrun sets it
+    _seed_generators(job.seed, rank, life)
     strikes = Strikes(job, journal, boards[0], rank, life, orders, boards[1])
     recorder = Recorder(journal, strikes)
     serve_on_loopback("torch.distributed.rendezvous")  # with restarts, rank 0 serves the store itself
@@ -92,6 +88,19 @@ def _prepared(
     if job.record:
         recorder.install()
     return function, strikes
+
+
+def _seed_generators(seed: int, rank: int, life: int) -> None:
+    """Let them start as those of the simulated rank do, instead of from what the operating system gives."""
+    import torch
+
+    python, legacy, last = generator_words(seed, rank, life)
+    random.setstate((random.Random.VERSION, (*array("I", python), WORDS), None))
+    torch.manual_seed(int.from_bytes(last[:8], "little"))
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.set_state(("MT19937", np.frombuffer(legacy, dtype=np.uint32), WORDS, 0, 0.0))
 
 
 def _call(function: Any, job: Job, journal: Journal, rank: int, life: int) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import random
 from array import array
 from collections.abc import Sequence
@@ -26,9 +25,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators", "words_at"]
+from simdist._chance import WORDS, generator_words
 
-_WORDS = 624  # of a Mersenne Twister's state
+__all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators", "words_at"]
 
 
 class GlobalGenerator(Protocol):
@@ -92,10 +91,10 @@ class _Python:
         self._instance: Any = random._inst
         self.memory: memoryview[int] | None = None
         # The object must be large enough before anything behind its header is read.
-        if type(self._instance).__mro__[-2].__basicsize__ >= object.__basicsize__ + 4 * (1 + _WORDS):
-            words = words_at(id(self._instance) + object.__basicsize__, 1 + _WORDS)
+        if type(self._instance).__mro__[-2].__basicsize__ >= object.__basicsize__ + 4 * (1 + WORDS):
+            words = words_at(id(self._instance) + object.__basicsize__, 1 + WORDS)
             state = self._instance.getstate()[1]
-            if words[0] == state[_WORDS] and words[1:] == memoryview(array("I", state[:_WORDS])):
+            if words[0] == state[WORDS] and words[1:] == memoryview(array("I", state[:WORDS])):
                 self.memory = words.cast("B")
 
     def save(self) -> Any:
@@ -111,9 +110,9 @@ class _Python:
         self._instance.gauss_next = state[2]
 
     def fresh(self, chance: bytes) -> tuple[Any, bytes]:
-        raw = array("I", [_WORDS]).tobytes() + chance
+        raw = array("I", [WORDS]).tobytes() + chance
         if self.memory is None:
-            return (random.Random.VERSION, (*array("I", chance), _WORDS), None), raw
+            return (random.Random.VERSION, (*array("I", chance), WORDS), None), raw
         return (raw, None, None), raw
 
     def holds_gaussian(self, state: Any) -> bool:
@@ -123,14 +122,14 @@ class _Python:
 class _Numpy:
     """`numpy.random`'s legacy generator: 624 words and a position at the documented address of the bit generator."""
 
-    at = (_WORDS, 1)
+    at = (WORDS, 1)
 
     def __init__(self) -> None:
         self._state: Any = np.random.mtrand._rand
         bits = self._state._bit_generator
         self.memory: memoryview[int] | None = None
         if type(bits).__name__ == "MT19937":
-            self.memory = words_at(bits.ctypes.state_address, _WORDS + 1).cast("B")
+            self.memory = words_at(bits.ctypes.state_address, WORDS + 1).cast("B")
 
     def save(self) -> Any:
         state = self._state.get_state(legacy=False)
@@ -150,7 +149,7 @@ class _Numpy:
         )
 
     def fresh(self, chance: bytes) -> tuple[Any, bytes]:
-        return (chance, _WORDS, None), chance + array("I", [_WORDS]).tobytes()
+        return (chance, WORDS, None), chance + array("I", [WORDS]).tobytes()
 
     def holds_gaussian(self, state: Any) -> bool:
         return state[2] is not None
@@ -163,19 +162,17 @@ def global_generators(third: GlobalGenerator) -> tuple[GlobalGenerator, GlobalGe
 
 
 @functools.lru_cache(maxsize=256)
-def _fresh(whose: str, third: GlobalGenerator) -> States:
-    """The states that the process of that name begins with."""
+def _fresh(seed: int, rank: int, life: int, lineage: str, third: GlobalGenerator) -> States:
+    """The states that a process begins with."""
     generators = global_generators(third)
-    size = 4 * _WORDS
-    chance = hashlib.shake_128(f"{whose} generators".encode()).digest(3 * size)
-    parts = (chance[:size], chance[size : 2 * size], chance[2 * size :])
+    parts = generator_words(seed, rank, life, lineage)
     made = [generator.fresh(part) for generator, part in zip(generators, parts, strict=True)]
     states = States(tuple(saved for saved, _ in made))
     if all(generator.memory is not None for generator in generators):
         (_, first), (_, second), (_, last) = made
         a, b, c = (memoryview(raw).cast("I") for raw in (first, second, last))
         d, e = third.at
-        states.raw, states.seen = (first, second, last), (a[0], a[2], b[_WORDS], b[1], c[d], c[e])
+        states.raw, states.seen = (first, second, last), (a[0], a[2], b[WORDS], b[1], c[d], c[e])
     return states
 
 
@@ -206,7 +203,7 @@ class RandomStates:
 
     def fresh(self, rank: int, life: int, lineage: str = "") -> States:
         """The states that a process starts with: a rank's in one life, or its child's."""
-        return _fresh(f"{self._seed} rank {rank} life {life}{lineage}", self._generators[2])
+        return _fresh(self._seed, rank, life, lineage, self._generators[2])
 
     def save(self) -> States:
         """The states as the running process leaves them; cheap if it drew nothing."""
@@ -215,7 +212,7 @@ class RandomStates:
             # Hot, at every switch, hence not `_stands`.
             python, numpy, third = self._words
             a, b = self._at_third
-            if (python[0], python[2], numpy[_WORDS], numpy[1], third[a], third[b]) == loaded.seen:
+            if (python[0], python[2], numpy[WORDS], numpy[1], third[a], third[b]) == loaded.seen:
                 return loaded
         self.loaded = self._read()
         return self.loaded
@@ -269,7 +266,7 @@ class RandomStates:
         """The words that change with every draw."""
         python, numpy, third = self._words
         a, b = self._at_third
-        return python[0], python[2], numpy[_WORDS], numpy[1], third[a], third[b]
+        return python[0], python[2], numpy[WORDS], numpy[1], third[a], third[b]
 
 
 # The host's states as a world left them: if the generators still stand there, nobody has drawn, and the next world need

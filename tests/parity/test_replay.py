@@ -58,6 +58,10 @@ def differences(name: str) -> set[str]:
     return {point.name for point in compare(account_of(report.result, report.state), account) if not point.ok}
 
 
+def test_ranks_that_seed_nothing_draw_the_same_in_both_arms() -> None:
+    assert differences("unseeded") == set()
+
+
 @dataclass(frozen=True)
 class Flip:
     """One thing that a wrong personality does otherwise, and which points must show it."""

@@ -1,0 +1,19 @@
+"""What the global random generators of a rank's process start from, in place of what the operating system gives."""
+
+from __future__ import annotations
+
+import hashlib
+
+__all__ = ["WORDS", "generator_words"]
+
+WORDS = 624  # of a Mersenne Twister's state
+
+
+def generator_words(seed: int, rank: int, life: int, lineage: str = "") -> tuple[bytes, bytes, bytes]:
+    """The state of Python's generator, that of numpy's, and what torch's seed is the beginning of: 624 words each.
+
+    A function of the run's seed, the rank, its life and, in a child process, whose child it is (`lineage`).
+    """
+    size = 4 * WORDS
+    words = hashlib.shake_128(f"{seed} rank {rank} life {life}{lineage} generators".encode()).digest(3 * size)
+    return words[:size], words[size : 2 * size], words[2 * size :]
