@@ -90,21 +90,32 @@ class StreamWork(SimWork):
         limit_ns = round(timeout.total_seconds() * 1e9) or self.host_limit_ns
         if limit_ns > 0:
             self._wait_on_host(limit_ns)
-        elif self.blocks:
+        elif self.blocks and not self._has_failed():
             self.streams.synchronize(self.index, current_stream(self.index))
         self.waited = True
         if self.done:
             self._tell()
         if self.streams.error is not None:
             raise self.streams.error
+        self.raise_error()
+        return True
+
+    def check(self) -> None:
+        """Look whether something has gone wrong beside the streams: `error` is what has."""
+
+    def _has_failed(self) -> bool:
+        self.check()
+        return self.error is not None
+
+    def raise_error(self) -> None:
+        """Raise its error, if it has one."""
         if self.error is not None:
             raise self.error
-        return True
 
     def _wait_on_host(self, limit_ns: int) -> None:
         simulation = self.process.simulation
         deadline_ns = max(simulation.now_ns, self.issued_ns + limit_ns)
-        while not self.done:
+        while not self.done and not self._has_failed():
             if not simulation.park(self, deadline_ns) and not self.done:
                 failure = cast("StreamFailure", self.member.communicator.backend.failure)
                 raise failure.wait_timed_out(self, limit_ns)

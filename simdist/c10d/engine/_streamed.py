@@ -105,7 +105,7 @@ class Connection:
         sends = part.operation.name == "send"
         pair = (part.rank, part.peer) if sends else (part.peer, part.rank)
         theirs = (self._receives if sends else self._sends).setdefault(pair, deque())
-        if theirs and not self.gone:
+        if theirs and part.rank not in self.gone and part.peer not in self.gone:
             other = theirs.popleft()
             send, receive = (part, other) if sends else (other, part)
             ready = latest([send.begin, receive.begin])

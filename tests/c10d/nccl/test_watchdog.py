@@ -156,7 +156,7 @@ def test_error_handling(env: dict[str, str], code: int, ended_s: float) -> None:
     assert (DOWN in result.ranks[0].stderr) is (env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") in "13")
 
 
-def test_after_a_clean_up_calls_are_refused_with_the_reason() -> None:
+def test_after_a_clean_up_calls_are_refused() -> None:
     def body() -> str:
         if join(timeout=timedelta(seconds=1)) == 0:
             dist.all_reduce(of(1), async_op=True)
@@ -167,11 +167,7 @@ def test_after_a_clean_up_calls_are_refused_with_the_reason() -> None:
 
     first, _ = results(body, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"})
 
-    assert first == (
-        "DistBackendError: NCCL communicator was aborted on rank 0. Original reason for failure was: [Rank 0] Watchdog "
-        "caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
-        "Timeout(ms)=1000) ran for 1099 milliseconds before timing out."
-    )
+    assert first == "DistBackendError: NCCL communicator was aborted on rank 0. "
 
 
 def test_a_blocking_wait_raises_and_nobody_is_killed() -> None:

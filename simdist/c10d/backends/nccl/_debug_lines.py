@@ -13,20 +13,26 @@ from simdist.process import SimProcess, current_process
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._rank import RankNccl
 
-__all__ = ["NCCL_VERSION", "show_version", "show_warning"]
+__all__ = ["NCCL_VERSION", "show_version", "show_warning", "variable"]
 
 NCCL_VERSION = (2, 29, 7)
 _LEVELS = {"VERSION": 1, "WARN": 2, "INFO": 3, "ABORT": 4, "TRACE": 5}
 _CUDA = "13.0"
 
 
-def _level() -> int:
-    return _LEVELS.get(os.environ.get("NCCL_DEBUG", "").upper(), 0)
+def variable(process: SimProcess, name: str, default: str = "") -> str:
+    """A variable of a process; at any moment, on any thread."""
+    found: bytes = process.environ.get(name.encode(), default.encode())  # type: ignore[call-overload]  # as they are kept
+    return os.fsdecode(found)
+
+
+def _level(process: SimProcess) -> int:
+    return _LEVELS.get(variable(process, "NCCL_DEBUG").upper(), 0)
 
 
 def show_version(nccl: RankNccl, rank: int, index: int) -> None:
     """Write the line of NCCL's version, once per process, if NCCL_DEBUG asks for it: from INFO on, or on rank 0."""
-    level = _level()
+    level = _level(nccl.process)
     if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not nccl.once("version"):
         return
     line = f"NCCL version {'.'.join(str(number) for number in NCCL_VERSION)}+cuda{_CUDA}\n"
@@ -35,14 +41,19 @@ def show_version(nccl: RankNccl, rank: int, index: int) -> None:
     _write(nccl.process, line, "w")
 
 
-def show_warning(text: str, place: str) -> None:
-    """Write a warning of the calling rank's NCCL, from WARN on."""
-    process = current_process()
-    if process is None or _level() < _LEVELS["WARN"]:
+def show_warning(text: str, place: str, process: SimProcess | None = None, index: int | None = None) -> None:
+    """Write a warning of the NCCL of the calling rank, or of a process for one of its devices; from WARN on."""
+    process = current_process() if process is None else process
+    if process is None:
         return
+    if process.torch_state.nccl is not None:
+        process.torch_state.nccl.last_warning = text
+    if _level(process) < _LEVELS["WARN"]:
+        return
+    index = current_device() if index is None else index
     seconds = (process.epoch_ns + process.simulation.now_ns) // 1_000_000_000
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    line = f"\n[{moment:%F %T}] {_whence(process, current_device())} {place} NCCL WARN {text}\n"
+    line = f"\n[{moment:%F %T}] {_whence(process, index)} {place} NCCL WARN {text}\n"
     _write(process, line, "a")
 
 
@@ -51,8 +62,8 @@ def _whence(process: SimProcess, index: int) -> str:
 
 
 def _write(process: SimProcess, line: str, mode: str) -> None:
-    path = os.environ.get("NCCL_DEBUG_FILE")
-    if path and _level() > _LEVELS["VERSION"]:
+    path = variable(process, "NCCL_DEBUG_FILE")
+    if path and _level(process) > _LEVELS["VERSION"]:
         named = path.replace("%h", process.host.name).replace("%p", str(process.pid)).replace("%%", "%")
         with Path(named).open(mode, encoding="utf-8") as file:
             file.write(line)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from simdist.c10d.backends.nccl._monitor import ask_for_dumps, dump
+from simdist.c10d.backends.nccl._words import async_error
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.surface._identity import GroupBackend
 
@@ -30,14 +32,15 @@ class EndingMember(GroupBackend):
     informer: Informer
     hook: Hook | None  # called for each work that is over
     closed: bool  # it was shut down, or the program has aborted it
-    _aborted: str  # why no call is possible any more
+    errors: dict[Connection, str]  # what NCCL has told of communicators, in torch's words
+    dead: dict[Connection, str]  # those that were aborted, and why, if that was said
     _is_joined: bool  # somebody has waited for the end of its watchdog
 
     def shutdown(self) -> None:
         """Wait until what is queued is over, and end the communicators."""
         inform = self.informer
         inform.say("Starting to destroy process group, flushing operations.", 1587)
-        if not self._aborted:
+        if not self.closed:
             self._drain()
         inform.say("Operations flushed, joining watchdog thread.", 1614)
         self._join_watchdog()
@@ -76,6 +79,7 @@ class EndingMember(GroupBackend):
     def _join_watchdog(self) -> None:
         if not self._is_joined:
             self.watchdog.flush()
+            self.watchdog.join()
             self.informer.joined()
         self._is_joined = True
 
@@ -90,29 +94,44 @@ class EndingMember(GroupBackend):
         dump(self, frames=False)
 
     def _close(self) -> None:
-        self._aborted = self._aborted or " "
         self.closed = True
         self.watchdog.flush()
         self.watchdog.stop()
         if self.monitor is not None:
             self.monitor.retire()
 
-    def abort_because(self, reason: str) -> None:
-        """The communicators are ended, and the group is of no use any more; the program is not asked."""
-        self._aborted = f"Original reason for failure was: {reason}"
-        self.release()
+    def tell_error(self, connection: Connection, text: str) -> None:
+        """NCCL tells of an error in a communicator: whoever asks for it learns of it, its watchdog when it looks."""
+        self.errors.setdefault(connection, text)
+        self._member.process.wake()
+        self.watchdog.notice()
 
-    def release(self) -> None:
-        """End what is under way: streams are free, and the data is garbage.
+    def abort_connections(self, connections: Iterable[Connection] = (), reason: str = "") -> None:
+        """Abort some communicators, or all, which are of no use any more; the program is not asked.
+
+        An aborted communicator is one with an error, which the watchdog finds in all works that it has not seen end.
+        """
+        found = [each for each in connections or self._connections.values() if each not in self.dead]
+        with self.watchdog.keep_works():
+            self.release(found)
+        for connection in found:
+            self.dead[connection] = reason
+            if reason:
+                self.errors[connection] = f"NCCL communicator encountered error set by ProcessGroupNCCL: {reason}"
+            self.tell_error(connection, async_error("ncclSystemError", self._nccl.last_warning))
+
+    def release(self, connections: Collection[Connection] | None = None) -> None:
+        """End what is under way, on some communicators or all: streams are free, and the data is garbage.
 
         To abort takes real processes so long that what all ranks have called is over by then.
         """
         now_ns = self._communicator.simulation.now_ns
+        connections = list(self._connections.values()) if connections is None else connections
         for work in list(self._member.pending):
-            if isinstance(work, NcclWork):
+            if isinstance(work, NcclWork) and work.connection in connections:
                 wholes = [part.whole for part in work.calls]
                 work.aborted = any(whole is None or whole.missing or whole.lost for whole in wholes)
-        for connection in self._connections.values():
+        for connection in connections:
             connection.release(self.rank(), now_ns)
             connection.leave(self.rank(), at_once=False)
 

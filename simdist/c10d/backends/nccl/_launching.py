@@ -277,7 +277,7 @@ class NcclGroup(NcclMember):
         work.group, work.op_type, work.blocks, work.calls = self, op_type, blocks, []
         work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
         work.numel_in, work.numel_out = (sum(each.numel() for each in tensors) for tensors in (inputs, outputs))
-        work.logged_rank = self._nccl.groups[0].rank()
+        work.connection = connection
         work.host_limit_ns = limit_ns if self.environment.blocking_wait else 0
         work.entry, work.timed = entry, self.timing
         if entry is not None:
@@ -317,6 +317,8 @@ class NcclGroup(NcclMember):
         work.extra_ns, self._extra_taken_ns = self._extra_ns - self._extra_taken_ns, self._extra_ns
         work.begin(index, streams, end, simulation.now_ns, limit_ns + self._extra_ns)
         self.watchdog.watch(work)
+        if not self.environment.blocking_wait:
+            self._enqueued = work.number
         if self.timing and calls[0].operation.name not in ("send", "recv"):
             self.keep_begun(work)
         if blocks and not asynchronous:

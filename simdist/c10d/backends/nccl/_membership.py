@@ -21,7 +21,9 @@ from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._preferences import Preferences, preferences
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._timing import Hook
+from simdist.c10d.backends.nccl._transport import problem_of_networks
 from simdist.c10d.backends.nccl._watchdog import Watchdog
+from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 from simdist.c10d.surface._compat import is_duration, whole_ms
@@ -81,7 +83,7 @@ class NcclMember(EndingMember):
         self.hook: Hook | None = None  # called for each work that is over
         self._begun: list[NcclWork] = []  # collectives, where somebody may ask for the last that has begun
         self._ended_ns = 0  # when the last work was over
-        self._completed = -1  # the last number of a collective that is over
+        self._enqueued = self._completed = -1  # the numbers of the last call, and of the last that is over
         self._operations = 0  # calls, those in blocks each for itself
         self._error = "SUCCESS"
         self._extra_ns = self._extra_taken_ns = 0  # of every work's timeout; and the part that a work will give back
@@ -94,7 +96,8 @@ class NcclMember(EndingMember):
         self.preferences: Preferences | None = None  # what NCCL's variables leave of its choice, if they say something
         self._used: list[int] = []  # devices, in the order of their first use
         self._numbers = 0, 0  # collectives and messages so far
-        self._aborted = ""  # why no call is possible any more
+        self.errors: dict[Connection, str] = {}  # what NCCL has told of communicators, in torch's words
+        self.dead: dict[Connection, str] = {}  # those that were aborted, and why, if that was said
         self.informer = Informer(self)
         self.informer.made(size)
         if self.monitor is not None:
@@ -169,7 +172,7 @@ class NcclMember(EndingMember):
             )
         known = self._connections.get(str(index))
         if known is not None:
-            return known
+            return self._living(known)
         number = sum(":" not in key for key in self._connections)
         return self._connect(str(index), f"{number}", range(self._size), index)
 
@@ -185,7 +188,7 @@ class NcclMember(EndingMember):
         low, high = sorted((self.rank(), peer))
         key = f"{low}:{high}"
         known = self._connections.get(key)
-        return known if known is not None else self._connect(key, key, sorted({low, high}), index)
+        return self._living(known) if known is not None else self._connect(key, key, sorted({low, high}), index)
 
     def connect(self, index: int) -> None:
         """Make the communicator of a device."""
@@ -241,6 +244,9 @@ class NcclMember(EndingMember):
         # Not by `account_of`: C++ makes communicators without Python's `torch.cuda`, and a mesh sees which comes first.
         device = devices.accounts[index].device
         show_version(self._nccl, ranks.index(self.rank()), index)
+        problem = problem_of_networks(self._member.process, self.options.config)
+        if problem:
+            raise nccl_error("ncclInvalidUsage", problem, "plugin/net.cc:326")
         begin_ns = self._communicator.simulation.now_ns
         made = self._communicator.connection(
             *(key, ranks, self._member, index, device, streams),
@@ -265,8 +271,17 @@ class NcclMember(EndingMember):
         return made
 
     def _require_alive(self) -> None:
-        if self._aborted:
-            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. {self._aborted.strip()}")
+        if self.closed:
+            raise self._was_aborted("")
+
+    def _living(self, connection: Connection) -> Connection:
+        if connection in self.dead:
+            raise self._was_aborted(self.dead[connection])
+        return connection
+
+    def _was_aborted(self, reason: str) -> BaseException:
+        why = f" Original reason for failure was: {reason}" if reason else ""
+        return dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. {why}")
 
     def _prefix(self) -> str:
         described = self._description not in ("", "undefined")
@@ -320,8 +335,8 @@ class NcclMember(EndingMember):
     # -- for the watchdog ----------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[int, int]:
-        """The last collective that was launched, and the last that is over; -1 for none."""
-        return self._numbers[0] or -1, self._completed
+        """The numbers of the last work that was launched, and of the last that is over; -1 for none."""
+        return self._enqueued, self._completed
 
     def status(self) -> dict[str, int]:
         """The same as the recorder has it."""
@@ -336,15 +351,30 @@ class NcclMember(EndingMember):
         """The name of what has happened to the group."""
         return self._error
 
-    def set_error(self, kind: str) -> None:
-        """Something has happened."""
+    def set_error(self, kind: str, work: NcclWork | None = None) -> None:
+        """Something has happened, maybe to a work."""
         if self._error == "SUCCESS":
             self._error = kind
-        for futures in self.results.values():
-            for future in futures:
-                result = int(_errors.WorkResult.__members__[kind])
-                self._member.process.deliver(functools.partial(future.set_result, result))
-        self.results.clear()
+        if work is not None:
+            self.settle_results(work, kind)
+
+    def settle_results(self, work: NcclWork, kind: str) -> None:
+        """The futures of how a work ends are done."""
+        result = int(_errors.WorkResult.__members__[kind])
+        for future in self.results.pop(work, ()):
+            work.process.deliver(functools.partial(future.set_result, result))
+
+    def settle_results_later(self, work: NcclWork) -> None:
+        """A work is over: the futures of how it ends are done when its watchdog sees that, if there is one."""
+        if self.environment.blocking_wait:
+            return
+        seen_ns = max(self.watchdog.tick_after(work.ended_ns), self._communicator.simulation.now_ns)
+        self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
+
+    def count_done(self, work: NcclWork) -> None:
+        """The watchdog takes a work for done."""
+        if not self.environment.blocking_wait:
+            self._completed = work.number
 
     def on_done(self, work: NcclWork) -> None:
         """A work is over."""
@@ -353,12 +383,11 @@ class NcclMember(EndingMember):
         if not work.aborted:
             self._extra_ns -= work.extra_ns
             self._extra_taken_ns -= work.extra_ns
-            if work.op_type not in ("SEND", "RECV"):
-                self._completed = max(self._completed, work.number)
+            self.count_done(work)
             if self.hook is not None:
                 self.hook.over(work)
-        for future in self.results.pop(work, ()):
-            work.process.deliver(functools.partial(future.set_result, int(_errors.WorkResult.SUCCESS)))
+        if work in self.results and not self.watchdog.watches(work):
+            self.settle_results_later(work)
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         self._extra_ns += round(timeout.total_seconds() * 1e9)

@@ -34,6 +34,8 @@ class RankNccl:
         self.groups: list[Any] = []
         self.monitor: Monitor | None = None  # of the first group
         self.dump_is_due = False  # somebody has asked for a dump
+        self.last_warning = ""  # of NCCL, which torch repeats
+        self._work_prefix = ""  # of lines about works: the rank in the group of the first
         self._prefix: str | None = None  # of the files of dumps, once one was written
         process.at_exit.append((self._leave, (), {}))
 
@@ -63,6 +65,11 @@ class RankNccl:
             say(text, 88, prefixed=False, file="FlightRecorder.cpp")
             say("Flight Recorder trace successfully dumped.", 1716)
         return True
+
+    def work_prefix(self, group: Any) -> str:
+        """What lines about works of a group begin with; all do like the first."""
+        self._work_prefix = self._work_prefix or f"[Rank {group.rank()}] "
+        return self._work_prefix
 
     def once(self, key: str) -> bool:
         """True the first time."""
@@ -94,6 +101,8 @@ class RankNccl:
             group.informer.say("Launching ProcessGroupNCCL abort asynchronously.", 1564)
             group.informer.say("ProcessGroupNCCL aborts successfully.", 1572)
             group.end_threads()
+        for group in self.groups:
+            group.watchdog.join()
 
 
 def nccl_of(process: SimProcess) -> RankNccl:

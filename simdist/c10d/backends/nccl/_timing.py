@@ -85,11 +85,11 @@ class Hook:
             self._function(WorkInfo(kind, work.number, begun, ended, took))
         except Exception as error:
             text = (
-                f"Caught exception on rank {work.logged_rank} while running onCompletion hook for ProcessGroupNCCL: "
+                f"Caught exception on rank {self._group.rank()} while running onCompletion hook for ProcessGroupNCCL: "
                 f"{type(error).__name__}: {error}. Aborting all communicators."
             )
             log(process, "E", text, 2640)
-            self._group.abort_because(text)
+            self._group.abort_connections(reason=text)
 
 
 def estimated_us(communicator: Any, operations: list[Operation], preferences: Preferences | None) -> float:

@@ -9,8 +9,9 @@ With TORCH_NCCL_BLOCKING_WAIT there is neither it nor a monitor: waits on the ho
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl._desync import DesyncDebugger, propagate
@@ -18,11 +19,11 @@ from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._monitor import ask_for_dumps, when_it_runs
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._environment import Environment
     from simdist.c10d.backends.nccl._rank import RankNccl
+    from simdist.c10d.backends.nccl._recorder import Entry
     from simdist.c10d.backends.nccl._work import NcclWork
 
-__all__ = ["Watchdog", "failed_lines"]
+__all__ = ["FAILED_LINES", "Watchdog"]
 
 _EVERY_NS = 100_000_000
 _CORRUPTED = (
@@ -30,15 +31,13 @@ _CORRUPTED = (
     "operations might run on corrupted/incomplete data."
 )
 _DOWN = "To avoid data inconsistency, we are taking the entire process down."
+FAILED_LINES = (_CORRUPTED, _DOWN)  # what is said before an error of a work is raised; a process goes down by that
+_SOURCE = "/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp"
+_RAISED = {"TIMEOUT": f"checkTimeout at {_SOURCE}:693", "COMM_ERROR": f"checkForNCCLErrorsInternal at {_SOURCE}:2683"}
 _NO_STACK = (
     "Stack trace of the failed collective not found, potentially because FlightRecorder is disabled. You can enable it "
     "by setting TORCH_NCCL_TRACE_BUFFER_SIZE to a non-zero value."
 )
-
-
-def failed_lines(environment: Environment) -> Sequence[str]:
-    """What is said before a process goes down, or goes on."""
-    return (_CORRUPTED, _DOWN) if environment.tears_down else (_CORRUPTED,)
 
 
 class Watchdog:
@@ -49,8 +48,10 @@ class Watchdog:
         self._nccl = rank_nccl
         self._process = rank_nccl.process
         self._begin_ns = self._process.simulation.now_ns
-        self._works: dict[NcclWork, None] = {}
-        self._failing = False  # it has found something, and sleeps
+        self._works: dict[NcclWork, Entry | None] = {}  # that it has not seen the end of, and the record of their calls
+        self._keeps_works = False  # they end by an abort, after which it looks at their communicator first
+        self._failing = False  # it has found something, and sleeps, or has ended by that
+        self._acts_ns = -1  # until when it sleeps
         self._desync = DesyncDebugger(group) if group.environment.desync else None
         self.deadline_ns: int | None = None
 
@@ -73,17 +74,39 @@ class Watchdog:
                 self._desync.ended(work)
         if work.done:
             return
-        self._works[work] = None
+        self._works[work] = work.entry
         due_ns = self.tick_after(work.issued_ns + work.timeout_ns)
         if self.deadline_ns is None or due_ns < self.deadline_ns:
             self._set(due_ns)
 
     def forget(self, work: NcclWork) -> None:
         """A work is over."""
-        if self._desync is not None and work in self._works:
+        if work not in self._works or self._keeps_works:
+            return
+        if self._desync is not None:
             self._desync.ended(work)
-        if self._works.pop(work, work) is None and not self._works:
+        del self._works[work]
+        if not self._works:
             self._set(None)
+
+    def watches(self, work: NcclWork) -> bool:
+        """It has not seen that a work is over."""
+        return work in self._works
+
+    @contextlib.contextmanager
+    def keep_works(self) -> Iterator[None]:
+        """Inside, works end because their communicator is aborted while it goes round: it does not see that they do."""
+        self._keeps_works = True
+        try:
+            yield
+        finally:
+            self._keeps_works = False
+
+    def join(self) -> None:
+        """Park until it has ended: it sleeps to the end, and then acts on what it has found."""
+        simulation = self._process.simulation
+        while simulation.now_ns < self._acts_ns:
+            simulation.sleep(self._acts_ns - simulation.now_ns)
 
     def flush(self) -> None:
         """It is woken, to look at its works for the last time."""
@@ -107,29 +130,26 @@ class Watchdog:
         self.deadline_ns = None
         when_it_runs(self._process, self._look)
 
+    def notice(self) -> None:
+        """NCCL has told of an error in a communicator: the watchdog sees it when it next looks."""
+        simulation = self._process.simulation
+        simulation.call_at(self.tick_after(simulation.now_ns), lambda: when_it_runs(self._process, self._look))
+
     def _look(self) -> None:
+        if self._failing:
+            return
         now_ns = self._process.simulation.now_ns
         for work in self._works:
+            error = self._group.errors.get(work.connection)
+            if error is not None:
+                self._fail(work, work.error_text(error), error, "COMM_ERROR", 622)
+                return
             if now_ns >= work.issued_ns + work.timeout_ns:
-                elapsed_ms = (now_ns - work.issued_ns) // 1_000_000
-                self.fail(work, work.timeout_text(elapsed_ms), "TIMEOUT", 693)
+                text = work.timeout_text((now_ns - work.issued_ns) // 1_000_000)
+                self._fail(work, text, text, "TIMEOUT", 693)
                 return
         due = [self.tick_after(work.issued_ns + work.timeout_ns) for work in self._works]
-        if due:
-            self._set(min(due))
-
-    def notice(self, work: NcclWork, text: str) -> None:
-        """NCCL has told of an error in a work: the watchdog sees it when it next looks."""
-        simulation = self._process.simulation
-
-        def look() -> None:
-            if not work.done and not self._failing:
-                said = (
-                    f"[Rank {self._nccl.process.rank}] Collective {work} raised the following async exception: {text}"
-                )
-                self.fail(work, said, "COMM_ERROR", 1944)
-
-        simulation.call_at(self.tick_after(simulation.now_ns), lambda: when_it_runs(self._process, look))
+        self._set(min(due, default=None))
 
     def notice_device_error(self, error: BaseException) -> None:
         """A kernel has failed on the device: the watchdog meets that when it next asks the device."""
@@ -140,14 +160,14 @@ class Watchdog:
 
         process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), lambda: when_it_runs(process, look))
 
-    def fail(self, work: NcclWork, text: str, kind: str, line: int) -> None:
+    def _fail(self, work: NcclWork, said: str, error: str, kind: str, line: int) -> None:
         """A work has failed: say so, ask for dumps, sleep, and act on it."""
         self._failing = True
         group, process, environment = self._group, self._process, self._group.environment
         self._set(None)
-        group.set_error(kind)
+        group.set_error(kind, work)
         prefix = group._prefix()
-        log(process, "E", text, line)
+        log(process, "E", said, line)
         if self._desync is not None and kind == "TIMEOUT":
             self._desync.run()
         enqueued, completed = group.progress()
@@ -158,29 +178,31 @@ class Watchdog:
             f"{enqueued}, last completed work: {completed}",
             2404,
         )
-        log(process, "E", _stack_text(work), 750)
+        log(process, "E", _stack_text(self._works[work]), 750)
         if environment.propagates:
             propagate(group)
         ask_for_dumps(group)
-        act_ns = process.simulation.now_ns + environment.pause_ns
+        act_ns = self._acts_ns = process.simulation.now_ns + environment.pause_ns
         group.monitor.watchdog_stands_still(act_ns)
-        process.simulation.call_at(act_ns, lambda: when_it_runs(process, lambda: self._act(text)))
+        process.simulation.call_at(act_ns, lambda: when_it_runs(process, lambda: self._act(work, error, _RAISED[kind])))
 
-    def _act(self, text: str) -> None:
+    def _act(self, work: NcclWork, error: str, place: str) -> None:
         process, environment, group = self._process, self._group.environment, self._group
-        for said in failed_lines(environment):
-            log(process, "E", f"[Rank {process.rank}] {said}", 758)
-        self._works.clear()
         if environment.cleans_up:
-            group.abort_because(text)
-        if not environment.tears_down:
+            group.abort_connections()
+        for said in FAILED_LINES if environment.tears_down else FAILED_LINES[:1]:
+            log(process, "E", f"{group.nccl.work_prefix(group)}{said}", 758)
+        if environment.tears_down:
+            self._works.clear()
+            self._terminate(
+                f"{group._prefix()}Process group watchdog thread terminated with exception: {error}\nException raised "
+                f"from {place}"
+            )
+        else:  # it takes the work for done, and comes to the next
+            self._works.pop(work, None)
+            group.count_done(work)
             self._failing = False
-            return
-        what = (
-            f"{group._prefix()}Process group watchdog thread terminated with exception: {text}\nException raised from "
-            "checkTimeout at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:693"
-        )
-        self._terminate(what)
+            self._look()
 
     def _terminate(self, what: str) -> None:
         """The watchdog's thread ends by an exception, and takes the process with it unless it is told not to."""
@@ -197,8 +219,7 @@ class Watchdog:
         process.kill(signal.SIGABRT)
 
 
-def _stack_text(work: NcclWork) -> str:
-    entry = work.entry
+def _stack_text(entry: Entry | None) -> str:
     if entry is None:
         return _NO_STACK
     lines = [

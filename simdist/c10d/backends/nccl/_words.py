@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._debug_lines import NCCL_VERSION, show_warning
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl._watchdog import failed_lines
-from simdist.process import SimProcess
+from simdist.c10d.backends.nccl._transport import peer_left
 
-__all__ = ["NCCL_VERSION", "NcclFailure", "nccl_error"]
+__all__ = ["NCCL_VERSION", "NcclFailure", "async_error", "nccl_error"]
 
 _PLACE = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94"
 _KINDS = {
@@ -41,17 +40,18 @@ _KINDS = {
 def nccl_error(kind: str, warning: str, place: str) -> dist.DistBackendError:
     """An error of a call of NCCL, as torch reports it; NCCL logs the `warning`, of a `place` in its sources."""
     show_warning(warning, place)
+    return dist.DistBackendError(f"NCCL error in: {_PLACE}, {_said(kind, warning)}")
+
+
+def async_error(kind: str, warning: str) -> str:
+    """An error that NCCL tells of a communicator beside all calls, as torch repeats it."""
+    return f"NCCL error: {_said(kind, warning)}"
+
+
+def _said(kind: str, warning: str) -> str:
     said, detail = _KINDS[kind]
     version = ".".join(str(number) for number in NCCL_VERSION)
-    return dist.DistBackendError(
-        f"NCCL error in: {_PLACE}, {said}, NCCL version {version}\n{kind}: {detail}\nLast error:\n{warning}"
-    )
-
-
-def _takes_the_network(process: SimProcess) -> bool:
-    """Its variables leave it neither NVLink nor memory to share with the ranks of its host."""
-    variables = {os.fsdecode(name): os.fsdecode(value) for name, value in process.environ.items()}
-    return all(variables.get(f"NCCL_{name}_DISABLE", "0") not in ("0", "") for name in ("P2P", "SHM"))
+    return f"{said}, NCCL version {version}\n{kind}: {detail}\nLast error:\n{warning}"
 
 
 class NcclFailure:
@@ -114,31 +114,15 @@ class NcclFailure:
         elapsed_ms = (process.simulation.now_ns - work.issued_ns) // 1_000_000
         text = work.timeout_text(elapsed_ms)
         log(process, "E", text, 693)
-        log(process, "E", f"[Rank {work.logged_rank}] Work {work} timed out in blocking wait.", 826)
-        work.group.abort_because(text)
-        for line in failed_lines(work.group.environment):
-            log(process, "E", f"[Rank {work.logged_rank}] {line}", 758)
-        return dist.DistBackendError(text)
+        log(process, "E", f"{work.group.nccl.work_prefix(work.group)}Work {work} timed out in blocking wait.", 826)
+        work.set_error("TIMEOUT", text)
+        work.give_up()
+        error: BaseException = work.error
+        return error
 
     def peer_left(self, connection: Any, rank: int, parts: Sequence[Any]) -> None:
-        """Over sockets, as between hosts, the neighbours on the ring see that a process is gone."""
-        process = connection.communicator.members[rank].process
-        if process.running or not process.host.up:
-            return
-        ring = connection.ranks
-        place = ring.index(rank)
-        neighbours = ring[place - 1], ring[(place + 1) % len(ring)]
-        said, detail = _KINDS["ncclRemoteError"]
-        version = ".".join(str(number) for number in NCCL_VERSION)
-        text = (
-            f"NCCL error: {said}, NCCL version {version}\nncclRemoteError: {detail}\nLast error:\n"
-            f"socketProgress: Connection closed by remote peer {process.host.name}<{40000 + process.rank}>"
-        )
-        for part in parts:
-            other = part.process
-            apart = other.host is not process.host or (_takes_the_network(process) and _takes_the_network(other))
-            if part.rank in neighbours and apart and other.running and part.work is not None:
-                part.work.group.watchdog.notice(part.work, text)
+        """Those who wait for something from it may be told by the network."""
+        peer_left(connection, rank, parts, functools.partial(async_error, "ncclRemoteError"))
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
         """Not asked of operations on streams."""

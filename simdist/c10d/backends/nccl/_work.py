@@ -6,18 +6,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _distributed_c10d as _c
+import torch.distributed as dist
 
+from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._watchdog import FAILED_LINES
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.surface._work import SimFuture
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._recorder import Entry
     from simdist.c10d.engine._stream_parts import Part
+    from simdist.c10d.engine._streamed import Connection
 
 __all__ = ["NcclWork"]
 
-_results: Any = _c  # has what the stubs leave out
 _NO_TIMEOUT = timedelta(0)
 
 
@@ -31,7 +33,7 @@ class NcclWork(StreamWork):
     number: int  # of collectives in the group, or of messages
     numel_in: int
     numel_out: int
-    logged_rank: int  # what its process calls itself in lines about works
+    connection: Connection
     entry: Entry | None = None
     timed = False  # it knows what it took
     begun_ns: int | None = None  # when its kernel has begun, once it is done
@@ -45,9 +47,50 @@ class NcclWork(StreamWork):
     def timeout_text(self, elapsed_ms: int) -> str:
         """What is said when it is older than its timeout."""
         return (
-            f"[Rank {self.logged_rank}] Watchdog caught collective operation timeout: {self} ran for {elapsed_ms} "
-            "milliseconds before timing out."
+            f"{self._prefix()}Watchdog caught collective operation timeout: {self} ran for {elapsed_ms} milliseconds "
+            "before timing out."
         )
+
+    def error_text(self, error: str) -> str:
+        """What is said when NCCL has told of an error in its communicator."""
+        return f"{self._prefix()}Collective {self} raised the following async exception: {error}"
+
+    def _prefix(self) -> str:
+        prefix: str = self.group.nccl.work_prefix(self.group)
+        return prefix
+
+    def check(self) -> None:
+        """Look whether NCCL has told of an error in its communicator."""
+        error = self.group.errors.get(self.connection)
+        if self.done or self.error is not None or error is None or self.connection in self.group.dead:
+            return
+        log(self.process, "E", self.error_text(error), 622)
+        self.set_error("COMM_ERROR", error)
+
+    def set_error(self, kind: str, text: str) -> None:
+        """It has failed: waits for it raise that."""
+        self.error = dist.DistBackendError(text)
+        self.group.settle_results(self, kind)
+
+    def is_completed(self) -> bool:
+        """True if it is done or failed."""
+        return super().is_completed() or self._has_failed()
+
+    def give_up(self) -> None:
+        """Abort its communicator, as every wait does that finds an error."""
+        self.group.abort_connections([self.connection])
+        for said in FAILED_LINES:
+            log(self.process, "E", f"{self._prefix()}{said}", 758)
+
+    def raise_error(self) -> None:
+        """Raise its error, if it has one.
+
+        Raises:
+            DistBackendError: it has.
+        """
+        if self.error is not None:
+            self.give_up()
+            raise self.error
 
     def finish(self) -> None:
         """It is over. What goes on of it keeps no tensors, but for its outputs while the program has the work."""
@@ -94,14 +137,13 @@ class NcclWork(StreamWork):
     def get_future_result(self) -> SimFuture:
         """A future of how it ends, the number of a `WorkResult`: success, or what its watchdog has found.
 
-        It is the host's: not done before the work is over, where that of the values is.
+        It is the host's, and its watchdog's: where there is none, it is never done.
         """
         future = SimFuture(self.process)
+        self.process.torch_state.futures[future] = None
+        self.group.results.setdefault(self, []).append(future)
         if self.done:
-            future.set_result(int(_results.WorkResult.SUCCESS))
-        else:
-            self.process.torch_state.futures[future] = None
-            self.group.results.setdefault(self, []).append(future)
+            self.group.settle_results_later(self)
         return future
 
     def result(self) -> list[torch.Tensor]:

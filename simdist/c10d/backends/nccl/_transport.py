@@ -1,0 +1,109 @@
+"""What a rank's NCCL sees of a peer that is gone, by what the two talked over (NCCL 2.29.7).
+
+Ranks of a host share memory, or talk from device to device: nobody looks whether the other still lives. Over sockets
+the kernel closes the connection, and who waits for something from there is told at once; without power nobody does.
+InfiniBand's cards send again and again what is not acknowledged, and give up after a while.
+
+A cluster does not say which cards its hosts have: they talk over sockets, unless NCCL_NET says IB.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simdist.c10d.backends.nccl._debug_lines import show_warning, variable
+from simdist.errors import UnsupportedError
+from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._stream_parts import Part
+    from simdist.c10d.engine._streamed import Connection
+
+__all__ = ["peer_left", "problem_of_networks"]
+
+_ACKNOWLEDGED_NS = 4096  # InfiniBand's unit: that times two to the power of a timeout
+_RETRY_EXCEEDED = "status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129    hca mlx5_0"
+
+
+def _number(process: SimProcess, name: str, default: int) -> int:
+    text = variable(process, name, str(default))
+    return int(text) if text.lstrip("-").isdigit() else default
+
+
+def _shares_nothing(process: SimProcess) -> bool:
+    return all(_number(process, f"NCCL_{name}_DISABLE", 0) for name in ("P2P", "SHM"))
+
+
+def _network(process: SimProcess, config: Any) -> str:
+    return (variable(process, "NCCL_NET") or config.net_name or "").upper()
+
+
+def problem_of_networks(process: SimProcess, config: Any) -> str:
+    """What NCCL says that has no network as its variables and the group's config want it; empty if it has one.
+
+    Raises:
+        UnsupportedError: they want that of a plugin.
+    """
+    name = _network(process, config)
+    if name not in ("", "IB", "SOCKET"):
+        raise UnsupportedError(
+            f"the network {name!r} is that of a plugin, which is not simulated; let NCCL_NET and the group's config "
+            "say Socket or IB, or nothing"
+        )
+    missing = name == "IB" and _number(process, "NCCL_IB_DISABLE", 0)
+    return "Failed to initialize any NET plugin" if missing else ""
+
+
+def peer_left(connection: Connection, rank: int, parts: Sequence[Part], error: Callable[[str], str]) -> None:
+    """A rank's end of a connection is gone: tell those who wait for something from it, if the network does.
+
+    `error` makes torch's words of a warning of NCCL.
+    """
+    process = _process(connection, rank)
+    simulation = connection.communicator.simulation
+    for part in parts:
+        other = part.process
+        near = other.host is process.host and not (_shares_nothing(process) and _shares_nothing(other))
+        if near or part.work is None or not other.running or not _is_linked(connection, part, rank):
+            continue
+        peer = f"{process.host.name}<{40000 + process.rank}>"
+        if _network(other, part.work.group.options.config) != "IB":
+            if process.host.up:
+                text = f"socketProgress: Connection closed by remote peer {peer}"
+                _tell(part, part.work, text, "misc/socket.cc:35", error)
+            continue
+        text = f"NET/IB: Got completion from peer {peer} with {_RETRY_EXCEEDED}"
+        retries_ns = (_number(other, "NCCL_IB_RETRY_CNT", 7) + 1) * _ACKNOWLEDGED_NS
+        retries_ns <<= max(0, min(_number(other, "NCCL_IB_TIMEOUT", 20), 31))
+        tell = functools.partial(_tell, part, part.work, text, "transport/net_ib/p2p.cc:651", error)
+        simulation.call_at(simulation.now_ns + retries_ns, tell)
+
+
+def _process(connection: Connection, rank: int) -> SimProcess:
+    member = connection.communicator.members[rank]
+    assert member is not None
+    return member.process
+
+
+def _is_linked(connection: Connection, part: Part, rank: int) -> bool:
+    """True if a part has a link to a rank: to whom it sends or from whom it receives, or its neighbour on the ring."""
+    operation, ring = part.operation, connection.ranks
+    if part.whole is None:
+        return part.peer == rank
+    if operation.name == "all_to_all":
+        return True
+    if operation.name in ("gather", "scatter"):
+        return operation.root in (rank, part.rank)
+    place = ring.index(rank)
+    return part.rank in (ring[place - 1], ring[(place + 1) % len(ring)])
+
+
+def _tell(part: Part, work: Any, warning: str, place: str, error: Callable[[str], str]) -> None:
+    group = work.group
+    if work.done or group.closed or not part.process.running:
+        return
+    if part.connection not in group.errors:
+        show_warning(warning, place, part.process, part.connection.ends[part.rank][0])
+        group.tell_error(part.connection, error(warning))
