@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -424,6 +425,40 @@ def test_the_store_dies_with_the_rank_that_hosts_it() -> None:
 
     assert [rank.status for rank in result.ranks] == ["killed", "returned", "returned"]
     assert result.values[1:] == [[LOST, *[PIPE] * 5]] * 2
+
+
+def test_each_request_tells_in_the_log_how_it_met_a_dead_server() -> None:
+    def main() -> list[tuple[str, str]]:
+        requests: list[Callable[[Any], object]] = [
+            *(lambda each: each.get("a"), lambda each: each.wait(["a"]), lambda each: each.multi_get(["a"])),
+            *(lambda each: each.queue_pop("q"), lambda each: each.compare_set("a", "", "b")),
+            *(lambda each: each.check(["a"]), lambda each: each.add("a", 1), lambda each: each.delete_key("a")),
+            *(lambda each: each.num_keys(), lambda each: each.list_keys(), lambda each: each.queue_len("q")),
+            *(lambda each: each.set("a", "b"), lambda each: each.append("a", "b")),
+            *(lambda each: each.multi_set(["a"], ["b"]), lambda each: each.queue_push("q", "b")),
+        ]
+        clients = [shared().clone() for _ in requests]
+        sleep_s(0.1)
+        if me() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sleep_s(0.1)
+        calls = [functools.partial(request, each) for request, each in zip(requests, clients, strict=True)]
+        return [(attempt(call), attempt(call)) for call in calls]
+
+    result = simdist.run(main, world_size=2)
+
+    assert result.values[1] == [(LOST, PIPE)] * 11 + [("ok", PIPE)] * 4
+    lines = [line for line in result.ranks[1].stderr.splitlines() if "[c10d] " in line]
+    assert [line.partition("] ")[0].split()[-1] for line in lines] == [
+        *["TCPStore.cpp:138", "TCPStore.cpp:106"] * 4,
+        *["TCPStore.cpp:115", "TCPStore.cpp:106"],
+        *["TCPStore.cpp:125", "TCPStore.cpp:106"] * 6,
+        *["TCPStore.cpp:106"] * 4,
+    ]
+    assert lines[0].startswith("[W101 00:00:00.2")  # without a group C++ does not know the rank
+    assert f"[c10d] recvValueWithTimeout failed on SocketImpl(fd=3, addr=[host0]:40001, remote=[{HOST}]:" in lines[0]
+    assert lines[0].endswith(LOST.partition(": ")[2])
+    assert "[c10d] sendBytes failed on " in lines[1]
 
 
 def test_a_wait_ends_when_the_rank_that_hosts_the_store_dies() -> None:

@@ -92,7 +92,7 @@ def connect(
     if not backend.completion.on_streams:
         store.announce(f"0/{rank}", b"simdist")
     if store.server.gone:
-        store.require_server()
+        store.require_server(process)
     member = communicator.join(rank, process)
     if backend.completion.on_streams:
         return member  # its connections are made later, one by one
@@ -111,7 +111,7 @@ def connect(
         try:
             while not communicator.connected:
                 if communicator.joined < size:
-                    store.require_server()
+                    store.require_server(process)
                 if not simulation.park(wait, deadline_ns) and not communicator.connected:
                     missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
                     store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")

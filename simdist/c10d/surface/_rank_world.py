@@ -55,6 +55,11 @@ class RankWorld:
         self.comms: list[Any] = []
         self.seen_by: list[dict[str, Any]] = []  # the attributes on each of the rank's threads
 
+    @property
+    def has_default_group(self) -> bool:
+        """True while the rank has a default group: from then on C++ knows the rank."""
+        return (self.seen_by[0] if self.seen_by else vars(self)).get("default_pg") is not None
+
     def forget(self) -> None:
         """At the end: what the threads see holds the list of all that they see, and so itself and the groups."""
         self.seen_by.clear()

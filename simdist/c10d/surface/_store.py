@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from simdist.c10d.surface._compat import Store
 from simdist.c10d.surface._events import StoreRequested
+from simdist.c10d.surface._log import log
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.kernel import Task
 from simdist.process import SimProcess, Strike, carry_out, current_process
@@ -33,6 +34,12 @@ _MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again an
 _QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "queue_len")  # change nothing
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
 _CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+_BROKEN = "Broken pipe"
+_READERS = {  # what reads an answer, and its line in TCPStore.cpp; after `check` all others do like it
+    **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", 138)),
+    "compare_set": ("recvVector", 115),
+    "check": ("recvValue", 125),
+}
 _NUMBER = re.compile(rb"\s*[+-]?\d+")
 
 Kind = Literal["tcp", "hash", "file"]
@@ -210,16 +217,10 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         name, data, server = self._name(key), _bytes(value), self.server
 
         def arrive() -> None:
-            if not server.gone:
-                server.data[name] = data
-                server.changed(name)
+            server.data[name] = data
+            server.changed(name)
 
-        distance_ns = server.distance_ns(process.host.name)
-        if distance_ns:
-            process.simulation.call_at(process.simulation.now_ns + distance_ns, arrive)
-        else:
-            arrive()
-        self._end()
+        self._send(process, arrive)
 
     def announce(self, key: str, value: Any) -> None:
         """`set` as a part of something whose duration counts the way to the server: it is there at once."""
@@ -251,26 +252,29 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             DistNetworkError: it is no number; a TCPStore's server then closes the connection.
             ValueError: likewise, from the other stores.
         """
-        self._enter("add", key)
+        process = self._enter("add", key)
         name = self._name(key)
         held = _NUMBER.match(self.server.data.get(name, b"0"))
         if held is None:
             if self._kind != "tcp":
                 raise ValueError("stoll")
             self._connection.closed = True
-            raise dist.DistNetworkError(_CLOSED)
+            raise self._lost(process, _CLOSED)
         value = int(held[0]) + amount
         self.server.data[name] = str(value).encode()
         self.server.changed(name)
         return value
 
-    @_answered
     def append(self, key: str, value: Any) -> None:
         """Append to a value."""
-        self._enter("append", key)
-        name = self._name(key)
-        self.server.data[name] = self.server.data.get(name, b"") + _bytes(value)
-        self.server.changed(name)
+        process = self._enter("append", key, answered=False)
+        name, data, server = self._name(key), _bytes(value), self.server
+
+        def arrive() -> None:
+            server.data[name] = server.data.get(name, b"") + data
+            server.changed(name)
+
+        self._send(process, arrive)
 
     @_answered
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
@@ -362,13 +366,16 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """True if append, multi_get and multi_set are single operations of the store."""
         return self._kind != "file"
 
-    @_answered
     def queue_push(self, key: str, value: Any) -> None:
         """Append to a queue."""
-        self._enter_queue("queue_push", key)
-        name = self._name(key)
-        self.server.queues.setdefault(name, []).append(_bytes(value))
-        self.server.changed(name)
+        process = self._enter_queue("queue_push", key, answered=False)
+        name, data, server = self._name(key), _bytes(value), self.server
+
+        def arrive() -> None:
+            server.queues.setdefault(name, []).append(data)
+            server.changed(name)
+
+        self._send(process, arrive)
 
     @_answered
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -430,18 +437,18 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             left = self._judged(process, operation, key, limit)
             if left is not None:
                 self._strike_later(process, *left)
-        self.require_server(answered=answered)
+        self.require_server(process, operation if answered else "")
         if answered:
             distance_ns = self.server.distance_ns(process.host.name)
             if limit is not None:
                 distance_ns = min(distance_ns, max(0, connection.asked_ns + _in_ns(limit) - simulation.now_ns))
             if distance_ns:
                 simulation.sleep(distance_ns)
-                self.require_server()
+                self.require_server(process, operation)
         return process
 
-    def require_server(self, *, answered: bool = True) -> None:
-        """Fail as a request does to which the server can't listen any more.
+    def require_server(self, process: SimProcess, operation: str = "check") -> None:
+        """Fail as a request does to which the server can't listen any more; empty: one that has no answer.
 
         Raises:
             DistNetworkError: the server is gone, or has closed the connection.
@@ -449,10 +456,22 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         connection = self._connection
         if self.server.gone or connection.closed:
             if connection.noticed:
-                raise dist.DistNetworkError("Broken pipe")
+                raise self._lost(process, _BROKEN)
             connection.noticed = True
-            if answered:  # what the server does not answer leaves before anybody knows that nobody is there
-                raise dist.DistNetworkError(_CLOSED)
+            if operation:  # what the server does not answer leaves before anybody knows that nobody is there
+                raise self._lost(process, _CLOSED, operation)
+
+    def _lost(self, process: SimProcess, text: str, operation: str = "check") -> BaseException:
+        """The connection is closed: the client says so in torch's log, and to its caller."""
+        name, line = ("sendBytes", 106) if text == _BROKEN else _READERS.get(operation, _READERS["check"])
+        place = "sendBytes at {}:758" if text == _BROKEN else "recvBytes at {}:787"
+        raised = place.format("/pytorch/torch/csrc/distributed/c10d/Utils.hpp")
+        socket = (
+            f"SocketImpl(fd=3, addr=[{process.host.name}]:{40000 + process.rank}, remote=[{self.host}]:{self.port})"
+        )
+        said = f"[c10d] {name} failed on {socket}: {text}\nException raised from {raised} (most recent call first):\n"
+        log(process, "W", said, line, "TCPStore.cpp")
+        return dist.DistNetworkError(text)
 
     def _judged(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> Strike | None:
         verdict = process.simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
@@ -478,10 +497,22 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             if process is not None:
                 process.simulation.sleep(0)
 
-    def _enter_queue(self, operation: str, key: str, *, limit: timedelta | None = None) -> SimProcess:
+    def _enter_queue(
+        self, operation: str, key: str, *, answered: bool = True, limit: timedelta | None = None
+    ) -> SimProcess:
         if self._kind == "file":
             raise NotImplementedError("queue support is not implemented.")
-        return self._enter(operation, key, limit=limit)
+        return self._enter(operation, key, answered=answered, limit=limit)
+
+    def _send(self, process: SimProcess, arrive: Callable[[], None]) -> None:
+        """Send a request that has no answer: it arrives later, unless the server is gone by then."""
+        simulation, server = process.simulation, self.server
+        distance_ns = server.distance_ns(process.host.name)
+        if distance_ns:
+            simulation.call_at(simulation.now_ns + distance_ns, lambda: None if server.gone else arrive())
+        elif not server.gone:
+            arrive()
+        self._end()
 
     def _is_late(self, process: SimProcess, limit: timedelta) -> bool:
         """True if the request itself took as long as its caller waits for the answer."""
@@ -526,7 +557,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                 if over():
                     return  # even if the server is gone by now: it has answered
                 if server.gone:
-                    raise dist.DistNetworkError(_CLOSED)
+                    raise self._lost(process, _CLOSED, "wait")
                 if not in_time:
                     self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
 

@@ -16,7 +16,7 @@ import simdist
 from tests.c10d.nccl.worlds import join, of, run
 
 INFO = {"TORCH_CPP_LOG_LEVEL": "INFO"}
-_LINE = re.compile(r"\[rank(\d)\]:\[([IWEF])\d+ [\d:.]+ (\w+)\.\w+:\d+\] (?:\[PG (.*?)\] )?(.*)")
+_LINE = re.compile(r"(?:\[rank(\d)\]:)?\[([IWEF])\d+ [\d:.]+ (\w+)\.\w+:\d+\] (?:\[PG (.*?)\] )?(.*)")
 
 
 def lines(result: simdist.RunResult, rank: int = 0, level: str = "I") -> list[str]:
@@ -69,6 +69,8 @@ def test_a_group_tells_how_it_was_made_and_destroyed() -> None:
         JOINED[1],
     ]
     assert list(dict.fromkeys(prefixes(result))) == ["ID 0 PG GUID 0 Rank 0", "ID 0 PG GUID 0(default_pg) Rank 0"]
+    with_rank = [line.startswith("[rank0]:") for line in result.ranks[0].stderr.splitlines()]
+    assert [with_rank[place] for place in (0, len(MADE) - 1, len(MADE), -3, -1)] == [False, False, True, True, False]
     assert not run(body, 1).ranks[0].stderr
 
 
@@ -168,7 +170,15 @@ def outlives_the_store(seconds: float, *, calls: bool = False) -> None:
 def test_a_monitor_tells_each_time_that_it_looks_into_a_store_that_is_gone(env: dict[str, str], times: int) -> None:
     result = run(outlives_the_store, 2, args=[9.5], env=env | {"TORCHELASTIC_USE_AGENT_STORE": "0"})
 
-    assert lines(result, 1, "W") == [f"{FAILED}{CLOSED}", *[f"{FAILED}Broken pipe"] * (times - 1)]
+    socket = "SocketImpl(fd=3, addr=[host0]:40001, remote=[127.0.0.1]:29500)"
+    assert lines(result, 1, "W") == [
+        *(f"[c10d] recvValue failed on {socket}: {CLOSED}", f"{FAILED}{CLOSED}"),
+        *[f"[c10d] sendBytes failed on {socket}: Broken pipe", f"{FAILED}Broken pipe"] * (times - 1),
+    ]
+    raised = [line for line in result.ranks[1].stderr.splitlines() if line.startswith("Exception raised from ")]
+    assert len(raised) == times
+    place = "/pytorch/torch/csrc/distributed/c10d/Utils.hpp:787 (most recent call first):"
+    assert raised[0] == f"Exception raised from recvBytes at {place}"
     assert [rank.exit_code for rank in result.ranks] == [0, 0]
 
 

@@ -75,7 +75,7 @@ class DesyncDebugger:
         key = f"NCCL_{group.rank()}_trace_{end}"
         if self._enabled:
             try:
-                put(group._store, key, struct.pack("<Q", number) + name.encode() + b"\0")
+                put(group.nccl.process, group._store, key, struct.pack("<Q", number) + name.encode() + b"\0")
             except dist.DistNetworkError:
                 self._enabled = False
                 text = f"Store is down while updating #{number} with key {key}"
@@ -87,7 +87,7 @@ class DesyncDebugger:
             return
         group = self._group
         try:
-            group._store.require_server()
+            group._store.require_server(group.nccl.process, "multi_get")
             report = _report(group._store, group.rank(), group.size())
         except (dist.DistNetworkError, RuntimeError) as error:
             self._enabled = False

@@ -1,29 +1,7 @@
-"""Lines of torch's log on a rank's stderr: `[rank0]:[E101 00:10:00.000000000 ProcessGroupNCCL.cpp:690] text`."""
+"""ProcessGroupNCCL's lines in torch's log."""
 
 from __future__ import annotations
 
-import datetime
-
-from simdist.process import SimProcess
+from simdist.c10d.surface._log import log, shows
 
 __all__ = ["log", "shows"]
-
-_LEVELS = "IWEF"
-_NAMES = {"INFO": 0, "WARNING": 1, "ERROR": 2, "FATAL": 3, "0": 0, "1": 1, "2": 2, "3": 3}
-
-
-def shows(process: SimProcess, level: str) -> bool:
-    """True if the rank's TORCH_CPP_LOG_LEVEL shows lines of a level. At any moment, on any thread."""
-    name = process.environ.get(b"TORCH_CPP_LOG_LEVEL", b"WARNING")  # type: ignore[call-overload]  # as they are kept
-    return _LEVELS.index(level) >= _NAMES.get(name.decode(), 1)
-
-
-def log(process: SimProcess, level: str, text: str, line: int = 0, file: str = "ProcessGroupNCCL.cpp") -> None:
-    """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. At any moment, on any thread."""
-    if not shows(process, level):
-        return
-    now_ns = process.epoch_ns + process.simulation.now_ns
-    seconds, rest_ns = divmod(now_ns, 1_000_000_000)
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    stamp = f"{level}{moment.month}{moment:%d %H:%M:%S}.{rest_ns:09d}"
-    process.add_output("stderr", f"[rank{process.rank}]:[{stamp} {file}:{line}] {text}\n")

@@ -74,7 +74,7 @@ def ask_for_dumps(group: Any) -> None:
 def broadcast(group: Any, store: Any, signal: str, rank: int) -> None:
     """Leave a rank's number in a store under the name of a signal, as a thread of torch's does."""
     try:
-        put(store, signal, struct.pack("<i", rank))
+        put(group.nccl.process, store, signal, struct.pack("<i", rank))
     except dist.DistNetworkError as error:
         text = f"{group._prefix()}Failed to broadcast signal {signal} through TCPStore. Error: {error}"
         log(group.nccl.process, "E", text, 2536)
@@ -82,13 +82,13 @@ def broadcast(group: Any, store: Any, signal: str, rank: int) -> None:
         group.informer.say(f"Broadcasting signal {signal} to other ranks via TCPStore.", 2533)
 
 
-def put(store: Any, key: str, value: bytes) -> None:
+def put(process: SimProcess, store: Any, key: str, value: bytes) -> None:
     """Set a key for a thread of torch's, which the program does not wait for.
 
     Raises:
         DistNetworkError: the store is known to be gone.
     """
-    store.require_server(answered=False)
+    store.require_server(process, "")
     server = store.server
     if not server.gone:  # what is sent when the server has just gone is lost without a word
         name = store._name(key)
@@ -191,7 +191,7 @@ class Monitor:
         whose = "this local rank"
         if not nccl.dump_is_due:
             try:
-                store.require_server()
+                store.require_server(self._process)
             except dist.DistNetworkError as error:
                 failed = (
                     'Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too '
