@@ -267,3 +267,42 @@ def test_an_abort_closes_sockets_too() -> None:
 
     assert lines(result, "Collective WorkNCCL(SeqNum=2, OpType=ALLREDUCE", 1)[0] == "00:00:02.100"
     assert "Connection closed by remote peer host0<40000>" in result.ranks[1].stderr
+
+
+# -- errors that ranks tell each other ---------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_made_anew_with_the_same_store_finds_the_old_error_there() -> None:
+    def body() -> list[Any]:
+        if start() == 0:
+            dist.all_reduce(of(1), async_op=True)
+        time.sleep(6)
+        found = [str(backend().get_error())]
+        dist.distributed_c10d._abort_process_group()
+        dist.init_process_group("nccl")
+        tensor = of(1)
+        dist.all_reduce(tensor)
+        return [*found, tensor.item(), str(backend().get_error())]
+
+    env = {"TORCH_NCCL_PROPAGATE_ERROR": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    result = run(body, env=env | NO_DUMPS)
+
+    assert result.values == [[f"ErrorType.{kind}", 2, "ErrorType.REMOTE_ERROR"] for kind in ("TIMEOUT", "REMOTE_ERROR")]
+    assert "] [PG ID 1 PG GUID 0(default_pg) Rank 1]  remote error detected from rank: 0\n" in result.ranks[1].stderr
+
+
+def test_a_watchdog_tells_each_time_that_it_asks_a_store_that_is_gone_for_errors() -> None:
+    def body() -> None:
+        if start() == 0:
+            time.sleep(0.05)
+            os._exit(0)
+        time.sleep(0.55)
+
+    env = {"TORCH_NCCL_PROPAGATE_ERROR": "1", "TORCHELASTIC_USE_AGENT_STORE": "0"}
+    result = run(body, env=env)
+
+    asked = "Failed to check the signal remote_error:0 on TCPStore, "
+    assert lines(result, asked, 1) == [f"00:00:00.{tick}00" for tick in range(1, 6)]
+    assert f"[PG ID 0 PG GUID 0(default_pg) Rank 1] {asked}Failed to recv, got 0 bytes. " in result.ranks[1].stderr
+    assert result.ranks[1].stderr.count(f"{asked}Broken pipe\n") == 4
+    assert result.ranks[1].stderr.count("[c10d] sendBytes failed on ") == 4

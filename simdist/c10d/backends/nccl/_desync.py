@@ -1,8 +1,7 @@
-"""What a group's ranks know of each other once something has failed: the desync report, and remote errors (torch 2.13).
+"""How far each of a group's ranks has come once one hangs: the desync report (torch 2.13).
 
 With TORCH_NCCL_DESYNC_DEBUG each rank's watchdog writes into the store which work it has seen last, and which of them
-is over; one that finds a timeout reads all of that (TraceUtils.h). With TORCH_NCCL_PROPAGATE_ERROR it also tells the
-others' watchdogs, which say so, and no more.
+is over; one that finds a timeout reads all of that (TraceUtils.h).
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl._monitor import broadcast, put, when_it_runs
+from simdist.c10d.backends.nccl._monitor import put, when_it_runs
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._work import NcclWork
 
-__all__ = ["DesyncDebugger", "groups_of", "propagate"]
+__all__ = ["DesyncDebugger"]
 
 _State = dict[
     int, dict[int, tuple[str, bool]]
@@ -93,17 +92,6 @@ class DesyncDebugger:
             self._enabled = False
             report = f" Failed to retrieve TORCH_NCCL_DESYNC_DEBUG report.  Please file an issue. Error: {error}"
         log(group.nccl.process, "E", f"Rank {group.rank()}{report}", 700)
-
-
-def groups_of(group: Any) -> dict[int, Any]:
-    """The same group on each of its ranks that has made it."""
-    found = {}
-    for rank, member in enumerate(group._communicator.members):
-        known = None if member is None else member.process.torch_state.nccl
-        for other in () if known is None else known.groups:
-            if other._communicator is group._communicator:
-                found[rank] = other
-    return found
 
 
 def _report(store: Any, own: int, size: int) -> str:
@@ -182,21 +170,3 @@ def _seen(states: _State) -> str:
 
 def _listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def propagate(group: Any) -> None:
-    """Tell the other ranks of a group that this one has failed: their watchdogs see it when they next look."""
-    failed = group.rank()
-    broadcast(group, group._store, f"remote_error:{group.group_name}", failed)
-    for rank, other in groups_of(group).items():
-        if rank == group.rank() or not other.environment.propagates:
-            continue
-        process = other._member.process
-
-        def look(other: Any = other, process: Any = process) -> None:
-            if other.error_kind() == "SUCCESS" and not other.closed:
-                other.set_error("REMOTE_ERROR")
-                log(process, "E", f"{other._prefix()} remote error detected from rank: {failed}", 2330)
-
-        due_ns = other.watchdog.tick_after(process.simulation.now_ns)
-        process.simulation.call_at(due_ns, lambda process=process, look=look: when_it_runs(process, look))

@@ -20,6 +20,7 @@ from simdist.c10d.backends.nccl._monitor import Monitor
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._preferences import Preferences, preferences
 from simdist.c10d.backends.nccl._rank import nccl_of
+from simdist.c10d.backends.nccl._remote_errors import RemoteErrors
 from simdist.c10d.backends.nccl._timing import Hook
 from simdist.c10d.backends.nccl._transport import problem_of_networks
 from simdist.c10d.backends.nccl._watchdog import Watchdog
@@ -100,8 +101,11 @@ class NcclMember(EndingMember):
         self.dead: dict[Connection, str] = {}  # those that were aborted, and why, if that was said
         self.informer = Informer(self)
         self.informer.made(size)
+        self.remote_errors: RemoteErrors | None = None
         if self.monitor is not None:
             self.monitor.begin(store)
+            if self.environment.propagates:
+                self.remote_errors = RemoteErrors(self, member.process, store)
 
     # -- who it is -----------------------------------------------------------------------------------------------
 
@@ -399,3 +403,5 @@ class NcclMember(EndingMember):
         self.watchdog.stop()
         if self.monitor is not None:
             self.monitor.stop()
+        if self.remote_errors is not None:
+            self.remote_errors.stop()

@@ -25,7 +25,7 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._rank import RankNccl
 
-__all__ = ["Monitor", "ask_for_dumps", "broadcast", "dump", "put", "when_it_runs"]
+__all__ = ["Monitor", "Poller", "ask_for_dumps", "broadcast", "dump", "put", "when_it_runs"]
 
 _KEY = "exception_dump"
 _LIKELY = (
@@ -119,7 +119,20 @@ def _die(process: SimProcess, error: RuntimeError) -> None:
     process.kill(signal.SIGABRT)
 
 
-class Monitor:
+class Poller:
+    """Something that looks again and again, as long as anything else happens."""
+
+    _process: SimProcess
+
+    def go_round(self, next_ns: int) -> None:
+        """Look again then, if anything happens until then."""
+        simulation = self._process.simulation
+        others = (thing for _, thing in simulation.deadlines() if not isinstance(thing, Poller))
+        if any(True for _ in simulation.timers()) or any(True for _ in others):
+            simulation.move_deadline(self, next_ns)  # type: ignore[arg-type]  # those who look expire
+
+
+class Monitor(Poller):
     """The monitor of one group on one rank.
 
     It is an `Expiring` of the simulation while there is a pipe to look into, or a store that does not answer any more.
@@ -198,7 +211,7 @@ class Monitor:
                     "early), with error: "
                 )
                 log(self._process, "W", f"{prefix}{failed}{error}", 1899)
-                self._go_round()
+                self.go_round(self._next_ns())
                 return
             value = store.server.data.get(_KEY)
             if value is None:
@@ -289,11 +302,4 @@ class Monitor:
             self._group.informer.say("Dump signal received through pipe, triggering FR dump.", 1980)
             dump(self._group, frames=True)
         if self._pipe is not None:
-            self._go_round()
-
-    def _go_round(self) -> None:
-        """Look again next time, if anything happens until then."""
-        simulation = self._process.simulation
-        others = (thing for _, thing in simulation.deadlines() if not isinstance(thing, Monitor))
-        if any(True for _ in simulation.timers()) or any(True for _ in others):  # else nobody will write any more
-            simulation.move_deadline(self, self._next_ns())
+            self.go_round(self._next_ns())  # if nothing happens any more, nobody writes into it

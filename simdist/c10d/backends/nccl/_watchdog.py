@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from simdist.c10d.backends.nccl._desync import DesyncDebugger, propagate
+from simdist.c10d.backends.nccl._desync import DesyncDebugger
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._monitor import ask_for_dumps, when_it_runs
 
@@ -179,8 +179,8 @@ class Watchdog:
             2404,
         )
         log(process, "E", _stack_text(self._works[work]), 750)
-        if environment.propagates:
-            propagate(group)
+        if group.remote_errors is not None:
+            group.remote_errors.tell()
         ask_for_dumps(group)
         act_ns = self._acts_ns = process.simulation.now_ns + environment.pause_ns
         group.monitor.watchdog_stands_still(act_ns)
