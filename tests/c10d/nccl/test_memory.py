@@ -46,6 +46,36 @@ OPERATIONS: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_asynchronous_collective_keeps_its_tensors_until_somebody_waits() -> None:
+    def body() -> list[int]:
+        join()
+        dist.all_reduce(made())
+        torch.cuda.synchronize()
+        found = []
+
+        def note() -> None:
+            found.append(torch.cuda.memory_allocated() >> 20)
+
+        given, filled = made(1 << 20), made(1 << 21)
+        work: Any = dist.all_gather_into_tensor(filled, given, async_op=True)
+        del given, filled
+        torch.cuda.synchronize()
+        note()
+        work.wait()
+        note()  # it has its outputs
+        del work
+        note()
+        dist.all_reduce(made(1 << 20), async_op=True)
+        torch.cuda.synchronize()
+        note()  # nobody has waited
+        dist.all_reduce(made(1))
+        note()
+        return found
+
+    assert results(body) == [[12, 8, 0, 4, 0]] * 2
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:barrier:UserWarning")
 @pytest.mark.parametrize("timed", ["0", "1"])
 def test_an_operation_keeps_no_memory_once_it_is_over(timed: str) -> None:

@@ -195,6 +195,25 @@ def test_a_future_is_done_and_its_callbacks_run_on_a_stream_behind_it() -> None:
     assert results(body) == [[True, 1.5, False, True]] * 2
 
 
+def test_a_host_that_has_launched_1024_works_waits_for_the_first() -> None:
+    def body() -> list[float]:
+        rank = begin()
+        tensor = of(1)
+        if rank:
+            time.sleep(1)
+        launched = []
+        for count in range(1100):
+            dist.all_reduce(tensor, async_op=True)
+            if count in (1023, 1024):
+                launched.append(now())
+        return launched
+
+    first, second = results(body)
+
+    assert first == [0, 1.0001]
+    assert second[0] == 1
+
+
 def test_a_barrier_blocks_the_host() -> None:
     def body() -> list[float]:
         rank = begin()

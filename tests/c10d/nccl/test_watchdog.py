@@ -132,6 +132,7 @@ def test_a_rank_that_waits_elsewhere_dumps_as_well_and_is_ended_by_its_monitor(t
     [
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, -6, 1081.0),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, 0, 5000.1),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}, 0, 5000.1),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, -6, 660.1),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, -6, 1081.0),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, -6, 660.1),
@@ -154,6 +155,11 @@ def test_error_handling(env: dict[str, str], code: int, ended_s: float) -> None:
     assert round(result.ranks[0].ended_ns / 1e9, 1) == ended_s
     assert CORRUPTED in result.ranks[0].stderr
     assert (DOWN in result.ranks[0].stderr) is (env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") in "13")
+    would = (
+        "ProcessGroupNCCL monitor thread is disabled, but would have terminated the processafter attempting to dump "
+        "debug info, due to collective timeout or exception.\n"
+    )
+    assert (would in result.ranks[0].stderr) is ("TORCH_NCCL_ENABLE_MONITORING" in env)
 
 
 def test_after_a_clean_up_calls_are_refused() -> None:
@@ -349,14 +355,17 @@ def test_timeouts_of_works() -> None:
         third = dist.all_reduce(of(1), async_op=True)
         torch.cuda.synchronize()
         fourth = dist.all_reduce(of(1), async_op=True)
-        seconds = (9, 4, 6, 4)
-        works = (first, second, third, fourth)
+        options = _nccl.AllreduceOptions()
+        options.timeout = timedelta(seconds=1)
+        fifth = backend.allreduce([of(1)], options)  # which has no effect
+        seconds = (9, 4, 6, 4, 4)
+        works = (first, second, third, fourth, fifth)
         return [
             backend._verify_work_timeout(each, timedelta(seconds=limit))
             for each, limit in zip(works, seconds, strict=True)
         ]
 
-    assert results(body) == [[True] * 4] * 2
+    assert results(body) == [[True] * 5] * 2
 
 
 def test_the_recorder_tells_what_was_called() -> None:

@@ -22,7 +22,6 @@ from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._compat import timeout_ns
 from simdist.c10d.surface._events import WorkIssued
 from simdist.c10d.surface._operation import Operation
 from simdist.device import current_stream, latest, memory_of
@@ -35,6 +34,7 @@ __all__ = ["Call", "NcclGroup", "flat"]
 
 Tensor = torch.Tensor
 _errors: Any = _c  # has what the stubs leave out
+_MOST_LAUNCHED = 1024  # that have not ended: a device takes no more, and the host waits
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -83,6 +83,7 @@ class NcclGroup(NcclMember):
         super().__init__(member, store, size, options)
         self._block: _Block | None = None
         self._nan_check = self.environment.nan_check
+        self.shelf: list[list[Tensor]] = []  # of works that are over: the next call lets their tensors go
         self._estimated: list[Operation] | None = None  # calls that do nothing, between two ends of an estimate
 
     def announce(self, name: str) -> None:
@@ -105,9 +106,6 @@ class NcclGroup(NcclMember):
         if not communicator.simulation.bus.active:
             return None
         return communicator.announce(self._member, name, self._member.sequence)
-
-    def _limit(self, opts: Any) -> int:
-        return timeout_ns(opts, self._timeout_ns) if hasattr(opts, "timeout") else self._timeout_ns
 
     def _collective(
         self,
@@ -134,7 +132,7 @@ class NcclGroup(NcclMember):
         strike = self._announced(name)
         connection = self._connection(index)
         asynchronous = getattr(opts, "asyncOp", True)
-        limit_ns = self._limit(opts)
+        limit_ns = self._timeout_ns  # torch takes no other
         member, communicator = self._member, self._communicator
         block = self._block
         if block is None or not block.has_collectives:  # those of a block share one number
@@ -267,6 +265,12 @@ class NcclGroup(NcclMember):
         communicator, member = self._communicator, self._member
         simulation, rank = communicator.simulation, self.rank()
         index, own, streams, _ = connection.ends[rank]
+        if len(member.pending) >= _MOST_LAUNCHED:
+            streams.wait_for(next(iter(member.pending)).end)
+        if self.shelf:
+            for stash in self.shelf:
+                stash.clear()
+            self.shelf.clear()
         current = current_stream(index)
         begin = streams.mark(index, current)
         number = current
@@ -302,6 +306,8 @@ class NcclGroup(NcclMember):
             shapes = [list(each.shape) for each in outputs]
             simulation.bus.tell(WorkIssued(work, name, shapes, asynchronous))
         member.pending[work] = None
+        if asynchronous:
+            work.stash = [tensor for call in calls for tensor in (*(read for read, _ in call.reads), *call.writes)]
         work.waited = not asynchronous
         streams.end_with(index, number, end)
         for part in parts:

@@ -34,6 +34,7 @@ class NcclWork(StreamWork):
     numel_in: int
     numel_out: int
     connection: Connection
+    stash: list[torch.Tensor] | None = None  # what it holds until somebody waits for it
     entry: Entry | None = None
     timed = False  # it knows what it took
     begun_ns: int | None = None  # when its kernel has begun, once it is done
@@ -58,6 +59,12 @@ class NcclWork(StreamWork):
     def _prefix(self) -> str:
         prefix: str = self.group.nccl.work_prefix(self.group)
         return prefix
+
+    def synchronize(self) -> None:
+        """Let the current stream wait for it, which lets its tensors go."""
+        super().synchronize()
+        if self.stash:
+            self.stash.clear()
 
     def check(self) -> None:
         """Look whether NCCL has told of an error in its communicator."""
@@ -96,6 +103,8 @@ class NcclWork(StreamWork):
         """It is over. What goes on of it keeps no tensors, but for its outputs while the program has the work."""
         self.begun_ns = self.begin_ns()
         self.group.on_done(self)
+        if self.stash and not self.group.environment.blocking_wait:
+            self.group.shelf.append(self.stash)
         super().finish()
         if self.entry is not None:
             self.entry.close(self)
