@@ -192,8 +192,8 @@ class StreamFailure(Failure, Protocol):
         """Why a connection that all of its ranks have joined can't be made: an error for each of them; None: it can."""
         ...
 
-    def first_is_missing(self, connection: Connection, rank: int, limit_ns: int) -> BaseException:
-        """The rank that all others need for a connection has not come; the error of one of these."""
+    def first_is_missing(self, connection: Connection, rank: int, why: int | str) -> BaseException:
+        """The rank that all others need for a connection has not come in `why` ns, or why nobody can know; an error."""
         ...
 
     def others_are_missing(self, connection: Connection) -> BaseException:

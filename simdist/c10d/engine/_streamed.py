@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import torch.distributed as dist
+
 from simdist.c10d.engine._communicator import Communicator, Member
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._strategies import StreamAlgorithm
@@ -333,11 +335,12 @@ class StreamCommunicator(Communicator):
         limit_ns: int,
         rest_ns: int = 0,
         makers: Mapping[int, str],
+        ask: Callable[[], None],
     ) -> Connection:
         """Join a connection with a device of this rank; park until all of its ranks have.
 
         Its `makers` tell the others how, each under a name; they wait for that no longer than `limit_ns`, and for the
-        rest no longer than `rest_ns`, or for ever.
+        rest no longer than `rest_ns`, or for ever. They `ask` a store, which fails if that is gone.
 
         Raises:
             DistBackendError: it can't be made, in the backend's words.
@@ -362,7 +365,13 @@ class StreamCommunicator(Communicator):
         wait = _Joining(connection)
         deadline_ns = simulation.now_ns + limit_ns
         rest_limit_ns: int | None = None
+        unknown = any(maker != member.rank for maker in makers)  # at first it does not even know that they have come
         while not connection.made:
+            if unknown:
+                try:
+                    ask()
+                except dist.DistNetworkError as error:
+                    raise self.failure.first_is_missing(connection, member.rank, str(error)) from error
             unknown = any(maker not in connection.ends for maker in makers)
             if not unknown and rest_ns and rest_limit_ns is None:
                 rest_limit_ns = simulation.now_ns + rest_ns

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from tests.c10d.nccl.worlds import join, of, run
+from tests.c10d.nccl.worlds import join, of, run, said
 
 INFO = {"TORCH_CPP_LOG_LEVEL": "INFO"}
 _LINE = re.compile(r"(?:\[rank(\d)\]:)?\[([IWEF])\d+ [\d:.]+ (\w+)\.\w+:\d+\] (?:\[PG (.*?)\] )?(.*)")
@@ -188,6 +188,37 @@ def test_a_watchdog_can_not_ask_for_dumps_without_a_store() -> None:
 
     assert "Failed to broadcast signal exception_dump through TCPStore. Error: Broken pipe" in lines(result, 1, "E")
     assert result.ranks[1].exit_code == -6
+
+
+def test_without_a_store_communicators_that_are_there_go_on_and_no_new_one_is_made() -> None:
+    def body() -> list[Any]:
+        rank = join()
+        group, new = dist.new_group([1, 2]), dist.new_group([1, 2])
+        tensor = of(1)
+        if rank == 0:
+            time.sleep(1)
+            os._exit(0)
+        dist.all_reduce(tensor, group=group)
+        found = []
+        if rank == 2:
+            found = [said(lambda: dist.all_reduce(tensor, group=new)) for _ in range(2)]
+        dist.all_reduce(tensor, group=group)
+        return [*found, tensor.item()]
+
+    result = run(body, 3, env={"TORCHELASTIC_USE_AGENT_STORE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
+
+    assert result.values[1:] == [
+        [4.0],
+        [
+            *(
+                "DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+                f"key-value store by key '{key}', but store->get('{key}') got error: {text}. This may indicate a "
+                "possible application crash on rank 0 or a network set up issue."
+                for key, text in enumerate((CLOSED, "Broken pipe"))
+            ),
+            4.0,
+        ],
+    ]
 
 
 def test_a_monitor_of_a_store_that_is_gone_does_not_go_on_for_ever() -> None:

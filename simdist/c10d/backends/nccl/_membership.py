@@ -89,6 +89,7 @@ class NcclMember(EndingMember):
         self._error = "SUCCESS"
         self._extra_ns = self._extra_taken_ns = 0  # of every work's timeout; and the part that a work will give back
         self._splits = 0
+        self._ids = 0  # how often it has asked for the id of a communicator of all ranks, whether one came of it or not
         self.is_split = options.split_from is not None  # its communicator comes of another's, and not of an id
         if options.split_from is not None:
             options.split_from.count_split(options.split_from.bound_device_id.index)
@@ -177,7 +178,7 @@ class NcclMember(EndingMember):
         known = self._connections.get(str(index))
         if known is not None:
             return self._living(known)
-        number = sum(":" not in key for key in self._connections)
+        number, self._ids = self._ids, self._ids + 1
         return self._connect(str(index), f"{number}", range(self._size), index)
 
     def _pair(self, peer: int, index: int) -> Connection:
@@ -252,12 +253,18 @@ class NcclMember(EndingMember):
         if problem:
             raise nccl_error("ncclInvalidUsage", problem, "plugin/net.cc:326")
         begin_ns = self._communicator.simulation.now_ns
-        made = self._communicator.connection(
-            *(key, ranks, self._member, index, device, streams),
-            limit_ns=self._timeout_ns,  # the store's is that of the group
-            rest_ns=joining.limit_ns,
-            makers=makers,
-        )
+        server, task = self._store.server, self._communicator.simulation.check()
+        server.connected[task] = None
+        try:
+            made = self._communicator.connection(
+                *(key, ranks, self._member, index, device, streams),
+                limit_ns=self._timeout_ns,  # the store's is that of the group
+                rest_ns=joining.limit_ns,
+                makers=makers,
+                ask=lambda: self._store.require_server(self._member.process, "get"),
+            )
+        finally:
+            server.connected.pop(task, None)
         if makers:
             took_ms = (self._communicator.simulation.now_ns - begin_ns) / 1e6
             how = "all-gather unique IDs" if joining.roots else "broadcast unique ID"

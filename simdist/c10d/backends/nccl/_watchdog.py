@@ -154,6 +154,8 @@ class Watchdog:
     def notice_device_error(self, error: BaseException) -> None:
         """A kernel has failed on the device: the watchdog meets that when it next asks the device."""
         process = self._process
+        if self._group.environment.blocking_wait:
+            return
 
         def look() -> None:
             self._terminate(f"{self._group._prefix()}Process group watchdog thread terminated with exception: {error}")

@@ -87,11 +87,11 @@ class NcclFailure:
 
         return error
 
-    def first_is_missing(self, connection: Any, rank: int, limit_ns: int) -> BaseException:
-        """The rank that makes the ncclUniqueId has not put it into the store."""
+    def first_is_missing(self, connection: Any, rank: int, why: int | str) -> BaseException:
+        """The rank that makes the ncclUniqueId has not put it into the store in time, or the store has failed."""
         names = list(connection.makers.values())
         asked = ", ".join(f"/default_pg/{connection.communicator.name}//cuda//{name}" for name in names)
-        error = f"wait timeout after {limit_ns // 1_000_000}ms, keys: {asked}"
+        error = why if isinstance(why, str) else f"wait timeout after {why // 1_000_000}ms, keys: {asked}"
         likely = ". This may indicate a possible application crash on rank 0 or a network set up issue."
         if names != [connection.key]:
             listed = json.dumps(names, separators=(",", ":"))
