@@ -208,6 +208,10 @@ class StreamFailure(Failure, Protocol):
         """A rank has left a connection on which `parts` of others have not ended."""
         ...
 
+    def cut_off(self, connection: Connection, parts: Sequence[Part]) -> None:
+        """All of these parts are there, and the network does not let them begin."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:

@@ -181,6 +181,8 @@ class StreamCollective:
             return
         simulation = self.connection.communicator.simulation
         start_ns = self.connection.open_from_ns(max(ready_ns, simulation.now_ns))
+        if start_ns is None or start_ns > max(ready_ns, simulation.now_ns):
+            self.connection.communicator.failure.cut_off(self.connection, list(self.parts.values()))
         if start_ns is None:
             self.connection.shut_out.append(lambda: self._plan(ready_ns))
         elif start_ns > simulation.now_ns:

@@ -123,6 +123,8 @@ class Connection:
         moment: int | None = max(ready_ns, simulation.now_ns)
         if self.communicator.disturbed:
             moment = self.communicator.open_from_ns(send.rank, receive.rank, moment or 0)
+            if moment is None or moment > max(ready_ns, simulation.now_ns):
+                self.communicator.failure.cut_off(self, [send, receive])
         if moment is None:
             self.shut_out.append(lambda: self._plan(send, receive, ready_ns))
             return

@@ -14,7 +14,7 @@ from torch._C import _distributed_c10d as _c
 
 import simdist
 from simdist.cluster import build
-from simdist.faults import Crash, HostCrash
+from simdist.faults import Crash, HostCrash, Partition
 from tests.c10d.nccl.worlds import join, of, run, said
 
 _nccl: Any = _c
@@ -236,6 +236,20 @@ def test_infiniband_gives_up_after_its_retries_with_power_and_without() -> None:
         assert f" transport/net_ib/p2p.cc:651 NCCL WARN {text}" in result.ranks[1].stdout
     quick = run(*(dies, 4), args=["all_reduce"], faults=[fault], cluster=cluster, env={**env, "NCCL_IB_TIMEOUT": "14"})
     assert round(quick.ranks[1].ended_ns / 1e9, 1) == 61.6
+
+
+@pytest.mark.parametrize(
+    ("until_s", "net", "ended_s"), [(60, "IB", 95.4), (20, "IB", 20.0), (60, "Socket", 60.0), (None, "Socket", 161.1)]
+)
+@pytest.mark.parametrize("op", ["all_reduce", "batch"])
+def test_a_cut_cable_is_an_error_for_infiniband_only(until_s: int | None, net: str, ended_s: float, op: str) -> None:
+    until_ns = None if until_s is None else until_s * 1_000_000_000
+    cut = Partition(groups=((0, 1, 3), (2,)), start_ns=500_000_000, until_ns=until_ns)
+    result = run(dies, 4, args=[op], faults=[cut], cluster=build(4, hosts=4), env={"NCCL_NET": net})
+
+    rank = 2
+    assert round(result.ranks[rank].ended_ns / 1e9, 1) == ended_s
+    assert ("NET/IB: Got completion from peer host" in result.ranks[rank].stderr) is (ended_s == 95.4)
 
 
 def test_a_network_that_is_not_there() -> None:

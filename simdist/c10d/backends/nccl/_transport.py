@@ -2,7 +2,7 @@
 
 Ranks of a host share memory, or talk from device to device: nobody looks whether the other still lives. Over sockets
 the kernel closes the connection, and who waits for something from there is told at once; without power nobody does.
-InfiniBand's cards send again and again what is not acknowledged, and give up after a while.
+InfiniBand's cards send again and again what is not acknowledged, and give up after a while, over a cut link as well.
 
 A cluster does not say which cards its hosts have: they talk over sockets, unless NCCL_NET says IB.
 """
@@ -19,9 +19,9 @@ from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._stream_parts import Part
-    from simdist.c10d.engine._streamed import Connection
+    from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
-__all__ = ["peer_left", "problem_of_networks"]
+__all__ = ["cut_off", "peer_left", "problem_of_networks"]
 
 _ACKNOWLEDGED_NS = 4096  # InfiniBand's unit: that times two to the power of a timeout
 _RETRY_EXCEEDED = "status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129    hca mlx5_0"
@@ -62,23 +62,55 @@ def peer_left(connection: Connection, rank: int, parts: Sequence[Part], error: C
     `error` makes torch's words of a warning of NCCL.
     """
     process = _process(connection, rank)
-    simulation = connection.communicator.simulation
     for part in parts:
         other = part.process
         near = other.host is process.host and not (_shares_nothing(process) and _shares_nothing(other))
         if near or part.work is None or not other.running or not _is_linked(connection, part, rank):
             continue
-        peer = f"{process.host.name}<{40000 + process.rank}>"
         if _network(other, part.work.group.options.config) != "IB":
             if process.host.up:
-                text = f"socketProgress: Connection closed by remote peer {peer}"
+                text = f"socketProgress: Connection closed by remote peer {_address(process)}"
                 _tell(part, part.work, text, "misc/socket.cc:35", error)
+        else:
+            _give_up_later(part, process, error, lambda: True)
+
+
+def cut_off(connection: Connection, parts: Sequence[Part], error: Callable[[str], str]) -> None:
+    """The network does not let parts begin: cards of InfiniBand give up, if that lasts."""
+    communicator = connection.communicator
+    for part in parts:
+        if part.work is None or _network(part.process, part.work.group.options.config) != "IB":
             continue
-        text = f"NET/IB: Got completion from peer {peer} with {_RETRY_EXCEEDED}"
-        retries_ns = (_number(other, "NCCL_IB_RETRY_CNT", 7) + 1) * _ACKNOWLEDGED_NS
-        retries_ns <<= max(0, min(_number(other, "NCCL_IB_TIMEOUT", 20), 31))
-        tell = functools.partial(_tell, part, part.work, text, "transport/net_ib/p2p.cc:651", error)
-        simulation.call_at(simulation.now_ns + retries_ns, tell)
+        for rank in connection.ranks:
+            other = _process(connection, rank)
+            if other.host is part.process.host or not _is_linked(connection, part, rank):
+                continue
+            is_cut = functools.partial(_is_cut, communicator, part, rank)
+            if is_cut():
+                _give_up_later(part, other, error, is_cut)
+                break
+
+
+def _is_cut(communicator: StreamCommunicator, part: Part, rank: int) -> bool:
+    now_ns = communicator.simulation.now_ns
+    return not part.begun and communicator.open_from_ns(part.rank, rank, now_ns) != now_ns
+
+
+def _give_up_later(part: Part, peer: SimProcess, error: Callable[[str], str], still: Callable[[], bool]) -> None:
+    process, work = part.process, part.work
+    text = f"NET/IB: Got completion from peer {_address(peer)} with {_RETRY_EXCEEDED}"
+    retries_ns = (_number(process, "NCCL_IB_RETRY_CNT", 7) + 1) * _ACKNOWLEDGED_NS
+    retries_ns <<= max(0, min(_number(process, "NCCL_IB_TIMEOUT", 20), 31))
+
+    def give_up() -> None:
+        if still():
+            _tell(part, work, text, "transport/net_ib/p2p.cc:651", error)
+
+    process.simulation.call_at(process.simulation.now_ns + retries_ns, give_up)
+
+
+def _address(process: SimProcess) -> str:
+    return f"{process.host.name}<{40000 + process.rank}>"
 
 
 def _process(connection: Connection, rank: int) -> SimProcess:

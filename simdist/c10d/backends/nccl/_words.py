@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._debug_lines import NCCL_VERSION, show_warning
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl._transport import peer_left
+from simdist.c10d.backends.nccl._transport import cut_off, peer_left
 
 __all__ = ["NCCL_VERSION", "NcclFailure", "async_error", "nccl_error"]
 
@@ -123,6 +123,10 @@ class NcclFailure:
     def peer_left(self, connection: Any, rank: int, parts: Sequence[Any]) -> None:
         """Those who wait for something from it may be told by the network."""
         peer_left(connection, rank, parts, functools.partial(async_error, "ncclRemoteError"))
+
+    def cut_off(self, connection: Any, parts: Sequence[Any]) -> None:
+        """Who is connected by InfiniBand is told when its card has given up."""
+        cut_off(connection, parts, functools.partial(async_error, "ncclRemoteError"))
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
         """Not asked of operations on streams."""
