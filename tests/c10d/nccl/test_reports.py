@@ -271,7 +271,7 @@ def test_a_hook_wants_timing_and_its_error_aborts_the_communicators() -> None:
         "Aborting all communicators."
     )
     assert text in logged(result)
-    assert f"Original reason for failure was: {text}" in str(result.ranks[0].value)
+    assert f"aborted on rank 0.  Original reason for failure was: {text}" in str(result.ranks[0].value)
 
 
 def test_an_estimate_is_that_of_the_tuning_model_and_moves_nothing() -> None:
