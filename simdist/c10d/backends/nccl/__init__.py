@@ -5,8 +5,9 @@
 `_arguments.py` refuses calls, `_folds.py` adds up as one ring over all ranks, `_algorithm.py` says who gets what and
 what it costs, `_preferences.py` what NCCL's own variables leave of that, `_words.py` has the texts of NCCL's errors,
 `_debug_lines.py` what NCCL_DEBUG shows.
-`_ending.py` is the group's end. `_watchdog.py` ends what hangs, `_monitor.py`, `_desync.py` and `_recorder.py` tell
-of it, `_information.py` tells of the rest, `_rank.py` is what NCCL keeps per process,
+`_ending.py` is the group's end, `_transport.py` what ranks see of a peer that is gone. `_watchdog.py` ends what hangs,
+`_monitor.py`, `_desync.py`, `_remote_errors.py` and `_recorder.py` tell of it, `_information.py` tells of the rest,
+`_rank.py` is what NCCL keeps per process,
 `_environment.py` what it reads there. How parts of a collective meet on streams is the engine's
 (`c10d/engine/_streamed.py`).
 """

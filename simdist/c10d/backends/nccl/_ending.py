@@ -1,9 +1,12 @@
-"""How one rank's ProcessGroupNCCL ends: destroyed, aborted, or left to the end of the program."""
+"""How one rank's ProcessGroupNCCL ends: by an error, destroyed, aborted, or left to the end of the program."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl._monitor import ask_for_dumps, dump
 from simdist.c10d.backends.nccl._words import async_error
@@ -11,6 +14,7 @@ from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.surface._identity import GroupBackend
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._environment import Environment
     from simdist.c10d.backends.nccl._information import Informer
     from simdist.c10d.backends.nccl._monitor import Monitor
     from simdist.c10d.backends.nccl._rank import RankNccl
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
 __all__ = ["EndingMember"]
+
+_errors: Any = _c  # has what the stubs leave out
 
 
 class EndingMember(GroupBackend):
@@ -35,6 +41,9 @@ class EndingMember(GroupBackend):
     errors: dict[Connection, str]  # what NCCL has told of communicators, in torch's words
     dead: dict[Connection, str]  # those that were aborted, and why, if that was said
     _is_joined: bool  # somebody has waited for the end of its watchdog
+    _error: str  # what has happened to the group first
+    environment: Environment
+    results: dict[NcclWork, list[Any]]  # futures of how works end
 
     def shutdown(self) -> None:
         """Wait until what is queued is over, and end the communicators."""
@@ -99,6 +108,36 @@ class EndingMember(GroupBackend):
         self.watchdog.stop()
         if self.monitor is not None:
             self.monitor.retire()
+
+    # -- what goes wrong -----------------------------------------------------------------------------------------
+
+    def get_error(self) -> Any:
+        """What has happened to the group; the first stays."""
+        return _errors.ErrorType.__members__[self._error]
+
+    def error_kind(self) -> str:
+        """The name of what has happened to the group."""
+        return self._error
+
+    def set_error(self, kind: str, work: NcclWork | None = None) -> None:
+        """Something has happened, maybe to a work."""
+        if self._error == "SUCCESS":
+            self._error = kind
+        if work is not None:
+            self.settle_results(work, kind)
+
+    def settle_results(self, work: NcclWork, kind: str) -> None:
+        """The futures of how a work ends are done."""
+        result = int(_errors.WorkResult.__members__[kind])
+        for future in self.results.pop(work, ()):
+            work.process.deliver(functools.partial(future.set_result, result))
+
+    def settle_results_later(self, work: NcclWork) -> None:
+        """A work is over: the futures of how it ends are done when its watchdog sees that, if there is one."""
+        if self.environment.blocking_wait:
+            return
+        seen_ns = max(self.watchdog.tick_after(work.ended_ns), self._communicator.simulation.now_ns)
+        self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
 
     def tell_error(self, connection: Connection, text: str) -> None:
         """NCCL tells of an error in a communicator: whoever asks for it learns of it, its watchdog when it looks."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl._debug_lines import show_version
 from simdist.c10d.backends.nccl._ending import EndingMember
@@ -46,7 +44,6 @@ _SERIALIZED = (
     "additional independent ProcessGroups for the P2P ops or use batched P2P ops. You can squash this warning by "
     "setting the environment variable TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING to false."
 )
-_errors: Any = _c  # has what the stubs leave out
 
 
 class NcclMember(EndingMember):
@@ -353,34 +350,6 @@ class NcclMember(EndingMember):
         """The same as the recorder has it."""
         begun = self.last_begun()
         return flight_status(*self.progress(), -1 if begun is None else begun[0])
-
-    def get_error(self) -> Any:
-        """What has happened to the group; the first stays."""
-        return _errors.ErrorType.__members__[self._error]
-
-    def error_kind(self) -> str:
-        """The name of what has happened to the group."""
-        return self._error
-
-    def set_error(self, kind: str, work: NcclWork | None = None) -> None:
-        """Something has happened, maybe to a work."""
-        if self._error == "SUCCESS":
-            self._error = kind
-        if work is not None:
-            self.settle_results(work, kind)
-
-    def settle_results(self, work: NcclWork, kind: str) -> None:
-        """The futures of how a work ends are done."""
-        result = int(_errors.WorkResult.__members__[kind])
-        for future in self.results.pop(work, ()):
-            work.process.deliver(functools.partial(future.set_result, result))
-
-    def settle_results_later(self, work: NcclWork) -> None:
-        """A work is over: the futures of how it ends are done when its watchdog sees that, if there is one."""
-        if self.environment.blocking_wait:
-            return
-        seen_ns = max(self.watchdog.tick_after(work.ended_ns), self._communicator.simulation.now_ns)
-        self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
 
     def count_done(self, work: NcclWork) -> None:
         """The watchdog takes a work for done."""
