@@ -25,7 +25,7 @@ import simdist
 from simdist.faults import Crash, Hang, LinkDelay, Signal
 from tests.host_state import host_state
 
-WORLDS = 255  # each case fifteen times
+WORLDS = 136  # each case eight times
 ROOM_MIB = 26
 
 
@@ -164,7 +164,7 @@ def run_world(index: int) -> set[str]:
     return {rank.status for rank in result.ranks}
 
 
-def test_hundreds_of_worlds_leave_no_trace() -> None:
+def test_many_worlds_leave_no_trace() -> None:
     wrong: Counter[tuple[str, ...]] = Counter()
     for index in range(2 * len(CASES)):  # what is made once and kept, is made here
         run_world(index)

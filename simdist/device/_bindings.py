@@ -6,6 +6,9 @@ arguments and their words are torch's. A thread that is no rank finds no device.
 
 from __future__ import annotations
 
+import functools
+import os
+import re
 import threading
 import types
 from typing import Any
@@ -25,6 +28,7 @@ __all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "r
 
 NAME = "simdist virtual GPU"
 CUDA_VERSION = "13.0"
+_BLAS_WORKSPACE = 4096 * 8 * 1024  # bytes, on devices of compute capability 9.0 (torch: CublasHandlePool.cpp)
 _CAPABILITY = (9, 0)
 _PROCESSORS = 132
 _CUDA = 1
@@ -241,6 +245,18 @@ def runtime_library() -> Any:
     )
 
 
+def _blas_workspace() -> int:
+    said = present().workspaces.get("blas")
+    if said is not None:
+        return said
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return sum(int(kib) * int(count) for kib, count in pairs) * 1024 or _BLAS_WORKSPACE
+
+
+def _set_workspace(kind: str, size: int) -> None:
+    present().workspaces[kind] = size
+
+
 def _attach_observer(observer: Any) -> None:
     """Call it when an allocation fails, with the device, the bytes asked for, what there is and what is free."""
     for account in present().accounts:
@@ -272,6 +288,12 @@ def bindings() -> dict[str, Any]:
         "_cuda_sleep": _sleep,
         "_cuda_synchronize": _synchronize,
         "_cuda_getCurrentBlasHandle": lambda: 0,
+        "_cuda_getCublasWorkspaceSize": _blas_workspace,
+        "_cuda_setCublasWorkspaceSize": functools.partial(_set_workspace, "blas"),
+        "_cuda_getCublasLtWorkspaceSize": lambda: min(
+            present().workspaces.get("blaslt", _BLAS_WORKSPACE), _blas_workspace()
+        ),
+        "_cuda_setCublasLtWorkspaceSize": functools.partial(_set_workspace, "blaslt"),
         "_cuda_getCurrentSolverHandle": lambda: 0,
         "_cuda_clearCublasWorkspaces": _nothing,
         "_cuda_ipc_collect": _nothing,

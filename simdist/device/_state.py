@@ -42,6 +42,7 @@ class ProcessDevices:
         self.raw: dict[int, Any] = {}  # memory taken by address, without a tensor
         self.made_ids = 0  # for communicators of `torch.cuda.nccl`
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
+        self.workspaces: dict[str, int] = {}  # bytes that the program has set for cuBLAS
         self.history: Any = None  # of the memory, while it is recorded
         self.generators: tuple[DeviceGenerator, ...] = ()
 

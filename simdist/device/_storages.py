@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import block_of, block_of_storage
-from simdist.device._state import account_of
+from simdist.device._state import account_of, present_or_none
 
 __all__ = ["METHODS"]
 
@@ -70,6 +70,19 @@ def _size(original: Callable[[Any], int]) -> Callable[[Any], int]:
     return size
 
 
+def _making(original: Callable[..., Any]) -> Any:
+    """Make `__new__`, whose C++ knows devices by what is compiled in."""
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != "cuda" or present_or_none() is None:
+            return original(cls, *args, **kwargs)
+        on_cpu = original(cls, *args, **{**kwargs, "device": None})
+        return on_cpu.cuda(torch.device(device).index)
+
+    return staticmethod(new)
+
+
 def _new(size: int, index: int) -> Any:
     tensor = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
     assert block_of(tensor) is not None
@@ -78,6 +91,7 @@ def _new(size: int, index: int) -> Any:
 
 # What each method is replaced by, made from the original.
 METHODS: dict[str, Callable[[Any], Any]] = {
+    "__new__": _making,
     "to": _to,
     "cuda": _cuda,
     "clone": _clone,

@@ -254,6 +254,50 @@ def test_a_storage_moves_and_is_copied() -> None:
     assert len(storage) == 4
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@on_devices
+def test_a_storage_is_made_on_a_device() -> None:
+    with torch.cuda.device(2):
+        storages: list[Any] = [
+            torch.UntypedStorage(4, device="cuda"),
+            torch.UntypedStorage(4, device=cuda(1)),
+            torch.UntypedStorage([1, 2], device="cuda"),
+            torch.TypedStorage(3, dtype=torch.float64, device="cuda"),
+            torch.cuda.FloatStorage(5),
+            torch.cuda.IntStorage(),
+        ]
+        allocated = torch.cuda.memory_allocated()
+
+    assert [(each.device, each.nbytes()) for each in storages] == [
+        (cuda(2), 4),
+        (cuda(1), 4),
+        (cuda(2), 2),
+        (cuda(2), 24),
+        (cuda(2), 20),
+        (cuda(2), 0),
+    ]
+    assert storages[2].tolist() == [1, 2]
+    assert allocated == 4 * 512
+    assert torch.UntypedStorage(4).device.type == torch.UntypedStorage(4, device="cpu").device.type == "cpu"
+
+
+def test_a_storage_is_made_in_c_again_after_a_world() -> None:
+    values(lambda: torch.UntypedStorage(4, device="cuda").device)
+
+    assert "__new__" not in vars(torch.UntypedStorage)
+    assert torch.UntypedStorage([1, 2]).tolist() == [1, 2]
+
+
+@on_devices
+def test_workspaces_of_cublas_have_a_size() -> None:
+    blas: Any = torch.backends.cuda
+    if not hasattr(blas, "cublas_workspace_size"):
+        return  # torch before 2.13
+    assert (blas.cublas_workspace_size(), blas.cublaslt_workspace_size()) == (32 << 20, 32 << 20)
+    assert (blas.cublas_workspace_size(1 << 20), blas.cublas_workspace_size()) == (1 << 20, 1 << 20)
+    assert blas.blas_workspace_size() == blas.cublaslt_workspace_size() == 1 << 20
+
+
 def test_a_tensor_that_outlives_its_world_can_be_read() -> None:
     (tensor,) = values(lambda: torch.arange(4.0, device=cuda(1)).view(2, 2))
 
