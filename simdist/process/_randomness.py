@@ -30,6 +30,9 @@ from simdist._chance import WORDS, generator_words
 __all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators", "words_at"]
 
 
+_ALL = slice(None)
+
+
 class GlobalGenerator(Protocol):
     """A global generator.
 
@@ -192,8 +195,8 @@ class RandomStates:
         memory = [each.memory for each in self._generators]
         self._memory = [each for each in memory if each is not None]
         self._quick = len(self._memory) == 3  # all three can be looked at, and set, in memory
-        self._words = [each.cast("I") for each in self._memory]
-        self._at_third = self._generators[2].at
+        words = [each.cast("I") for each in self._memory]
+        self._watched: Any = (*words, *self._generators[2].at)
         self.loaded: States  # what the generators hold, unless the running process has drawn since
         if self._quick and _left is not None and _left.seen == self._stands():
             self.loaded = _left
@@ -210,8 +213,7 @@ class RandomStates:
         loaded = self.loaded
         if loaded.raw is not None:
             # Hot, at every switch, hence not `_stands`.
-            python, numpy, third = self._words
-            a, b = self._at_third
+            python, numpy, third, a, b = self._watched
             if (python[0], python[2], numpy[WORDS], numpy[1], third[a], third[b]) == loaded.seen:
                 return loaded
         self.loaded = self._read()
@@ -225,13 +227,15 @@ class RandomStates:
         was, raw = loaded.raw, states.raw
         if raw is not None and was is not None:
             # Hot, at every switch between processes that have not the same states.
-            python, numpy, third = self._memory
-            if raw[0] is not was[0]:
-                python[:] = raw[0]
-            if raw[1] is not was[1]:
-                numpy[:] = raw[1]
-            if raw[2] is not was[2]:
-                third[:] = raw[2]
+            memory_a, memory_b, memory_c = self._memory
+            a, b, c = raw
+            was_a, was_b, was_c = was
+            if a is not was_a:
+                memory_a[_ALL] = a
+            if b is not was_b:
+                memory_b[_ALL] = b
+            if c is not was_c:
+                memory_c[_ALL] = c
         else:
             for generator, state in zip(self._generators, states.saved, strict=True):
                 generator.load(state)
@@ -264,8 +268,7 @@ class RandomStates:
 
     def _stands(self) -> tuple[int, ...]:
         """The words that change with every draw."""
-        python, numpy, third = self._words
-        a, b = self._at_third
+        python, numpy, third, a, b = self._watched
         return python[0], python[2], numpy[WORDS], numpy[1], third[a], third[b]
 
 
