@@ -22,6 +22,7 @@ from simdist.c10d.engine._ring import Phase, Ring, RingFlow
 from simdist.c10d.engine._strategies import (
     Algorithm,
     Backend,
+    Collision,
     Completion,
     Failure,
     MonitoredBarrier,
@@ -33,6 +34,7 @@ __all__ = [
     "Algorithm",
     "Backend",
     "Blocked",
+    "Collision",
     "Communicator",
     "Completion",
     "Done",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm",
     "Backend",
+    "Collision",
     "Completion",
     "Failure",
     "MonitoredBarrier",
@@ -134,6 +135,18 @@ class Algorithm(ABC):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Collision:
+    """How calls end that do not fit: those of `done` ranks do, with what has come to them.
+
+    `cut` are messages that a network's card has no room for: from whom, to whom, their bytes, the room that there is.
+    """
+
+    done: frozenset[int]
+    checksum: int
+    cut: tuple[tuple[int, int, int, int], ...] = ()
+
+
 class StreamAlgorithm(Algorithm):
     """That of a backend whose operations end on streams: nothing is followed message by message."""
 
@@ -150,12 +163,25 @@ class StreamAlgorithm(Algorithm):
         return self
 
     @abstractmethod
-    def meets(self, operations: Sequence[Operation]) -> bool:
-        """True if calls of all ranks, by rank, have an end; else their kernels wait for bytes that never come."""
+    def meets(self, calls: Sequence[tuple[Operation, Any, Any]]) -> bool:
+        """True if calls of all ranks, by rank, fit as far as bytes go: `execute` has what comes out of them."""
 
     @abstractmethod
     def execute(self, calls: Sequence[tuple[Operation, Any, Any]]) -> int:
         """Do an operation for all ranks, each with its call, its inputs and its factor; the checksum of its result."""
+
+    @abstractmethod
+    def collide(self, calls: Sequence[tuple[Operation, Any, Any]], left: dict[Any, Any]) -> Collision:
+        """Do the same with calls that do not fit; `left` keeps what they leave on the way between ranks.
+
+        With something there all later calls of the same connection collide, too.
+        """
+
+    @abstractmethod
+    def collide_messages(
+        self, pair: tuple[int, int], calls: Sequence[tuple[Operation, Any, Any]], left: dict[Any, Any]
+    ) -> Collision:
+        """The same with a send and a receive of other sizes, between two ranks."""
 
 
 class Failure(Protocol):
@@ -210,6 +236,10 @@ class StreamFailure(Failure, Protocol):
 
     def cut_off(self, connection: Connection, parts: Sequence[Part]) -> None:
         """All of these parts are there, and the network does not let them begin."""
+        ...
+
+    def cut_short(self, connection: Connection, part: Part, source: int, size: int, room: int) -> None:
+        """A message from a rank is larger than what the network has room for at the part's end, in bytes."""
         ...
 
 

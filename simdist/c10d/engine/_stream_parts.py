@@ -157,6 +157,7 @@ class StreamCollective:
         self.parts: dict[int, Part] = {}  # by group rank, in the order of the calls
         self.begin_ns = -1
         self.lost = False
+        self.stuck = False  # calls did not fit, and some of them never end
         self._timer: Timer | None = None  # of its end
         self._wire: WireFlow | None = None
 
@@ -164,6 +165,11 @@ class StreamCollective:
     def missing(self) -> list[int]:
         """Those who have not called it."""
         return [rank for rank in self.connection.ranks if rank not in self.parts]
+
+    @property
+    def is_endless(self) -> bool:
+        """True if some of its calls do not end, as things stand."""
+        return bool(self.missing) or self.lost or self.stuck
 
     def join(self, part: Part) -> None:
         """A rank calls it."""
@@ -198,14 +204,19 @@ class StreamCollective:
         communicator = connection.communicator
         simulation = communicator.simulation
         parts = [self.parts[rank] for rank in connection.ranks]
-        if not communicator.streamed.meets([part.operation for part in parts]):
+        calls = [(part.operation, part.inputs, part.factor) for part in parts]
+        meets = communicator.streamed.meets(calls)
+        operation = parts[0].operation
+        if communicator.strict and not (meets and all(part.operation.fits(operation, strict=True) for part in parts)):
             self._disagree(parts)
             return
         self.begin_ns = simulation.now_ns
-        operation = parts[0].operation
         for part in parts:
             part.change_read()
-        crc = communicator.streamed.execute([(part.operation, part.inputs, part.factor) for part in parts])
+        if connection.left or not meets:
+            self._collide(parts)
+            return
+        crc = communicator.streamed.execute(calls)
         for part in parts:
             part.begun = True
             part.settle_claims()
@@ -216,16 +227,47 @@ class StreamCollective:
             self._wire = communicator.network.begin(
                 end_ns - cost.wire_ns, end_ns, cost.byte_ns, cost.load, lambda: self._move_end(crc)
             )
+        self._strike_during(parts, end_ns)
+
+    def _strike_during(self, parts: Sequence[Part], end_ns: int) -> None:
+        simulation = self.connection.communicator.simulation
         for part in parts:
             if part.strike is not None and part.strike[0] == "during":
                 simulation.call_at((simulation.now_ns + end_ns) // 2, part.strike[1])
 
+    def _collide(self, parts: Sequence[Part]) -> None:
+        """The calls do not fit, or those before did not: some end, all at once; others never do."""
+        connection = self.connection
+        communicator = connection.communicator
+        simulation = communicator.simulation
+        calls = [(part.operation, part.inputs, part.factor) for part in parts]
+        collision = communicator.streamed.collide(calls, connection.left)
+        done = [part for place, part in enumerate(parts) if place in collision.done]
+        for part in done:
+            part.begun = True
+            part.settle_claims()
+        duration_ns = max((communicator.wire_cost(part.operation).duration_ns for part in done), default=0)
+        end_ns = simulation.now_ns + duration_ns + connection.delay_ns(simulation.now_ns)
+        self.stuck = len(done) < len(parts)
+        self._timer = simulation.call_at(
+            end_ns, (lambda: self._end_some(done)) if self.stuck else (lambda: self._end(collision.checksum))
+        )
+        self._strike_during(done, end_ns)
+        for source, target, size, room in collision.cut:
+            communicator.failure.cut_short(connection, parts[target], parts[source].rank, size, room)
+
+    def _end_some(self, parts: Sequence[Part]) -> None:
+        self._timer = None
+        for part in parts:
+            part.end.settle(self.connection.communicator.simulation.now_ns)
+        for part in parts:
+            if part.strike is not None and part.strike[0] == "after":
+                part.strike[1]()
+
     def _disagree(self, parts: Sequence[Part]) -> None:
-        """The calls do not fit: the kernels wait for bytes that never come. A strict group tells its ranks."""
+        """The calls do not fit, and a strict group tells its ranks."""
         communicator = self.connection.communicator
         self.lose()
-        if not communicator.strict:
-            return
         lines = [f"ranks do not agree on collective #{parts[0].sequence} in group {communicator.name!r}:"]
         lines += [f"  rank {part.process.rank} called {part.operation.describe()}{part.site}" for part in parts]
         for part in parts:

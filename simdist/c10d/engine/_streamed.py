@@ -13,6 +13,8 @@ Invariants:
 - What is lost stays lost: a collective one of whose ranks is gone, or has aborted the connection, before it ended.
 - A rank parks here only where it joins a connection, and where it touches memory that a part has claimed.
 
+Calls that do not fit collide: the backend's algorithm says who gets stuck, and what the others find.
+
 Doubts: bytes move at the beginning, so a program that changes an input while the operation runs is not seen to. A
 broadcast, gather or scatter takes all ranks, where real ones may let some go.
 """
@@ -64,6 +66,9 @@ class Connection:
         self.shut_out: list[Callable[[], None]] = []  # to try again when the network's conditions change
         self.gone: dict[int, None] = {}  # ranks that left it, or aborted it
         self.meetings: dict[int, int] = dict.fromkeys(ranks, 0)  # of all ranks on the host, by rank: see `meet`
+        self.left: dict[Any, Any] = {}  # what collectives that did not fit have left on the way
+        self._left: dict[Any, Any] = {}  # the same of messages
+        self._stuck: list[Part] = []  # messages that did not fit, and never end
         self._counts: dict[int, int] = dict.fromkeys(ranks, 0)  # collectives, by rank
         self._sends: dict[tuple[int, int], deque[Part]] = {}  # by sender and receiver
         self._receives: dict[tuple[int, int], deque[Part]] = {}
@@ -141,23 +146,38 @@ class Connection:
     def _move(self, send: Part, receive: Part, sent_ns: int) -> None:
         if send.lost or receive.lost:
             return
-        send.change_read()
         ours, theirs = _memory.as_bytes(send.inputs), _memory.as_bytes(receive.inputs)
-        if len(ours) > len(theirs):
+        fits = len(ours) == len(theirs)
+        if self.communicator.strict and not (fits and send.operation.dtype_name == receive.operation.dtype_name):
             self._disagree(send, receive)
             return
-        simulation = self.communicator.simulation
-        theirs[: len(ours)] = ours
-        begin_ns = simulation.now_ns
-        for part in (send, receive):
+        send.change_read()
+        begin_ns = self.communicator.simulation.now_ns
+        received_ns = sent_ns + self.communicator.latency_ns(send.rank, receive.rank, begin_ns)
+        ends_ns = {send: sent_ns, receive: received_ns}
+        if self._left or not fits:
+            crc = self._collide(send, receive, ends_ns)
+        else:
+            theirs.copy_(ours)
+            crc = _memory.checksum([theirs], CHECKSUM_BYTES)
+        for part, end_ns in ends_ns.items():
             part.begun = True
             part.settle_claims()
-        received_ns = sent_ns + self.communicator.latency_ns(send.rank, receive.rank, begin_ns)
-        crc = _memory.checksum([theirs[: len(ours)]], CHECKSUM_BYTES)
-        for part, end_ns in ((send, sent_ns), (receive, received_ns)):
-            simulation.call_at(end_ns, self._ender(part, begin_ns, crc))
+            self.communicator.simulation.call_at(end_ns, self._ender(part, begin_ns, crc))
             if part.strike is not None and part.strike[0] == "during":
-                simulation.call_at((begin_ns + end_ns) // 2, part.strike[1])
+                self.communicator.simulation.call_at((begin_ns + end_ns) // 2, part.strike[1])
+
+    def _collide(self, send: Part, receive: Part, ends_ns: dict[Part, int]) -> int:
+        """The two do not fit, or messages before did not: some of them may not end."""
+        calls = [(part.operation, part.inputs, None) for part in (send, receive)]
+        collision = self.communicator.streamed.collide_messages((send.rank, receive.rank), calls, self._left)
+        for part in (send, receive):
+            if part.rank not in collision.done:
+                del ends_ns[part]
+                self._stuck.append(part)
+        for _, _, size, room in collision.cut:
+            self.communicator.failure.cut_short(self, receive, send.rank, size, room)
+        return collision.checksum
 
     def _ender(self, part: Part, begin_ns: int, crc: int) -> Callable[[], None]:
         communicator = self.communicator
@@ -180,8 +200,6 @@ class Connection:
     def _disagree(self, send: Part, receive: Part) -> None:
         for part in (send, receive):
             part.lost = True
-        if not self.communicator.strict:
-            return
         lines = [f"a message from rank {send.process.rank} to rank {receive.process.rank} does not fit:"]
         for verb, part in (("sends", send), ("receives", receive)):
             operation = part.operation
@@ -233,11 +251,11 @@ class Connection:
         self.gone[rank] = None
         parts = []
         for collective in self.collectives.values():
-            if not at_once and not collective.missing:
+            if not at_once and not collective.missing and not collective.stuck:
                 continue
             collective.lose()
             parts += [part for part in collective.parts.values() if part.rank != rank]
-        for queue in (*self._sends.values(), *self._receives.values()):
+        for queue in (*self._sends.values(), *self._receives.values(), self._stuck):
             for part in queue:
                 if part.rank == rank:
                     part.lost = True
@@ -247,9 +265,9 @@ class Connection:
 
     def release(self, rank: int, now_ns: int) -> None:
         """A rank's end was aborted: its streams are free, and what was under way leaves garbage."""
-        unfinished = [each for each in self.collectives.values() if each.missing or each.lost]
+        unfinished = [each for each in self.collectives.values() if each.is_endless]
         parts = [collective.parts[rank] for collective in unfinished if rank in collective.parts]
-        for queue in (*self._sends.values(), *self._receives.values()):
+        for queue in (*self._sends.values(), *self._receives.values(), self._stuck):
             parts += [part for part in queue if part.rank == rank]
         for part in parts:
             part.lost = part.begun = True

@@ -79,9 +79,9 @@ def test_a_mismatch_shows_in_the_report() -> None:
         tensor = of(1, 2, 3)
         dist.all_reduce(tensor)
         if rank == 0:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, 1)
         else:
-            dist.all_reduce(tensor)
+            dist.reduce(tensor, 1)
         tensor.tolist()
 
     result = run(body, 2, env={"TORCH_NCCL_DESYNC_DEBUG": "1"})
@@ -90,7 +90,7 @@ def test_a_mismatch_shows_in_the_report() -> None:
         "\t   - [0, 1] joined but didn't finish collective #2 (count from 1)\n"
         "\t - Snapshot of ranks' latest states:\n"
         "\t   #2 started ranks:\n"
-        "\t     [1] started ALLREDUCE\n"
+        "\t     [1] started REDUCE\n"
         "\t     [0] started BROADCAST\n"
     ) in logged(result)
 

@@ -3,7 +3,8 @@
 `_group.py` and `_reductions.py` have ProcessGroupNCCL's calls, `_launching.py` how they are put on streams,
 `_membership.py` the communicators, made in the first call; `_offspring.py` splits and shrinks.
 `_arguments.py` refuses calls, `_folds.py` adds up as one ring over all ranks, `_algorithm.py` says who gets what and
-what it costs, `_preferences.py` what NCCL's own variables leave of that, `_words.py` has the texts of NCCL's errors,
+what it costs, `_collisions.py` (over `_fifos.py`) what becomes of calls that do not fit,
+`_preferences.py` what NCCL's own variables leave of that, `_words.py` has the texts of NCCL's errors,
 `_debug_lines.py` what NCCL_DEBUG shows.
 `_ending.py` is the group's end, `_transport.py` what ranks see of a peer that is gone. `_watchdog.py` ends what hangs,
 `_monitor.py`, `_desync.py`, `_remote_errors.py` and `_recorder.py` tell of it, `_information.py` tells of the rest,

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from simdist.c10d.backends.nccl import _folds
+from simdist.c10d.backends.nccl._collisions import LARGEST_LL, Plan, collide, collide_messages
 from simdist.c10d.backends.nccl._folds import Operand
 from simdist.c10d.backends.nccl._preferences import Preferences
-from simdist.c10d.engine import StreamAlgorithm
+from simdist.c10d.engine import Collision, StreamAlgorithm
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.surface import Operation
 from simdist.c10d.surface._memory import as_bytes, checksum
@@ -60,17 +61,20 @@ class NcclAlgorithm(StreamAlgorithm):
     def heed(self, rank: int, preferences: Preferences | None) -> None:
         """What the environment of a rank leaves of the choice; one ring is no choice."""
 
-    def meets(self, operations: Sequence[Operation]) -> bool:
-        """NCCL compares nothing: other bytes, kinds or roots hang; other types of equal size become one's own."""
-        first = operations[0]
+    def meets(self, calls: Calls) -> bool:
+        """NCCL compares nothing: other bytes, kinds or roots collide; other types of equal size become one's own."""
+        first = calls[0][0]
+        if first.name == "all_to_all":
+            return all(each.name == first.name for each, _, _ in calls) and _exchange_fits(calls)
         return all(
             each is first
             or (
                 each.name == first.name
                 and each.root == first.root
-                and (each.name == "all_to_all" or each.size == first.size)
+                and each.element == first.element
+                and each.size == first.size
             )
-            for each in operations
+            for each, _, _ in calls
         )
 
     def execute(self, calls: Calls) -> int:
@@ -78,6 +82,20 @@ class NcclAlgorithm(StreamAlgorithm):
         name = calls[0][0].name
         left = self._all_reduce(calls) if name in ("all_reduce", "barrier") else _EXECUTE[name](calls)
         return checksum(left, CHECKSUM_BYTES)
+
+    def plans(self, operations: Sequence[Operation]) -> list[Plan]:
+        """How the calls of ranks go that do not fit."""
+        copies = [len(operations) if each.name == "all_gather" else 1 for each in operations]
+        largest = max(each.size * count for each, count in zip(operations, copies, strict=True))
+        return [Plan("ll" if largest <= LARGEST_LL else "simple")] * len(operations)
+
+    def collide(self, calls: Calls, left: dict[Any, Any]) -> Collision:
+        """Let the kernels of calls that do not fit do what each does."""
+        return collide(calls, self.plans([operation for operation, _, _ in calls]), left)
+
+    def collide_messages(self, pair: tuple[int, int], calls: Calls, left: dict[Any, Any]) -> Collision:
+        """The same of a send and a receive."""
+        return collide_messages(pair, calls, left)
 
     def _all_reduce(self, calls: Calls) -> list[Tensor]:
         datas = [inputs for _, inputs, _ in calls]
@@ -168,11 +186,17 @@ def _all_to_all(calls: Calls) -> list[Tensor]:
     filled = []
     for target, (_, (outputs, _), _) in enumerate(calls):
         for source, output in enumerate(outputs):
-            room, data = as_bytes(output), sent[source][target]
-            size = min(len(room), len(data))
-            room[:size] = data[:size]
+            as_bytes(output).copy_(sent[source][target])
             filled.append(output)
     return filled
+
+
+def _exchange_fits(calls: Calls) -> bool:
+    return all(
+        output.numel() * output.element_size() == sent.numel() * sent.element_size()
+        for target, (_, (outputs, _), _) in enumerate(calls)
+        for output, sent in zip(outputs, [inputs[target] for _, (_, inputs), _ in calls], strict=True)
+    )
 
 
 def _gather(calls: Calls) -> list[Tensor]:

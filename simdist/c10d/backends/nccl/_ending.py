@@ -169,7 +169,7 @@ class EndingMember(GroupBackend):
         for work in list(self._member.pending):
             if isinstance(work, NcclWork) and work.connection in connections:
                 wholes = [part.whole for part in work.calls]
-                work.aborted = any(whole is None or whole.missing or whole.lost for whole in wholes)
+                work.aborted = any(whole is None or whole.is_endless for whole in wholes)
         for connection in connections:
             connection.release(self.rank(), now_ns)
             connection.leave(self.rank(), at_once=False)

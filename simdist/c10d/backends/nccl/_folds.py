@@ -17,7 +17,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["LOOP_BYTES", "Operand", "Tree", "all_reduce", "reduce_to", "scaled", "tree_all_reduce"]
+__all__ = [
+    "ALIGNED_BYTES",
+    "LOOP_BYTES",
+    "Operand",
+    "Tree",
+    "all_reduce",
+    "averaged",
+    "parts_of",
+    "reduce_to",
+    "scaled",
+]
+__all__ += ["tree_all_reduce"]
 
 Tensor = torch.Tensor
 Combine = Callable[[Tensor, Tensor], Tensor]
@@ -25,7 +36,7 @@ Tree = Sequence[Sequence[int]]  # the children of each rank, in the order in whi
 
 # Of a chunk, by protocol: four steps of an eighth of the buffer, or one, of which flags take their share.
 LOOP_BYTES = {"simple": 2 << 20, "ll": 32 << 10, "ll128": 576_000}
-_ALIGNED_BYTES = 16
+ALIGNED_BYTES = 16
 _FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn)
 
 
@@ -82,7 +93,7 @@ def scaled(operand: Operand, ranks: int) -> Tensor:
     return data
 
 
-def _averaged(total: Tensor, operand: Operand, ranks: int) -> Tensor:
+def averaged(total: Tensor, operand: Operand, ranks: int) -> Tensor:
     if operand.reduction == "avg" and not total.is_floating_point():
         return torch.div(total, ranks, rounding_mode="trunc")
     return total
@@ -98,7 +109,7 @@ def _chunk(owner: int, parts: Sequence[Tensor], operands: Sequence[Operand]) -> 
         if running.dtype != local.dtype:  # ranks that do not agree: the same bytes, read otherwise
             running = running.view(local.dtype)
         running = operands[rank].combine(local, running)
-    return _averaged(running, operands[owner], ranks)
+    return averaged(running, operands[owner], ranks)
 
 
 def all_reduce(operands: Sequence[Operand], channels: int = 1, loop_bytes: int = LOOP_BYTES["simple"]) -> None:
@@ -112,8 +123,8 @@ def all_reduce(operands: Sequence[Operand], channels: int = 1, loop_bytes: int =
         return
     element = data[0].element_size()
     chunk = loop_bytes // element
-    aligned = max(1, _ALIGNED_BYTES // element)
-    for place, end in _parts(data[0].numel(), channels, aligned):
+    aligned = max(1, ALIGNED_BYTES // element)
+    for place, end in parts_of(data[0].numel(), channels, aligned):
         while place < end:
             left = end - place
             each = -(-left // ranks)
@@ -132,12 +143,12 @@ def tree_all_reduce(operands: Sequence[Operand], trees: Sequence[tuple[int, Tree
     ranks = len(operands)
     data = [operand.data for operand in operands]
     ready = [scaled(operand, ranks) for operand in operands]
-    aligned = max(1, _ALIGNED_BYTES // data[0].element_size())
-    parts = _parts(data[0].numel(), channels, aligned)
+    aligned = max(1, ALIGNED_BYTES // data[0].element_size())
+    parts = parts_of(data[0].numel(), channels, aligned)
     for channel, (first, last) in enumerate(parts):
         root, tree = trees[2 * channel // max(2, channels)]
         total = _summed(root, tree, [each[first:last] for each in ready], operands)
-        _put(_averaged(total, operands[root], ranks), data, first, last)
+        _put(averaged(total, operands[root], ranks), data, first, last)
 
 
 def _summed(root: int, tree: Tree, parts: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor:
@@ -155,7 +166,7 @@ def _summed(root: int, tree: Tree, parts: Sequence[Tensor], operands: Sequence[O
     return sums[root]
 
 
-def _parts(length: int, channels: int, aligned: int) -> list[tuple[int, int]]:
+def parts_of(length: int, channels: int, aligned: int) -> list[tuple[int, int]]:
     """What each channel has of so many elements, from where to where."""
     each = -(-length // channels)
     size = max(aligned, -(-each // aligned) * aligned)

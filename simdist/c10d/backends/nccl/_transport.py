@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._stream_parts import Part
     from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
-__all__ = ["cut_off", "peer_left", "problem_of_networks"]
+__all__ = ["cut_off", "cut_short", "peer_left", "problem_of_networks"]
 
 _ACKNOWLEDGED_NS = 4096  # InfiniBand's unit: that times two to the power of a timeout
 _RETRY_EXCEEDED = "status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129    hca mlx5_0"
@@ -89,6 +89,22 @@ def cut_off(connection: Connection, parts: Sequence[Part], error: Callable[[str]
             if is_cut():
                 _give_up_later(part, other, error, is_cut)
                 break
+
+
+def cut_short(
+    connection: Connection, part: Part, rank: int, sizes: tuple[int, int], error: Callable[[str], str]
+) -> None:
+    """A message from a rank has more bytes than its receiver has room for: over sockets it says what it is sent."""
+    process, other = _process(connection, rank), part.process
+    near = other.host is process.host and not (_shares_nothing(process) and _shares_nothing(other))
+    if near or part.work is None or _network(other, part.work.group.options.config) == "IB":
+        return
+    text = (
+        f"NET/Socket : peer {_address(process)} message truncated : receiving {sizes[0]} bytes instead of {sizes[1]}. "
+        "If you believe your socket network is in a healthy state, there may be a mismatch in collective sizes or "
+        "environment settings (e.g. NCCL_PROTO, NCCL_ALGO) between ranks"
+    )
+    _tell(part, part.work, text, "transport/net_socket.cc:569", error)
 
 
 def _is_cut(communicator: StreamCommunicator, part: Part, rank: int) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from simdist.c10d.backends.nccl import _folds
 from simdist.c10d.backends.nccl._algorithm import Calls, NcclAlgorithm, operands
+from simdist.c10d.backends.nccl._collisions import Plan
 from simdist.c10d.backends.nccl._folds import Tree
 from simdist.c10d.backends.nccl._preferences import Preferences
 from simdist.c10d.backends.nccl._tuning import Choice, Graph, choose, shrunk_channels
@@ -107,6 +108,18 @@ class TunedAlgorithm(NcclAlgorithm):
                 ]
                 loads.append((base + first, following + first, amount / here))
         return loads
+
+    def plans(self, operations: Sequence[Operation]) -> list[Plan]:
+        """How the calls of ranks go that do not fit: each as its rank chooses by its own size."""
+        return [self._plan(operation) for operation in operations]
+
+    def _plan(self, operation: Operation) -> Plan:
+        if operation.name not in _MODELLED:
+            return Plan("simple")
+        chosen, preferences = self.choice(operation), self._preferences
+        loop_bytes = 0 if preferences is None else preferences.loop_bytes(chosen.protocol, 0)
+        trees = self._trees if chosen.algorithm == "tree" else ()
+        return Plan(chosen.protocol, self.channels(operation), loop_bytes, trees)
 
     def _all_reduce(self, calls: Calls) -> list[Tensor]:
         datas = [inputs for _, inputs, _ in calls]

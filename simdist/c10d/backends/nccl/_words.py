@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._debug_lines import NCCL_VERSION, show_warning
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl._transport import cut_off, peer_left
+from simdist.c10d.backends.nccl._transport import cut_off, cut_short, peer_left
 
 __all__ = ["NCCL_VERSION", "NcclFailure", "async_error", "nccl_error"]
 
@@ -127,6 +127,10 @@ class NcclFailure:
     def cut_off(self, connection: Any, parts: Sequence[Any]) -> None:
         """Who is connected by InfiniBand is told when its card has given up."""
         cut_off(connection, parts, functools.partial(async_error, "ncclRemoteError"))
+
+    def cut_short(self, connection: Any, part: Any, source: int, size: int, room: int) -> None:
+        """Sockets tell the rank that is sent more than it has room for."""
+        cut_short(connection, part, source, (size, room), functools.partial(async_error, "ncclInvalidUsage"))
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
         """Not asked of operations on streams."""
