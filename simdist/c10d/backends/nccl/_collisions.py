@@ -8,8 +8,8 @@ reduce.h, sendrecv.h. What is left in a buffer meets the next call on the same c
 
 In doubt: the reference profile, one ring, chooses no protocol; here calls of which none is larger than a megabyte go
 as LL, others as Simple, and a message as NCCL's threshold says, on one channel. LL lines that reach a Simple buffer
-over the network count as stuck. All of a call's channels go on side by side, where a device may have room for fewer. A kernel that
-is stuck stays so, even where a later call of its neighbour would feed it.
+over the network count as stuck. All of a call's channels go on side by side, where a device may have room for fewer.
+A kernel that is stuck stays so, even where a later call of its neighbour would feed it.
 """
 
 from __future__ import annotations
