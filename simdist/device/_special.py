@@ -271,6 +271,8 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> An
 _HALVES = (torch.float16, torch.bfloat16)
 _flash_enabled: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
 _efficient_enabled: Callable[[], bool] = torch.backends.cuda.mem_efficient_sdp_enabled
+_math_enabled: Callable[[], bool] = torch.backends.cuda.math_sdp_enabled
+_cudnn_enabled: Callable[[], bool] = torch.backends.cuda.cudnn_sdp_enabled
 _MATH, _FLASH, _EFFICIENT = 0, 1, 2  # sdp::SDPBackend
 
 
@@ -323,9 +325,24 @@ def _sdpa(
         sums = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
         efficient = _aten._scaled_dot_product_efficient_attention
         return efficient(query, key, value, attn_mask, sums, 0.0, is_causal, scale=scale)[0]
+    if not _math_enabled():
+        _require_attention(query.dtype, attn_mask)
     return _aten.scaled_dot_product_attention.default.decompose(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:
+    """Refuse what the kernels that are enabled on a GPU do not take (sdp_utils.cpp); what they do, others do here."""
+    flash, efficient, cudnn = _flash_enabled(), _efficient_enabled(), _cudnn_enabled()
+    if not (flash or efficient or cudnn):
+        raise RuntimeError(
+            "No viable backend for scaled_dot_product_attention was found. This is likely due to turning off both the "
+            "math kernel and the fused kernels."
+        )
+    halves = dtype in _HALVES and ((flash and mask is None) or cudnn)
+    if not halves and not (efficient and dtype in (*_HALVES, torch.float32)):
+        raise RuntimeError("No available kernel. Aborting execution.")
 
 
 def _attention(

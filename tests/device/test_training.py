@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.device.worlds import cuda, model, on_devices
@@ -234,6 +236,26 @@ def test_attention_takes_the_kernel_that_a_gpu_takes(dtype: torch.dtype, setting
     if "dropout_p" not in settings:
         assert torch.allclose(made, made_there, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5)
         assert torch.allclose(gradient, gradient_there, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernels", "refused"),
+    [
+        (torch.float32, [SDPBackend.FLASH_ATTENTION], "No available kernel. Aborting execution."),
+        (torch.float64, [SDPBackend.EFFICIENT_ATTENTION], "No available kernel. Aborting execution."),
+        (torch.float32, [SDPBackend.OVERRIDEABLE], "No viable backend for scaled_dot_product_attention was found."),
+        (torch.float16, [SDPBackend.CUDNN_ATTENTION], ""),
+        (torch.float64, [SDPBackend.MATH], ""),
+    ],
+)
+@on_devices
+def test_attention_refuses_what_the_enabled_kernels_do_not_take(
+    dtype: torch.dtype, kernels: list[SDPBackend], refused: str
+) -> None:
+    query, key, value = torch.randn(3, 2, 2, 5, 8, device=cuda(1), dtype=dtype)
+
+    with sdpa_kernel(kernels), pytest.raises(RuntimeError, match=refused) if refused else contextlib.nullcontext():
+        assert nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.5).shape == (2, 2, 5, 8)
 
 
 @on_devices

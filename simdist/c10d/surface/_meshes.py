@@ -5,12 +5,14 @@ of the same shape are equal although the plan depends on where in the mesh the r
 has a member of `DeviceMesh` that tells threads apart (`_thread_id`); on a rank it is a number of that rank's process.
 
 What draws its random numbers on devices is one object for a process, which begins with a broadcast; whoever finds one
-there does not.
+there does not. `context_parallel` puts a function that knows the rank's mesh in the place of attention, with handlers
+and rules for its operators.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import sys
 from collections.abc import Callable
@@ -27,6 +29,7 @@ _NAME = "_thread_id"
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _RANDOM = "torch.distributed.tensor._random"
 _PLANS = "torch.distributed.tensor._redistribute"
+_CONTEXTS = "torch.distributed.tensor.experimental._context_parallel"
 
 
 def install(patches: Patches) -> None:
@@ -72,6 +75,48 @@ def _of_random_numbers(random: Any) -> tuple[Replacement, ...]:
     return tuple(followed("DTensor's random numbers", writers, lambda: random._rng_tracker, load))
 
 
+@functools.cache
+def _of_contexts(attention: Any, rules: Any) -> tuple[Replacement, ...]:
+    """So that attention over a context that is shared out on one rank is that of this rank, and ends with it."""
+    functional, dispatcher, options = attention.F, attention.DTensor._op_dispatcher, vars(attention._cp_options)
+    propagator = dispatcher.sharding_propagator
+    tables = propagator.op_strategy_funcs, propagator.op_to_schema_info
+    operators = tuple(attention.custom_ops)
+    variables = [(attention, name) for name in ("_dispatch_mode", "_replaced_functions")]
+    variables += [(rules, name) for name in ("_cp_strategy_contexts", "_original_strategies")]
+    variables += [(functional, "scaled_dot_product_attention"), (dispatcher, "_custom_op_handlers")]
+
+    def save() -> Any:
+        entries = [{each: table[each] for each in operators if each in table} for table in tables]
+        return [getattr(*each) for each in variables], dict(options), entries
+
+    def load(state: Any) -> None:
+        values, chosen, entries = state
+        for (owner, name), value in zip(variables, values, strict=True):
+            if getattr(owner, name) is not value:
+                setattr(owner, name, value)
+        options.update(chosen)
+        for table, entry in zip(tables, entries, strict=True):
+            for each in operators:
+                if each not in entry:
+                    table.pop(each, None)
+            table.update(entry)
+
+    def copied(state: Any) -> Any:
+        (mode, *tables, attend, handlers), chosen, entries = state
+        return [mode, *map(dict, tables), attend, handlers], chosen, entries
+
+    writers = ("context_parallel", "_context_parallel_shard", "set_rotate_method")
+    switches = ("_enable_cp_dtensor_dispatcher", "_disable_cp_dtensor_dispatcher", "_distribute_function")
+    return tuple(followed("shared contexts", [(attention, each) for each in (*writers, *switches)], save, load, copied))
+
+
+def _tell_of_contexts(patches: Patches) -> None:
+    rules = importlib.import_module(f"{_CONTEXTS}._sharding_rules")
+    patches.redirect(_of_contexts(sys.modules[f"{_CONTEXTS}._attention"], rules))
+
+
+when_imported(f"{_CONTEXTS}._attention", _tell_of_contexts)
 when_imported(_LOSS, lambda patches: patches.redirect(_of_losses(sys.modules[_LOSS])))
 when_imported(_RANDOM, lambda patches: patches.redirect(_of_random_numbers(sys.modules[_RANDOM])))
 
