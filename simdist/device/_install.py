@@ -10,19 +10,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simdist.cluster import Cluster
-from simdist.device import _absent, _kernels, _legacy, _pools, _storages
+from simdist.device import _absent, _kernels, _legacy, _pools, _storages, _triton
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core, require_cpu_build
-from simdist.process import Patches, SimProcess, current_process
+from simdist.process import Patches, SimProcess, current_process, when_imported
 
 __all__ = ["DeviceState"]
 
 _variables = vars(torch.cuda)
 _version: dict[str, Any] = vars(torch.version)
 _names: dict[str, Any] = vars(torch._C)
+for _name, _tell in _triton.TELLERS.items():
+    when_imported(_name, _tell)
 
 
 class DeviceState:

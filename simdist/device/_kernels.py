@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from simdist.device import _sparse, _special
+from simdist.device import _sparse, _special, _wider
 from simdist.device._aliases import account_holding, host, raised, refuse, use
 from simdist.device._claims import Outstanding
 from simdist.device._idle import is_view
@@ -40,12 +40,13 @@ __all__ = ["also_wrap", "install", "unwrap_kernels", "wrap_kernels"]
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
 Wrapper = Callable[[Any, Kernel], Kernel]
+_NUMBERS = frozenset((bool, int, float, complex))
 _CPU_KEY = torch._C.DispatchKey.CPU
 _CPU = torch._C.DispatchKeySet(_CPU_KEY)
 # Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
 _WHOLE = ("aten::convolution", "aten::convolution_backward")
 
-_OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS}  # kernels that are not just the CPU's
+_OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels that are not just the CPU's
 
 _library: Any = None
 _names: list[str] = []  # of the operators that have a kernel here
@@ -64,7 +65,8 @@ def install(compiled: Any = None) -> None:
             _compiled.disable()
         if compiled is not None:
             compiled.connect(_provide, account_of, synchronize_current, _no_memory, refuse, Outstanding)
-            compiled.enable([name for name in _names if "aten::" + name not in _OUR_OWN])
+            ours = _OUR_OWN.keys() | _wider.TYPES
+            compiled.enable([name for name in _names if "aten::" + name not in ours])
             compiled.observe(bool(_wrappers))
         _compiled = compiled
         keep_figures_in(None if compiled is None else compiled.Figures)
@@ -138,6 +140,8 @@ def _make(name: str) -> Kernel:
     base, _, overload = name.removeprefix("aten::").partition(".")
     op = getattr(getattr(torch.ops.aten, base), overload or "default")
     made = _OUR_OWN.get(name) or _kernel_of(op)
+    if name in _wider.TYPES:
+        made = _wider.widened(op, made, _wider.TYPES[name])
     for wrapper in _wrappers:
         made = wrapper(op, made)
     return made
@@ -165,7 +169,21 @@ def _call_of(op: Any) -> Kernel:
     known: Any = torch._C
     if known._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
         return functools.partial(op._op_dk, _CPU_KEY)
+    packet = op.overloadpacket
+    tensors = sum(str(each.type) == "Tensor" for each in op._schema.arguments)
+    name = full.removeprefix("aten::").partition(".")[0]
+    if tensors > 1 and len(packet.overloads()) > 1 and not known._should_allow_numbers_as_tensors(name):
+        return _with_numbers(op._op, packet)
     return op._op  # type: ignore[no-any-return]  # torch's own gap
+
+
+def _with_numbers(call: Kernel, packet: Any) -> Kernel:
+    """A number that C++ has made a tensor of comes as a number again, which only another overload takes."""
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (packet if any(type(each) in _NUMBERS for each in args[:2]) else call)(*args, **kwargs)
+
+    return either
 
 
 def _is_written(argument: Any) -> bool:

@@ -1,0 +1,195 @@
+"""Kernels that programs write in Triton: run by Triton's own interpreter, over the memory of virtual devices.
+
+Triton compiles for GPUs; with TRITON_INTERPRET set before a kernel's module is imported it runs them in Python instead.
+On ranks that have devices every kernel and every function that it calls is run that way, whatever was set when, and of
+several configurations the first is taken, which nothing has to time.
+
+The interpreter has no arithmetic for bfloat16, whose numbers it keeps as whole ones, and adds up their bits. Here they
+are computed in single precision and rounded to the nearest, as a GPU does.
+
+In doubt: launches take no time, whatever the device model, and strict worlds do not see what a kernel reads and writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from simdist.device._aliases import host
+from simdist.device._state import present_or_none
+from simdist.process import Patches, current_process
+
+__all__ = ["TELLERS"]
+
+_KERNELS = "triton.runtime.jit"
+_TUNER = "triton.runtime.autotuner"
+_INTERPRETER = "triton.runtime.interpreter"
+# Of the interpreter, what computes numbers of its operands' type: the last of them tells in which the result is.
+_ARITHMETIC = ("binary_op", "unary_op", "ternary_op", "create_dot", "create_fma", "create_rsqrt", "create_erf")
+_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+
+
+def _has_devices() -> bool:
+    return current_process() is not None and present_or_none() is not None
+
+
+_known: dict[Any, Any] = {}  # what Triton makes of functions that it is to interpret
+
+
+def _interpreted(function: Any) -> Any:
+    found = _known.get(function)
+    if found is None:
+        interpreter = importlib.import_module(_INTERPRETER)
+        found = _known[function] = interpreter.InterpretedFunction(function)
+    return found
+
+
+def _forget() -> None:
+    """At the end of a world: what its ranks have imported goes with them."""
+    for function, found in _known.items():
+        found.rewritten_fn.pop(function, None)
+    _known.clear()
+
+
+def _lowered(value: Any) -> Any:
+    return host(value.detach()) if isinstance(value, torch.Tensor) and value.is_cuda else value
+
+
+def _launching(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if not _has_devices():
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+        if warmup:
+            return None
+        for hook in getattr(self, "pre_run_hooks", ()):
+            hook(*args, **kwargs)
+        named = {name: _lowered(value) for name, value in kwargs.items()}
+        return _interpreted(self.fn).run(*map(_lowered, args), grid=grid, warmup=False, **named)
+
+    return run
+
+
+def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _interpreted(self.fn)(*args, **kwargs) if _has_devices() else original(self, *args, **kwargs)
+
+    return call
+
+
+def _timing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def bench(self: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
+        return [0.0, 0.0, 0.0] if _has_devices() else original(self, *args, config=config, **kwargs)
+
+    return bench
+
+
+# -- bfloat16 --------------------------------------------------------------------------------------------------------
+
+
+def _widened(bits: Any) -> Any:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _rounded(numbers: Any) -> Any:
+    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(numbers), np.uint16(0x7FC0), nearest).reshape(np.shape(numbers))
+
+
+class _Singles:
+    """What turns the interpreter's handles of bfloat16 into such of single precision, and back."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self._handle = interpreter.TensorHandle
+        self._language = interpreter.tl
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, self._handle) and value.dtype.scalar == self._language.bfloat16
+
+    def widen(self, value: Any) -> Any:
+        return self._handle(_widened(value.data), self._language.float32) if self.holds(value) else value
+
+    def narrow(self, value: Any) -> Any:
+        return self._handle(_rounded(value.data), self._language.bfloat16)
+
+    def computing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compute(builder: Any, *args: Any, **kwargs: Any) -> Any:
+            handles = [each for each in args if isinstance(each, self._handle)]
+            if not any(map(self.holds, handles)):
+                return original(builder, *args, **kwargs)
+            result = original(builder, *map(self.widen, args), **kwargs)
+            return self.narrow(result) if self.holds(handles[-1]) and args[-1] not in _COMPARISONS else result
+
+        return compute
+
+    def casting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        single, half = self._language.float32, self._language.bfloat16
+
+        @functools.wraps(original)
+        def cast(builder: Any, source: Any, target: Any) -> Any:
+            wide = self.widen(source)
+            if target.scalar != half:
+                return original(builder, wide, target) if wide.dtype.scalar != target.scalar else wide
+            return self.narrow(wide if wide.dtype.scalar == single else original(builder, wide, single))
+
+        return cast
+
+    def folding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tensor, single, half = self._language.core.tensor, self._language.float32, self._language.bfloat16
+
+        def typed(value: Any, handle: Any, dtype: Any) -> Any:
+            shape = [int(each) for each in value.shape]
+            return tensor(handle, self._language.block_type(dtype, shape) if shape else dtype)
+
+        @functools.wraps(original)
+        def fold(operation: Any, given: Any) -> Any:
+            if not isinstance(given, tuple):
+                return fold(operation, (given,))[0]
+            wide = tuple(typed(each, self.widen(each.handle), single) if each.dtype == half else each for each in given)
+            found = original(operation, wide)
+            return tuple(
+                typed(each, self.narrow(each.handle), half) if was.dtype == half and each.dtype == single else each
+                for was, each in zip(given, found, strict=True)
+            )
+
+        return fold
+
+
+def _of_interpreter(patches: Patches) -> None:
+    interpreter = sys.modules[_INTERPRETER]
+    singles = _Singles(interpreter)
+    builder = interpreter.InterpreterBuilder
+    for name in _ARITHMETIC:
+        if hasattr(builder, name):  # not in all versions
+            patches.wrap(builder, name, singles.computing)
+    patches.wrap(builder, "cast_impl", singles.casting)
+    patches.wrap(interpreter.ReduceScanOpInterface, "apply", singles.folding)
+
+
+def _of_kernels(patches: Patches) -> None:
+    kernel = sys.modules[_KERNELS].JITFunction
+    patches.wrap(kernel, "run", _launching)
+    patches.wrap(kernel, "__call__", _calling)
+    patches.on_undo(_forget)
+
+
+def _of_tuner(patches: Patches) -> None:
+    patches.wrap(sys.modules[_TUNER].Autotuner, "_bench", _timing)
+
+
+# What is told that one of Triton's modules is there.
+TELLERS: dict[str, Callable[[Patches], None]] = {
+    _KERNELS: _of_kernels,
+    _INTERPRETER: _of_interpreter,
+    _TUNER: _of_tuner,
+}

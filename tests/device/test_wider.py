@@ -1,0 +1,110 @@
+"""Operators of a GPU for types that the CPU has no kernel for: the same numbers, computed in a wider type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.device.worlds import cuda, on_devices
+
+Tensor = torch.Tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "compute"),
+    [
+        ((1, 2, 4, 4, 4), lambda data: F.avg_pool3d(data, 2)),
+        ((1, 2, 8, 8), lambda data: F.interpolate(data, size=3, mode="bilinear", antialias=True)),
+        ((1, 2, 8, 8), lambda data: F.interpolate(data, size=3, mode="bicubic", antialias=True)),
+        ((4, 5), lambda data: F.multi_margin_loss(data, torch.arange(4, device=data.device))),
+        ((2, 5), lambda data: F.multilabel_margin_loss(data, torch.arange(10, device=data.device).view(2, 5) % 5)),
+        ((4, 5), lambda data: F.rrelu(data, 0.25, 0.25, training=True)),
+    ],
+    ids=["avg_pool3d", "bilinear", "bicubic", "multi_margin", "multilabel_margin", "rrelu"],
+)
+@on_devices
+def test_halves_are_computed_in_single_precision(
+    shape: tuple[int, ...], compute: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    data = torch.randn(shape).to(dtype)
+    narrow, wide = data.to(cuda(1)).requires_grad_(), data.float().requires_grad_()
+
+    made, expected = compute(narrow), compute(wide)
+    made.sum().backward()
+    expected.sum().backward()
+
+    assert made.dtype is dtype
+    assert torch.allclose(made.float().cpu(), expected, rtol=1e-2)
+    assert narrow.grad is not None
+    assert wide.grad is not None
+    assert narrow.grad.dtype is dtype
+    assert torch.allclose(narrow.grad.float().cpu(), wide.grad, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@on_devices
+def test_whole_numbers_are_counted(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([0, 1, 1, 3, 7, 8, 7], dtype=dtype, device=cuda(1))
+
+    counts = torch.histc(numbers, bins=8, min=0, max=8)
+
+    assert counts.dtype is dtype
+    assert counts.tolist() == [1, 2, 0, 1, 0, 0, 0, 3]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@on_devices
+def test_fourier_transforms_of_halves() -> None:
+    wave = torch.tensor([1.0, 0.0, -1.0, 0.0], device=cuda(1), dtype=torch.float16)
+
+    spectrum = torch.fft.rfft(wave)
+
+    assert spectrum.dtype is torch.complex32
+    assert spectrum.to(torch.complex64).tolist() == [0, 2, 0]
+    assert torch.fft.irfft(spectrum).tolist() == wave.tolist()
+    assert torch.fft.fft(wave).dtype is torch.complex32
+
+
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "remainder": lambda data: data % 5,
+    "remainder in place": lambda data: data.clone().remainder_(5),
+    "of a number": lambda data: 5 % (data + 1),
+    "fmod": lambda data: data.fmod(5),
+    "xor": lambda data: data ^ 5,
+    "copysign": lambda data: data.float().copysign(-1.0),
+    "xlogy": lambda data: torch.xlogy(data.double(), 2.7),
+    "zeta": lambda data: torch.special.zeta(data.float() + 2, 2.5),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@on_devices
+def test_a_number_stands_for_a_tensor(name: str) -> None:
+    data = torch.arange(10)
+
+    made = NUMBERS[name](data.to(cuda(1)))
+
+    assert made.dtype is NUMBERS[name](data).dtype
+    assert torch.equal(made.cpu(), NUMBERS[name](data))
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
+@on_devices
+def test_products_can_keep_sums_in_a_wider_type(name: str) -> None:
+    product: Any = getattr(torch, name)
+    batch = (3,) if "bmm" in name else ()
+    one, other = (torch.randn(*batch, 4, 4, device=cuda(1), dtype=torch.bfloat16) for _ in range(2))
+    added = [torch.ones(*batch, 4, 4, device=cuda(1), dtype=torch.bfloat16)] if "add" in name else []
+
+    made = product(*added, one, other, out_dtype=torch.float32)
+    into = torch.empty_like(made)
+    product(*added, one, other, out_dtype=torch.float32, out=into)
+
+    assert made.dtype is torch.float32
+    assert torch.equal(made, product(*(each.float() for each in (*added, one, other))))
+    assert torch.equal(into, made)
