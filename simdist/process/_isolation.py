@@ -213,8 +213,18 @@ class Isolation:
         return found
 
     def _was_put_there(self, name: str, module: Any) -> bool:
-        """True for what a rank made itself instead of importing it: a module that stands in for a library."""
-        return name.partition(".")[0] not in self._known and getattr(module, "__spec__", None) is None
+        """True for what a rank made itself instead of importing it: a module that stands in for a library.
+
+        Extension modules put modules there, too, once for all ranks.
+        """
+        if name.partition(".")[0] in self._known or getattr(module, "__spec__", None) is not None:
+            return False
+        above = name
+        while above := above.rpartition(".")[0]:
+            loader = getattr(getattr(sys.modules.get(above), "__spec__", None), "loader", None)
+            if isinstance(loader, importlib.machinery.ExtensionFileLoader):
+                return False
+        return True
 
     # -- importing -----------------------------------------------------------------------------------------------
 

@@ -418,6 +418,38 @@ def test_a_rank_may_load_compiled_classes_with_a_metaclass_of_their_own(
     assert done.stdout == "[('0', '0', '0'), ('1', '1', '1')] []\n"
 
 
+EXTENSION = """
+    import os, sys, time
+    from importlib.machinery import ExtensionFileLoader, ModuleSpec
+    from types import ModuleType
+
+    import simdist
+
+    def main():
+        if os.environ["RANK"] == "0":  # what the first import of an extension module leaves
+            loader = ExtensionFileLoader("compiled", "/installed/compiled.so")
+            made = sys.modules["compiled"] = ModuleType("compiled")
+            vars(made)["__spec__"] = ModuleSpec("compiled", loader, origin="/installed/compiled.so")
+            sys.modules["compiled.inner"] = ModuleType("compiled.inner")
+            sys.modules["compiled.inner.most"] = ModuleType("compiled.inner.most")
+            sys.modules["stand_in.inner"] = ModuleType("stand_in.inner")
+        time.sleep(1)
+        return [name in sys.modules for name in ("compiled.inner", "compiled.inner.most", "stand_in.inner")]
+
+    if __name__ == "__main__":
+        print(simdist.run(main, world_size=2, isolate=True).values)
+"""
+
+
+def test_modules_that_an_extension_makes_are_there_for_all(interpreters: Interpreters, tmp_path: Path) -> None:
+    (tmp_path / "extends.py").write_text(textwrap.dedent(EXTENSION))
+
+    done = interpreters.run([sys.executable, str(tmp_path / "extends.py")])
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[[True, True, True], [True, True, False]]\n"
+
+
 class Settings:
     """What a script hands to the processes that it spawns."""
 
