@@ -80,6 +80,18 @@ def synchronize_current(index: int) -> None:
 # -- memory and copies -----------------------------------------------------------------------------------------------
 
 
+_deterministic: Callable[[], bool] = torch.are_deterministic_algorithms_enabled
+# Larger pieces come from the system as they are asked for, full of zeros: malloc's threshold for that is no higher.
+_CLEARED_BYTES = 64 << 20
+
+
+def _cleared(made: Tensor) -> Tensor:
+    """Memory that is the same in each run, as a GPU's is that a process is given: malloc's has what lay there before."""
+    if made.nbytes > _CLEARED_BYTES or (_deterministic() and torch.utils.deterministic.fill_uninitialized_memory):
+        return made
+    return made.zero_()
+
+
 def _empty(
     size: Any,
     *,
@@ -97,7 +109,7 @@ def _empty(
         made = _aten.empty.memory_format(size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format)
     except RuntimeError as error:
         raise memory_error(error, account) from None
-    return raised(made, account)
+    return raised(_cleared(made), account)
 
 
 def _empty_strided(
@@ -113,7 +125,7 @@ def _empty_strided(
         made = _aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
     except RuntimeError as error:
         raise memory_error(error, account) from None
-    return raised(made, account)
+    return raised(_cleared(made), account)
 
 
 def _refuse_pinned(pin_memory: bool | None) -> None:

@@ -290,3 +290,20 @@ def test_who_observes_that_memory_runs_out_is_called_before_the_error() -> None:
     asked = GIB + 2 * MIB
     assert seen == [(1, asked, GIB, GIB - 2 * MIB, 0), (1, asked, GIB, GIB - 2 * MIB, 1)]
     assert error.endswith("by zero")
+
+
+@pytest.mark.parametrize("count", [3, 1 << 20])
+@on_devices
+def test_memory_that_nobody_has_written_is_zero(count: int) -> None:
+    for _ in range(4):
+        torch.full((count,), 7.0, device=cuda(1))
+
+        assert torch.empty(count, device=cuda(1)).count_nonzero() == 0
+        assert torch.empty_strided((count, 1), (1, count), device=cuda(1)).count_nonzero() == 0
+
+
+@on_devices
+def test_memory_that_nobody_has_written_is_no_number_where_torch_says_so() -> None:
+    torch.use_deterministic_algorithms(True)
+
+    assert torch.empty(3, device=cuda(1)).isnan().all()

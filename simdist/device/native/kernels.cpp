@@ -7,6 +7,7 @@
 #include <Python.h>
 #include <pybind11/pybind11.h>
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -18,6 +19,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -410,10 +412,17 @@ class Empty : public c10::OperatorKernel {
     device = IValue(at::Device(at::kCPU));
     (*stack)[options + 3] = IValue();
     call(op, stack, figures->index);
-    stack->back() = raise(stack->back().toTensor(), figures);
+    Tensor made = stack->back().toTensor();
+    // Memory that is the same in each run; larger pieces come from the system full of zeros.
+    const size_t bytes = made.storage().nbytes();
+    const auto& context = at::globalContext();
+    const bool filled = context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+    if (bytes && bytes <= kCleared && !filled) std::memset(made.storage().mutable_data(), 0, bytes);
+    stack->back() = raise(made, figures);
   }
 
  private:
+  static constexpr size_t kCleared = 64 << 20;
   bool strided_, provided_ = false;
 };
 
