@@ -81,13 +81,14 @@ def synchronize_current(index: int) -> None:
 
 
 _deterministic: Callable[[], bool] = torch.are_deterministic_algorithms_enabled
+_filling: Any = torch.utils.deterministic
 # Larger pieces come from the system as they are asked for, full of zeros: malloc's threshold for that is no higher.
 _CLEARED_BYTES = 64 << 20
 
 
 def _cleared(made: Tensor) -> Tensor:
-    """Memory that is the same in each run, as a GPU's is that a process is given: malloc's has what lay there before."""
-    if made.nbytes > _CLEARED_BYTES or (_deterministic() and torch.utils.deterministic.fill_uninitialized_memory):
+    """Memory that is the same in each run, as a GPU gives it to a process; malloc's has what lay there before."""
+    if made.nbytes > _CLEARED_BYTES or (_deterministic() and _filling.fill_uninitialized_memory):
         return made
     return made.zero_()
 
