@@ -230,7 +230,7 @@ def _softmax(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         return raised(made, account_on(self, self.get_device()))
 
     def backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-        made = backward_op(host(grad), host(output), dim, grad.dtype).to(input_dtype)
+        made = backward_op(host(grad), host(output).to(grad.dtype), dim, grad.dtype).to(input_dtype)
         return raised(made, account_on(grad, grad.get_device()))
 
     return forward, backward

@@ -1,0 +1,121 @@
+"""Every operator that torch's own list says a GPU has, on a virtual device: the CPU's numbers, or a word of refusal.
+
+It takes two minutes, and so belongs to the real arm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.device.worlds import values
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+SAMPLES = 20
+
+# A device's random numbers are others than the CPU's, and these draw some, or give what nobody has written.
+_RANDOM = frozenset(
+    (
+        *("cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_in_place"),
+        *("normal_number_mean", "rand_like", "randint", "randint_like", "randn", "randn_like", "uniform", "bernoulli"),
+        *("nn_functional_dropout", "nn_functional_dropout2d", "nn_functional_dropout3d", "nn_functional_rrelu"),
+        *("nn_functional_alpha_dropout", "nn_functional_feature_alpha_dropout_with_train"),
+        *("nn_functional_fractional_max_pool2d", "nn_functional_fractional_max_pool3d"),
+        *("nn_functional_scaled_dot_product_attention", "nn_functional_multi_head_attention_forward"),
+        *("svd_lowrank", "pca_lowrank", "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"),
+        "new_empty_strided",
+    )
+)
+# Of these the CPU has no kernel for one of the types, or the list says where it is to be.
+_ONLY_ON_DEVICES = frozenset(
+    (
+        *("nn_functional_avg_pool3d", "_upsample_bilinear2d_aa", "nn_functional_multi_margin_loss", "histc"),
+        *("nn_functional_multilabel_margin_loss", "as_strided_partial_views", "jiterator_unary", "jiterator_binary"),
+        *("jiterator_4inputs_with_extra_args", "jiterator_binary_return_by_ref", "jiterator_2inputs_2outputs"),
+    )
+)
+# Refused, or not there: each with its reason.
+_REFUSED = {
+    "abs": "bool",
+    "linalg_lu": "without pivoting",
+    "linalg_lu_factor": "without pivoting",
+    "linalg_lu_factor_ex": "without pivoting",
+    "nansum": "complex",
+    "nanmean": "complex",
+    "nn_functional_softsign": "bool",
+    "torch_ops_aten__efficient_attention_forward": "torch's own, below scaled_dot_product_attention",
+    "torch_ops_aten__flash_attention_forward": "torch's own, below scaled_dot_product_attention",
+    "trace": "bool",
+}
+
+
+def on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return "cpu" if isinstance(value, str) and value.startswith("cuda") else value
+
+
+def difference(wanted: Any, found: Any) -> str:
+    """In what two results differ, or nothing."""
+    pairs = tree_leaves(wanted), tree_leaves(found)
+    if len(pairs[0]) != len(pairs[1]):
+        return "their number"
+    for one, other in zip(*pairs, strict=True):
+        if not isinstance(one, torch.Tensor) or one.layout is not torch.strided:
+            continue
+        if one.dtype is not other.dtype or one.shape != other.shape or one.stride() != other.stride():
+            return f"{one.dtype}{list(one.shape)}{one.stride()}, {other.dtype}{list(other.shape)}{other.stride()}"
+        wide = torch.complex128 if one.is_complex() else torch.float64
+        if not torch.allclose(
+            one.detach().to(wide), other.detach().cpu().to(wide), rtol=1e-3, atol=1e-3, equal_nan=True
+        ):
+            return "values"
+    return ""
+
+
+def compared() -> list[str]:
+    """What differs, for each operator and type."""
+    warnings.simplefilter("ignore")
+    known: Any = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
+    found = []
+    for op in known:
+        name = op.formatted_name
+        for dtype in DTYPES:
+            if name in _RANDOM | _ONLY_ON_DEVICES or dtype not in op.supported_dtypes("cuda"):
+                continue
+            try:
+                samples = list(op.sample_inputs("cuda", dtype, requires_grad=False))[:SAMPLES]
+            except Exception as error:
+                if "sparse_csr" not in str(error) and "detailed CUDA version" not in str(error):
+                    found.append(f"{name} {dtype}: no samples: {error}")
+                continue
+            for sample in samples:
+                given = sample.input, sample.args, sample.kwargs
+                try:
+                    first, args, kwargs = tree_map(on_cpu, given)
+                    wanted = op(first, *args, **kwargs)
+                except Exception:
+                    wanted = None  # not for the CPU; it has to work on a device, though
+                try:
+                    problem = difference(wanted, op(given[0], *given[1], **given[2])) if wanted is not None else ""
+                    if wanted is None:
+                        op(given[0], *given[1], **given[2])
+                except Exception as error:
+                    problem = f"raises {error}"
+                if problem and name not in _REFUSED:
+                    found.append(f"{name} {dtype}: {problem[:200]}")
+                    break
+    return found
+
+
+@pytest.mark.real
+@pytest.mark.timeout(600)
+def test_operators_of_a_gpu_are_those_of_the_cpu() -> None:
+    assert values(compared, devices=1, stall_s=300) == [[]]
