@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from simdist.device._aliases import host
@@ -32,7 +31,7 @@ _TUNER = "triton.runtime.autotuner"
 _INTERPRETER = "triton.runtime.interpreter"
 # Of the interpreter, what computes numbers of its operands' type: the last of them tells in which the result is.
 _ARITHMETIC = ("binary_op", "unary_op", "ternary_op", "create_dot", "create_fma", "create_rsqrt", "create_erf")
-_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+_COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
 def _has_devices() -> bool:
@@ -96,13 +95,11 @@ def _timing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _widened(bits: Any) -> Any:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return torch.from_numpy(bits.copy()).view(torch.bfloat16).float().numpy()
 
 
 def _rounded(numbers: Any) -> Any:
-    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
-    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(numbers), np.uint16(0x7FC0), nearest).reshape(np.shape(numbers))
+    return torch.from_numpy(numbers.copy()).to(torch.bfloat16).view(torch.uint16).numpy()
 
 
 class _Singles:
@@ -111,6 +108,7 @@ class _Singles:
     def __init__(self, interpreter: Any) -> None:
         self._handle = interpreter.TensorHandle
         self._language = interpreter.tl
+        self._comparisons = [getattr(interpreter.np, name) for name in _COMPARISONS]
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, self._handle) and value.dtype.scalar == self._language.bfloat16
@@ -128,7 +126,8 @@ class _Singles:
             if not any(map(self.holds, handles)):
                 return original(builder, *args, **kwargs)
             result = original(builder, *map(self.widen, args), **kwargs)
-            return self.narrow(result) if self.holds(handles[-1]) and args[-1] not in _COMPARISONS else result
+            is_number = not any(args[-1] is each for each in self._comparisons)
+            return self.narrow(result) if is_number and self.holds(handles[-1]) else result
 
         return compute
 
