@@ -64,7 +64,9 @@ def _operations(make: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Ca
         "scatter": lambda: filled(dist.scatter, own(), [own(), own()] if dist.get_rank() == 0 else None, 0),
         "reduce_scatter": lambda: filled(dist.reduce_scatter, own(), [own(), own()]),
         "all_to_all": lambda: filled(dist.all_to_all, pair(), [own(), own()]),
-        "all_gather_single": lambda: filled(dist.all_gather_into_tensor, torch.zeros(2, dtype=dtype), own()),
+        "all_gather_single": lambda: filled(
+            dist.all_gather_into_tensor, torch.zeros(2, *own().shape[1:], dtype=dtype), own()
+        ),
         "coalesced": lambda: filled(dist.all_reduce_coalesced, [own(), own()]),
         "send": lambda: _send_and_receive(make, dtype),
     }

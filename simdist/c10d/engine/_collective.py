@@ -51,6 +51,7 @@ from simdist.c10d.engine._followed import Followed
 from simdist.c10d.engine._mismatch import describe_mismatch
 from simdist.c10d.engine._strikes import Strikes
 from simdist.c10d.engine._wire import LIGHT_NS
+from simdist.c10d.surface._memory import freed_since
 from simdist.c10d.surface._modes import unseen
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import IN_PLACE, SimWork
@@ -286,7 +287,9 @@ class Collective:
         self._timer = self._wire = None
         operation = self.operation
         algorithm = communicator.backend.algorithm
-        crc = _data.execute(algorithm, operation, self._inputs(), _data.CHECKSUM_BYTES)
+        inputs = self._inputs()
+        freed = freed_since(inputs)
+        crc = 0 if freed is not None else _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
         if communicator.counted:
             now = simulation.now_ns
             simulation.bus.record(
@@ -295,6 +298,7 @@ class Collective:
         del communicator.collectives[self.sequence]
         simulation.events.settle()
         error = algorithm.refused_result(operation) if operation.reduction == "avg" else None
+        error = freed or error
         strikes = self.strikes
         for rank, arrival in self.arrivals.items():
             work = arrival.work

@@ -387,7 +387,8 @@ class Mailbox:
     def _sent(self, send: P2PWork, receive: P2PWork, begin_ns: int) -> None:
         # The sender may reuse its buffer from now on, so the data must have left it.
         bus = self._communicator.simulation.bus
-        error = refusal_of(bus, MessageRead(send)) if bus.wants(MessageRead) else None
+        error: BaseException | None = refusal_of(bus, MessageRead(send)) if bus.wants(MessageRead) else None
+        error = error or _memory.freed_since([send.tensor, receive.tensor])
         if error is not None:
             for work in (send, receive):
                 self._forget(work)

@@ -28,6 +28,8 @@ _NO_TIMEOUT = timedelta(0)
 class StreamWork(SimWork):
     """One call of one rank: `end` is the moment on its stream at which all of it is over."""
 
+    joins = False
+
     index: int  # of the device
     end: Mark
     streams: Streams

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -110,33 +109,6 @@ class Calls(GroupBackend):
         if timeout is not None:
             return round(timeout.total_seconds() * 1e9)
         return timeout_ns(opts, self._timeout_ns) if hasattr(opts, "timeout") else self._timeout_ns
-
-    def _joint(self, works: list[SimWork], outputs: list[Any]) -> SimWork:
-        """One work that is done when all of `works` are, and fails with the first that fails."""
-        joint = SimWork.make(self._member, works[-1].name, works[-1].sequence, outputs)
-        joint.parts = works
-        left = [work for work in works if not work.done]
-        joint.error = next(
-            (work.error for work in works if work.error is not None), None
-        )  # some may have failed at once
-        unwaited = joint.process.torch_state.unwaited
-        for work in works:  # the caller waits for the joint work, and cannot wait for its parts
-            if work in unwaited:
-                unwaited[joint] = unwaited.pop(work)
-
-        def settled(work: SimWork) -> None:
-            left.remove(work)
-            if joint.error is None:
-                joint.error = work.error
-            if not left:
-                joint.finish()
-
-        for work in left:
-            work.after = [*(work.after or ()), functools.partial(settled, work)]
-        if not left:
-            joint.finish()
-        joint.blockers = works[-1].blockers
-        return joint
 
 
 def root_of(opts: Any, root: int | None) -> tuple[Any, int, int]:

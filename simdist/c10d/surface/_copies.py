@@ -69,40 +69,34 @@ class Copies(Calls):
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SimWork:
         """Gather every rank's tensor into one."""
-        outputs = self._arguments.gather_single_arguments(output, tensor, self._size)
-        data = _flat(tensor)
-        parts = list(output.chunk(self._size)) if output.dim() else [output]
-        return self._issue("all_gather", tensor, data, (outputs, data), parts, self._limit(opts))
+        parts = self._arguments.gather_single_arguments(output, tensor, self._size)
+        data, flats = source(tensor), targets(parts)
+        return delivered(self._issue("all_gather", tensor, data, (flats, data), parts, self._limit(opts)), parts, flats)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
     ) -> SimWork:
         """`all_gather_single` for several pairs, in one operation."""
-        parts = [
-            self._arguments.gather_single_arguments(output, tensor, self._size)
-            for output, tensor in zip(outputs, tensors, strict=True)
-        ]
-        return self._gather_coalesced([list(of_rank) for of_rank in zip(*parts, strict=True)], tensors, outputs, opts)
+        parts = [output.chunk(self._size) if output.dim() else (output,) for output in outputs]
+        lists = [list(of_rank) for of_rank in zip(*parts, strict=False)]
+        self._arguments.coalesced_gather_arguments(lists, tensors, self._size)
+        return self._gather_coalesced(lists, tensors, outputs, opts)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any = None
     ) -> SimWork:
         """`allgather` of several tensors; `output_lists[r]` receives all of rank r's."""
         self._arguments.coalesced_gather_arguments(output_lists, tensors, self._size)
-        return self._gather_coalesced(
-            [[_flat(output) for output in outputs] for outputs in output_lists],
-            tensors,
-            [list(outputs) for outputs in output_lists],
-            opts,
-        )
+        lists = [list(outputs) for outputs in output_lists]
+        return self._gather_coalesced(lists, tensors, lists, opts)
 
     def _gather_coalesced(
-        self, flats: list[list[Tensor]], tensors: Sequence[Tensor], outputs: Sequence[Any], opts: Any
+        self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], outputs: Sequence[Any], opts: Any
     ) -> SimWork:
-        parts = [_flat(tensor) for tensor in tensors]
+        parts = [source(tensor) for tensor in tensors]
         sizes = [part.numel() for part in parts]
         whole = torch.cat(parts)
-        received = [torch.empty_like(whole) for _ in flats]
+        received = [torch.empty_like(whole) for _ in lists]
         shapes = Shapes.of(tensors, [(len(tensors), *tensors[0].shape)])
         work = self._issue(
             "all_gather",
@@ -116,9 +110,9 @@ class Copies(Calls):
         )
 
         def spread() -> None:
-            for of_rank, data in zip(flats, received, strict=True):
+            for of_rank, data in zip(lists, received, strict=True):
                 for target, piece in zip(of_rank, torch.split_with_sizes(data, sizes), strict=True):
-                    target.copy_(piece)
+                    put(target, piece)
 
         return then(work, spread)
 
@@ -164,13 +158,11 @@ class Copies(Calls):
         """Each rank sends `input_tensors[r]` to rank r."""
         self._arguments.exchange_arguments(output_tensors, input_tensors, self._size)
         # Gloo exchanges one row of elements in their logical order.
-        received = [output.contiguous() for output in output_tensors]
-        flats = [_flat(output) for output in received]
-        sent = [_flat(tensor.contiguous()) for tensor in input_tensors]
+        flats = targets(output_tensors)
+        sent = [source(tensor) for tensor in input_tensors]
         shapes = Shapes.of(input_tensors, [output.shape for output in output_tensors])
         work = self._exchange(input_tensors[0], flats, sent, list(output_tensors), shapes, opts)
-        spread = [pair for pair in zip(output_tensors, received, strict=True) if pair[0] is not pair[1]]
-        return then(work, lambda: [output.copy_(data) for output, data in spread]) if spread else work
+        return delivered(work, output_tensors, flats)
 
     def all_to_all_single(
         self,

@@ -17,6 +17,7 @@ from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._layout import then
+from simdist.c10d.surface._memory import is_plain_or_sparse
 from simdist.c10d.surface._modes import dispatch_modes, function_modes, visible
 from simdist.device import HostCopies
 from simdist.errors import UnsupportedError
@@ -64,7 +65,7 @@ def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     looks_itself = name == "allreduce"
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if looks_itself and (dispatch_modes() or function_modes()):
+        if looks_itself and (dispatch_modes() or function_modes() or not is_plain_or_sparse(args)):
             return self.allreduce_in_modes(*args, **kwargs)
         if not any(_has_devices(each) for each in args):
             return method(self, *args, **kwargs)

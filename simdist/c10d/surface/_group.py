@@ -10,6 +10,7 @@ import torch
 
 from simdist.c10d.surface._copies import Copies
 from simdist.c10d.surface._coverage import METHODS, Coverage
+from simdist.c10d.surface._memory import require_memory
 from simdist.c10d.surface._modes import visible
 from simdist.c10d.surface._reductions import Reductions
 from simdist.errors import UnsupportedError
@@ -40,6 +41,7 @@ class SimProcessGroup(Reductions, Copies):
     def _post(self, kind: str, tensors: Any, peer: int | None, tag: int) -> P2PWork:
         tensor = self._arguments.single(kind, tensors)
         self._arguments.require_contiguous(tensor)
+        require_memory(tensor)
         if tag < 0:
             raise RuntimeError("Tag must be nonnegative")
         self._arguments.require_peer(kind, peer, self.rank(), self._size)

@@ -128,6 +128,8 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         "options",
     )
 
+    asks_for_modes: tuple[str, ...] = ()  # see `_modes.visible`
+
     supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,39 +11,54 @@ import torch
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._work import SimWork
 
-__all__ = ["delivered", "put", "source", "targets", "then"]
+__all__ = ["delivered", "joint", "put", "source", "targets", "then"]
 
 Tensor = torch.Tensor
 _flat = _memory.flat
-_is_dense = _memory.is_dense
 
 
 def source(tensor: Tensor) -> Tensor:
-    """What is sent of a tensor: its memory, or a copy of its elements if they do not lie together."""
-    return _flat(tensor if _is_dense(tensor) else tensor.contiguous())
+    """What is sent of a tensor: its elements in their logical order."""
+    return _flat(tensor if tensor.is_contiguous() else tensor.contiguous())
+
+
+def _is_direct(tensor: Tensor) -> bool:
+    # Gloo receives into memory of its own and copies: an output that autograd watches refuses that or remembers it.
+    return tensor.is_contiguous() and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def targets(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Flat memory for what is received; that of the tensors where it can be. See `delivered`."""
-    return [_flat(tensor if _is_dense(tensor) else tensor.data.contiguous()) for tensor in tensors]
+    return [_flat(tensor if _is_direct(tensor) else _memory_like(tensor)) for tensor in tensors]
 
 
-def delivered(work: SimWork, tensors: Sequence[Tensor], received: Sequence[Tensor]) -> SimWork:
-    """The same work; it also brings what was received to the tensors that have no flat memory."""
-    scattered = [pair for pair in zip(tensors, received, strict=True) if not _is_dense(pair[0])]
+def _memory_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())  # a failed call brings back the old
+
+
+def delivered(work: SimWork, tensors: Sequence[Tensor], received: Sequence[Tensor], *, always: bool = False) -> SimWork:
+    """The same work; it also copies what was received to the tensors whose memory it can't be received into.
+
+    With `always`, to all: none of them is received into.
+    """
+    copied = [pair for pair in zip(tensors, received, strict=True) if always or not _is_direct(pair[0])]
+    if not copied:
+        return work
+    watched = torch.is_grad_enabled()
 
     def deliver() -> None:
-        for tensor, data in scattered:
-            put(tensor, data)
+        with torch.set_grad_enabled(watched):
+            for tensor, data in copied:
+                put(tensor, data)
 
-    return then(work, deliver) if scattered else work
+    return then(work, deliver)
 
 
 def put(tensor: Tensor, data: Tensor) -> None:
-    """Give a tensor the elements of flat `data`."""
+    """Give a tensor the elements of flat `data`, in their logical order."""
     if tensor.is_complex():
         data = torch.view_as_complex(data.view(-1, 2))
-    tensor.data.copy_(data.view(tensor.dtype).view(tensor.shape))
+    tensor.copy_(data.view(tensor.dtype).view(tensor.shape))
 
 
 def then(work: SimWork, action: Callable[[], Any]) -> SimWork:
@@ -53,3 +69,29 @@ def then(work: SimWork, action: Callable[[], Any]) -> SimWork:
         return work
     work.before = [action, *(work.before or ())]
     return work
+
+
+def joint(works: list[SimWork], outputs: list[Any]) -> SimWork:
+    """One work that is done when all of `works` are, and fails with the first that fails."""
+    joint = SimWork.make(works[-1].member, works[-1].name, works[-1].sequence, outputs)
+    joint.parts = works
+    left = [work for work in works if not work.done]
+    joint.error = next((work.error for work in works if work.error is not None), None)  # some may have failed at once
+    unwaited = joint.process.torch_state.unwaited
+    for work in works:  # the caller waits for the joint work, and cannot wait for its parts
+        if work in unwaited:
+            unwaited[joint] = unwaited.pop(work)
+
+    def settled(work: SimWork) -> None:
+        left.remove(work)
+        if joint.error is None:
+            joint.error = work.error
+        if not left:
+            joint.finish()
+
+    for work in left:
+        work.after = [*(work.after or ()), functools.partial(settled, work)]
+    if not left:
+        joint.finish()
+    joint.blockers = works[-1].blockers
+    return joint

@@ -1,12 +1,15 @@
-"""The memory of tensors: their bytes as one dimension, and a checksum over them.
+"""The memory of tensors: which have any, their bytes as one dimension, and a checksum over them.
 
-What moves data works on these views, since Gloo works on memory: no autograd, no strides, no lazy negation.
+What moves data works on these views, since Gloo works on memory: no autograd, no strides, no lazy negation. A tensor's
+dispatch keys say whether it has memory of its own that can be viewed like that (`is_plain`): subclasses, meta, sparse,
+quantized and nested tensors do not. Its storage says whether the memory is there (`flat` asks).
 """
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +17,8 @@ import torch
 from simdist.c10d.surface._events import PayloadSampled
 from simdist.kernel import Bus
 
-__all__ = ["as_bytes", "checksum", "flat", "is_dense"]
+__all__ = ["as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
+__all__ += ["freed_since", "odd_tensors", "require_memory", "without_memory"]
 
 Tensor = torch.Tensor
 
@@ -24,7 +28,64 @@ inference_tensors = False
 
 _WINDOWS = 8  # of a large tensor that is sampled
 _IN_OTHER_ELEMENTS = frozenset((torch.bool, torch.complex32, torch.complex64, torch.complex128))
+_keys: Any = torch._C._dispatch_keys
+_KeySet: Any = torch._C.DispatchKeySet
 _IN_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8))
+
+
+def _bits(*names: str) -> int:
+    found = 0
+    for name in names:
+        found |= _KeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return found
+
+
+# All bits but those of dense tensors of CPUs and GPUs, with what autograd, autocast and lazy views add to them.
+_ODD = ~_bits(
+    *("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"),
+    *("ADInplaceOrView", "Conjugate", "Negative"),
+)
+_ODD_AND_DENSE = _ODD & ~_bits("SparseCPU", "SparseCUDA")
+
+
+def is_plain(given: Any, odd: int = _ODD) -> bool:
+    """True if all tensors in there are dense ones in the memory of a CPU or GPU, and no wrappers of others."""
+    if isinstance(given, Tensor):
+        return not _keys(given).raw_repr() & odd
+    if isinstance(given, list | tuple):
+        for each in given:  # not `all`, whose generator costs more than a list of one
+            if not is_plain(each, odd):
+                return False
+    return True
+
+
+def is_plain_or_sparse(given: Any) -> bool:
+    """Likewise; sparse COO tensors are in order too."""
+    return is_plain(given, _ODD_AND_DENSE)
+
+
+_calls_with_odd_tensors = 0  # under way, which `flat` has to look at more closely
+
+
+@contextlib.contextmanager
+def odd_tensors() -> Iterator[None]:
+    """While a method runs that was given tensors that are not plain: `flat` refuses them."""
+    global _calls_with_odd_tensors
+    _calls_with_odd_tensors += 1
+    try:
+        yield
+    finally:
+        _calls_with_odd_tensors -= 1
+
+
+def without_memory(tensor: Tensor) -> RuntimeError:
+    """The error of a tensor that is not plain where its memory is wanted."""
+    kind = "" if type(tensor) is Tensor else f"{type(tensor).__name__}, "
+    return RuntimeError(
+        f"a backend needs a dense tensor in the memory of a CPU or GPU, and got one of {kind}layout "
+        f"{str(tensor.layout).removeprefix('torch.')}, device {tensor.device} and dispatch keys {_keys(tensor)}; a "
+        "real process would read memory that the tensor does not have"
+    )
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -33,8 +94,13 @@ def flat(tensor: Tensor) -> Tensor:
     Of a tensor that torch negates or conjugates when it is read, a copy: torch's dispatcher gives backends one too, and
     what they write into it is lost.
     Autograd does not see what is done to the result, as it does not see what Gloo does to the memory.
+
+    Raises:
+        RuntimeError: its elements reach beyond its storage, or its storage was freed.
     """
     global inference_tensors
+    if _calls_with_odd_tensors and not is_plain(tensor):
+        raise without_memory(tensor)
     tensor = tensor.data
     if tensor.is_inference():
         inference_tensors = True
@@ -45,9 +111,53 @@ def flat(tensor: Tensor) -> Tensor:
             tensor = torch.view_as_real(tensor.resolve_conj())
         else:
             tensor = tensor.view(torch.uint8)
+    require_memory(tensor)
     if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
         return tensor
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def require_memory(tensor: Tensor) -> None:
+    """Refuse a tensor whose storage is too small for it.
+
+    Raises:
+        RuntimeError: its elements reach beyond its storage, or its storage was freed.
+    """
+    size = tensor.numel()
+    if size and tensor.untyped_storage().nbytes() < (tensor.storage_offset() + size) * tensor.element_size():
+        raise _beyond_memory(tensor)
+
+
+def freed_since(given: Any) -> RuntimeError | None:
+    """The error of an operation whose program has freed a storage that `given`, flat tensors in lists, are views of."""
+    if isinstance(given, Tensor):
+        if given.is_sparse or given.data_ptr() or not given.numel():
+            return None
+        return RuntimeError(
+            f"the storage of a tensor of {given.numel()} elements was freed while an operation still used it. Wait for "
+            "the operation first; a real process would read or write memory that belongs to something else"
+        )
+    if isinstance(given, list | tuple):
+        for each in given:
+            error = freed_since(each)
+            if error is not None:
+                return error
+    return None
+
+
+def _beyond_memory(tensor: Tensor) -> RuntimeError:
+    size, there = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    begin = tensor.storage_offset() * tensor.element_size()
+    if not there:
+        return RuntimeError(
+            f"the storage of a tensor of shape {tuple(tensor.shape)} was freed or never allocated: it has 0 of "
+            f"{size} bytes. Allocate it before the call; a real process would be killed by a signal"
+        )
+    return RuntimeError(
+        f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} wants bytes {begin} to {begin + size} "
+        f"of a storage of {there} bytes. Backends read tensors as one block of memory: call .contiguous() first; a "
+        "real process would read and write past the end of the memory"
+    )
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
-"""Modes that a program pushes see torch's `c10d.*` operators, as with a real backend, and nothing of what simdist does.
+"""Modes and tensor subclasses of a program see torch's `c10d.*` operators, as with a real backend, and nothing else.
 
-A rank calls our groups in Python, beside torch's dispatcher. Where a dispatch mode is active the call takes the way
-around: torch's own method of `ProcessGroup` packs the arguments and calls the operator, the mode sees it and calls it
-again, and at the key `BackendSelect` (in front of the backends' kernels, which want a C++ backend) we take it from the
-dispatcher and do what the method does. The kernels there stand only from the first such call of a world until its end;
-calls of threads that are no ranks pass through them.
+A rank calls our groups in Python, beside torch's dispatcher. Where a dispatch mode is active, or where a tensor is no
+plain memory, the call takes the way around: torch's own method of `ProcessGroup` packs the arguments and calls the
+operator, the mode or the tensor's class sees it and calls it again, perhaps several times with other tensors, and at
+the key `BackendSelect` (in front of the backends' kernels, which want a C++ backend) we take it from the dispatcher and
+do what the method does. What no backend of ours has memory for (meta, quantized, most sparse tensors) goes on to
+torch's own kernels: they ignore it or refuse it. The kernels at that key stand only from the first such call of a world
+until its end; calls of threads that are no ranks pass through them.
 
 Whatever moves data does so without modes, and in inference mode from the first tensor of such on, as Gloo, which works
 on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the tensors of
@@ -14,6 +16,7 @@ all.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -21,7 +24,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
+from simdist.c10d.surface._compat import ProcessGroup, Work, group_class_aliases
+from simdist.c10d.surface._layout import joint
 from simdist.process import Patches, current_process, current_runtime
 
 __all__ = ["dispatch_modes", "function_modes", "unseen", "unseen_steps", "visible"]
@@ -34,6 +38,8 @@ function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _InferenceMode: Any = torch._C._InferenceMode
 _no_functions: Any = torch._C.DisableTorchFunction
 _HERE = torch._C.DispatchKey.BackendSelect
+_DENSE = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
+_keys: Any = torch._C._dispatch_keys
 
 # Methods whose operators begin with the tensors that the method takes first, and with how many of them.
 _OPERATORS = {
@@ -58,9 +64,6 @@ _OPERATORS = {
     "barrier": ("barrier", 0),
     "monitored_barrier": ("monitored_barrier_", 0),
 }
-# Methods that ask for modes themselves, and then call what `visible` adds to the class as `..._in_modes`: a
-# function around them costs more than the question.
-_LOOKING_THEMSELVES = ("allreduce",)
 # Operators that also return the tensors that they fill.
 _RETURN_TENSORS = {
     "allreduce_",
@@ -101,23 +104,55 @@ def unseen_steps(step: Callable[[], None]) -> Callable[[], None]:
     return do
 
 
-class _Call:
-    """A call of a method on its way through the dispatcher."""
+def _has_classes(given: Any) -> bool:
+    """True if there is a tensor whose class says what operators do to it."""
+    if isinstance(given, torch.Tensor):
+        return bool(_keys(given).has(torch._C.DispatchKey.Python))
+    return isinstance(given, list | tuple) and any(_has_classes(each) for each in given)
 
-    __slots__ = ("args", "kwargs", "method", "result")
+
+def _odd_one(given: Any) -> torch.Tensor | None:
+    """The first tensor that is not plain."""
+    if isinstance(given, torch.Tensor):
+        return None if _memory.is_plain(given) else given
+    if not isinstance(given, list | tuple):
+        return None
+    return next((found for each in given if (found := _odd_one(each)) is not None), None)
+
+
+class _Call:
+    """A call of a method on its way through the dispatcher.
+
+    `args` and `kwargs` are what it was called with beside its tensors, which the operator brings.
+    """
+
+    __slots__ = ("args", "kwargs", "method", "results")
 
     def __init__(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.method = method
         self.args = args
         self.kwargs = kwargs
-        self.result: Any = None
+        self.results: list[Any] = []  # of each time that the operator arrived; a subclass may call it several times
+
+    def result(self, said: Any) -> Any:
+        """What the method returns, of which torch's own has `said` something."""
+        works = [work for work in self.results if work is not None]
+        if len(works) > 1 and works[-1].joins:
+            return joint(works, [work.outputs for work in works])
+        if works:
+            return works[-1]
+        return None if self.results else said
 
 
-def visible(group_class: type) -> type:
-    """Let modes see the operators of a group class; a class decorator."""
+def visible(group_class: Any) -> Any:
+    """Let modes and tensor subclasses see the operators of a group class; a class decorator.
+
+    Methods in its `asks_for_modes` ask for modes and odd tensors themselves, and then call what is added here as
+    `..._in_modes`: a function around them costs more than the question.
+    """
     for name, method in list(_methods(group_class)):
         around = _with_a_way_around(name, method)
-        setattr(group_class, f"{name}_in_modes" if name in _LOOKING_THEMSELVES else name, around)
+        setattr(group_class, f"{name}_in_modes" if name in group_class.asks_for_modes else name, around)
     return group_class
 
 
@@ -131,28 +166,35 @@ def _methods(group_class: type) -> Any:
 
 
 def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    # Of this one torch's method ends in ours again, whatever our function is called (torch 2.13).
-    exchange = group_class_aliases.get(name, name) == "all_to_all_single"
-    through = _call_exchange if exchange else getattr(ProcessGroup, name, None)
+    new = group_class_aliases.get(name, name)
+    through = _THROUGH.get(new) or getattr(ProcessGroup, name, None)
+    in_order = _memory.is_plain_or_sparse if name == "allreduce" else _memory.is_plain
+    count = _OPERATORS[new][1]
+    names = list(inspect.signature(method).parameters)[1 : 1 + count]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (dispatch_modes() or function_modes()):
+        plain = in_order(args) and (not kwargs or in_order(tuple(kwargs.values())))
+        if plain and not (dispatch_modes() or function_modes()):
             return method(self, *args, **kwargs)
-        if through is None or not dispatch_modes():
+        if through is None or (plain and not dispatch_modes()):
             with _no_functions():
+                return method(self, *args, **kwargs)
+        if not self.group_name and not _has_classes((*args, *kwargs.values())):  # a bare backend: no dispatcher
+            with _memory.odd_tensors():
                 return method(self, *args, **kwargs)
         runtime = current_runtime()
         assert runtime is not None
         if "c10d operators" not in runtime.extras:
             runtime.extras["c10d operators"] = _Operators(runtime.patches)
         under_way = self._calls_under_way
-        entry = _Call(method, args, kwargs)
+        beside = {key: value for key, value in kwargs.items() if key not in names}
+        entry = _Call(method, args[count:], beside)
         under_way.append(entry)
         try:
-            result = through(self, *args, **kwargs)
+            said = through(self, *args, **kwargs)
         finally:
             under_way.remove(entry)
-        return result if entry.result is None else entry.result
+        return entry.result(said)
 
     call.__doc__ = method.__doc__
     call.__name__, call.__qualname__ = name, f"SimProcessGroup.{name}"
@@ -170,6 +212,18 @@ def _call_exchange(
     return operator(output, tensor, group.boxed(), output_sizes or [], input_sizes or [], asynchronous)
 
 
+def _call_gather(group: Any, outputs: Any, tensors: Any, options: Any = None) -> Any:
+    asynchronous = True if options is None else options.asyncOp
+    return torch.ops.c10d.allgather_into_tensor_coalesced_(outputs, tensors, group.boxed(), asynchronous)
+
+
+# Of these torch's methods end in ours again, whatever our function is called (torch 2.13).
+_THROUGH: dict[str, Callable[..., Any]] = {
+    "all_to_all_single": _call_exchange,
+    "all_gather_single_coalesced": _call_gather,
+}
+
+
 class _Operators:
     """Our kernels of torch's operators, until the world ends."""
 
@@ -183,18 +237,25 @@ class _Operators:
 
 
 def _kernel(operator: Any, name: str, tensors: int) -> Callable[..., Any]:
+    in_order = _memory.is_plain_or_sparse if name == "allreduce_" else _memory.is_plain
+
     def kernel(keyset: Any, *args: Any) -> Any:
         group = _group_among(args) if current_process() is not None else None
         if group is None:
             return operator.redispatch(keyset.remove(_HERE), *args)
+        if not in_order(args[:tensors]):
+            odd = _odd_one(args[:tensors])
+            if odd is not None and any(keyset.has(key) for key in _DENSE):
+                raise _memory.without_memory(odd)  # among plain ones: torch's kernel would hand it to the backend
+            return operator.redispatch(keyset.remove(_HERE), *args)
         entry = group._calls_under_way[-1]
-        given = (*args[:tensors], *entry.args[tensors:])
 
         with _disable_current_modes(), _no_functions():
-            entry.result = entry.method(group, *given, **entry.kwargs)
+            work = entry.method(group, *args[:tensors], *entry.args, **entry.kwargs)
+        entry.results.append(work)
         if name == "monitored_barrier_":
             return None
-        boxed = entry.result.boxed()
+        boxed = Work().boxed() if work is None else work.boxed()  # NCCL's is None where the stream orders all
         return (args[0], boxed) if name in _RETURN_TENSORS else boxed
 
     return kernel

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, reduction_of, root_of
 from simdist.c10d.surface._compat import reduce_name, timeout_ns
-from simdist.c10d.surface._layout import then
+from simdist.c10d.surface._layout import delivered, joint, source, targets, then
 from simdist.c10d.surface._modes import dispatch_modes, function_modes
 from simdist.c10d.surface._operation import Shapes
 from simdist.c10d.surface._work import SimWork
@@ -21,6 +21,7 @@ __all__ = ["Reductions"]
 
 Tensor = torch.Tensor
 _flat = _memory.flat
+_is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
 _SUM: Any = dist.ReduceOp.SUM
 
@@ -28,6 +29,7 @@ _SUM: Any = dist.ReduceOp.SUM
 class Reductions(Calls):
     """A group as far as it reduces."""
 
+    asks_for_modes: tuple[str, ...] = ("allreduce",)
     allreduce_in_modes: Callable[..., Any]  # see `_modes.visible`
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, **kwargs: Any) -> SimWork:
@@ -35,7 +37,7 @@ class Reductions(Calls):
 
         With several tensors, all of them and on every rank are the operands, and all of them end up with the result.
         """
-        if dispatch_modes() or function_modes():
+        if dispatch_modes() or function_modes() or not _is_plain_or_sparse(tensors):
             given = [tensors, opts, timeout]
             while given[-1] is None:
                 del given[-1]
@@ -112,7 +114,7 @@ class Reductions(Calls):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> SimWork:
         """All-reduce several tensors as one."""
         self._arguments.coalesced_reduce_arguments(tensors)
-        parts = [_flat(tensor) for tensor in tensors]
+        parts = [source(tensor) for tensor in tensors]
         whole = torch.cat(parts)
         work = self._issue(
             "all_reduce",
@@ -126,7 +128,7 @@ class Reductions(Calls):
             shape=whole.shape,
         )
         pieces = torch.split_with_sizes(whole, [part.numel() for part in parts])
-        return then(work, lambda: [part.copy_(piece) for part, piece in zip(parts, pieces, strict=True)])
+        return delivered(work, tensors, pieces, always=True)
 
     def reduce(
         self,
@@ -158,6 +160,8 @@ class Reductions(Calls):
         chunks = [_flat(tensor) for tensor in inputs]  # each rank's memory, whatever its order
         if output.stride() != inputs[self.rank()].stride():
             chunks[self.rank()] = _flat(torch.empty_like(output).copy_(inputs[self.rank()]))
+        if output.requires_grad or 0 in output.stride():
+            output.copy_(inputs[self.rank()])  # as Gloo begins; torch may refuse it
         result = _flat(output)
         work = self._issue(
             "reduce_scatter",
@@ -177,16 +181,15 @@ class Reductions(Calls):
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SimWork:
         """Reduce one tensor, and keep this rank's part of it."""
         self._arguments.scatter_single_arguments(output, tensor, self._size)
-        whole = _flat(tensor.contiguous())
-        inputs = (_flat(output), whole)
-        limit_ns = self._limit(opts)
+        whole, result = source(tensor), targets([output])
+        inputs, limit_ns = (result[0], whole), self._limit(opts)
         work = self._issue("reduce_scatter", tensor, whole, inputs, [output], limit_ns, reduction_of(opts, None))
         work.opaque = True
-        return work
+        return delivered(work, [output], result)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
     ) -> SimWork:
         """`reduce_scatter_single` for several pairs."""
         works = [self.reduce_scatter_single(o, t, opts) for o, t in zip(outputs, tensors, strict=True)]
-        return self._joint(works, list(outputs))
+        return joint(works, list(outputs))

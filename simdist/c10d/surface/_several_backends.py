@@ -13,6 +13,7 @@ import torch
 
 from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.c10d.surface._modes import visible
 
 __all__ = ["SeveralBackends"]
 
@@ -195,3 +196,4 @@ for _name in _BY_TENSORS:
             setattr(SeveralBackends, _old, _forwarding(_name))
 for _name in ("_register_on_completion_hook", "_wait_for_pending_works"):
     setattr(SeveralBackends, _name, _refusing(_name))
+visible(SeveralBackends)

@@ -79,6 +79,8 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         "source",
     )
 
+    joins = True  # several are waited for one by one; on a stream the last of them ends last
+
     member: Member
     process: SimProcess
     name: str
@@ -120,8 +122,11 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         if self.before is not None:
             before, self.before = self.before, None  # which may have the work: a cycle would keep its tensors
             if self.error is None:
-                for action in before:
-                    action()
+                try:
+                    for action in before:
+                        action()
+                except (RuntimeError, NotImplementedError, TypeError) as error:  # torch refuses to write a tensor
+                    self.error = error
         self.done = True
         process = self.process
         if self.future is not None:

@@ -15,6 +15,7 @@ import torch
 
 from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
 from simdist.c10d.surface._group import SimProcessGroup
+from simdist.c10d.surface._modes import visible
 from simdist.c10d.watch._fingerprint import Fingerprint
 
 __all__ = ["CheckedProcessGroup"]
@@ -33,8 +34,11 @@ class CheckedProcessGroup(SimProcessGroup):
         ['CheckedProcessGroup', 'CheckedProcessGroup']
     """
 
+    asks_for_modes = ()
+
     def __init__(self, wrapped: SimProcessGroup, helper: SimProcessGroup) -> None:
         ProcessGroup.__init__(self, wrapped.rank(), wrapped.size())
+        self._calls_under_way = []
         self.wrapped_pg = wrapped
         self.passes_for = ""  # the wrapped backend, while torch makes it, and would make the wrapper itself only later
         self._name = self._description = ""  # torch names the wrapper, and not what is in it
@@ -259,3 +263,4 @@ for _name, _value in [pair for base in _bases for pair in vars(base).items()]:
         setattr(CheckedProcessGroup, _name, _forwarded(_name))
     elif callable(_value):
         setattr(CheckedProcessGroup, _name, _forwarding(_name))
+visible(CheckedProcessGroup)

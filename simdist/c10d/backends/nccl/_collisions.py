@@ -14,6 +14,7 @@ A kernel that is stuck stays so, even where a later call of its neighbour would 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from simdist.c10d.backends.nccl import _folds
-from simdist.c10d.backends.nccl._fifos import Kernel, Protocol, Wire, ll, ll128, move, settle, simple
+from simdist.c10d.backends.nccl._fifos import Arithmetic, Kernel, Protocol, Turn, Wire, ll, ll128, move, settle, simple
 from simdist.c10d.backends.nccl._folds import Operand, Tree
 from simdist.c10d.engine import Collision
 from simdist.c10d.engine._data import CHECKSUM_BYTES
@@ -47,18 +48,6 @@ class Plan:
     channels: int = 1
     loop_bytes: int = 0  # of a chunk; 0: as always
     trees: Sequence[tuple[int, Tree]] = ()
-
-
-@dataclass(slots=True)
-class _Turn:
-    """What a kernel does with one chunk."""
-
-    length: int
-    receives: Sequence[Wire] = ()
-    sends: Sequence[Wire] = ()
-    source: Tensor | None = None
-    target: Tensor | None = None
-    is_total: bool = False  # it has what all ranks have put in
 
 
 @dataclass(slots=True)
@@ -97,19 +86,26 @@ class _Side:
         operation = self.operation
         return Operand(data, operation.reduction or "sum", self.factor, is_bool=operation.dtype_name == "bool")
 
-    def parts(self, data: Tensor) -> list[tuple[int, int]]:
-        """What each channel has of some data, from where to where."""
-        return _folds.parts_of(data.numel(), self.plan.channels, _aligned(data))
+    def in_tree(self, channel: int) -> tuple[int, Sequence[int]]:
+        """The parent of this rank in a channel's tree, -1 for the root, and its children."""
+        root, tree = self.plan.trees[2 * channel // max(2, self.plan.channels)]
+        if self.rank == root:
+            return -1, tree[self.rank]
+        return next(other for other, children in enumerate(tree) if self.rank in children), tree[self.rank]
 
-    def kernel(self, protocol: Protocol, operand: Operand, turns: Iterator[_Turn]) -> Kernel:
+    def on_channels(
+        self, data: Tensor, protocol: Protocol, operand: Operand, turns: Callable[[int, int, int], Iterator[Turn]]
+    ) -> Iterator[Kernel]:
+        """A kernel for each channel, whose turns are `turns(channel, first, end)` of its part of some data."""
+        for channel, (first, end) in enumerate(_folds.parts_of(data.numel(), self.plan.channels, _aligned(data))):
+            yield self.kernel(protocol, operand, turns(channel, first, end))
+
+    def kernel(self, protocol: Protocol, operand: Operand, turns: Iterator[Turn]) -> Kernel:
+        arithmetic = Arithmetic(
+            operand.data.dtype, operand.combine, lambda total: _folds.averaged(total, operand, self.ranks)
+        )
         for turn in turns:
-            yield from move(
-                *(protocol, turn.receives, turn.sends, turn.length, operand.data.dtype),
-                source=turn.source,
-                target=turn.target,
-                combine=operand.combine,
-                finish=(lambda total: _folds.averaged(total, operand, self.ranks)) if turn.is_total else None,
-            )
+            yield from move(protocol, turn, arithmetic)
 
 
 def collide(calls: Sequence[Call], plans: Sequence[Plan], wires: Wires) -> Collision:
@@ -129,8 +125,8 @@ def collide_messages(pair: tuple[int, int], calls: Sequence[Call], wires: Wires)
     sides = {rank: _Side(rank, 2, *call, Plan("simple"), wires) for rank, call in zip(pair, calls, strict=True)}
     source, target = pair
     kernels = {
-        source: [_send(sides[source], target, sides[source].inputs)],
-        target: [_receive(sides[target], source, sides[target].inputs)],
+        source: [_message(sides[source], target, sides[source].inputs, sends=True)],
+        target: [_message(sides[target], source, sides[target].inputs, sends=False)],
     }
     return _settled(kernels, wires, {target: sides[target].filled})
 
@@ -164,6 +160,12 @@ def _span(data: Tensor, begin: int, size: int, end: int) -> slice:
     return slice(begin, max(begin, min(begin + size, end)))
 
 
+def _spans(data: Tensor, protocol: Protocol, first: int, end: int) -> Iterator[slice]:
+    """A part of some data, a chunk at a time."""
+    size = protocol.chunk_bytes // data.element_size()
+    return (_span(data, begin, size, end) for begin in range(first, end, size))
+
+
 # -- the kernels of a rank, by operation -----------------------------------------------------------------------------
 
 
@@ -172,58 +174,54 @@ def _all_reduce(side: _Side) -> Iterator[Kernel]:
     operand = side.operand(data)
     ready = _folds.scaled(operand, side.ranks)
     side.filled.append(data)
-    turns = _up_and_down if side.plan.trees else _around_twice
-    for channel, (first, end) in enumerate(side.parts(data)):
-        for each in turns(side, protocol, channel, ready, data, first, end):
-            yield side.kernel(protocol, operand, each)
+    for turns in (_up, _down) if side.plan.trees else (_around_twice,):
+        yield from side.on_channels(data, protocol, operand, functools.partial(turns, side, protocol, ready, data))
 
 
 def _around_twice(
-    side: _Side, protocol: Protocol, channel: int, ready: Tensor, data: Tensor, first: int, end: int
-) -> Iterator[Iterator[_Turn]]:
+    side: _Side, protocol: Protocol, ready: Tensor, data: Tensor, channel: int, first: int, end: int
+) -> Iterator[Turn]:
     before, following = side.around(channel, protocol)
     ranks, most = side.ranks, protocol.chunk_bytes // data.element_size()
-
-    def turns() -> Iterator[_Turn]:
-        for place in range(first, end, ranks * most):
-            size = most
-            if end - place < ranks * most:
-                each = -(-(end - place) // ranks)
-                size = -(-each // _aligned(data)) * _aligned(data)
-            for step in range(1, 2 * ranks):  # at the n-th a chunk is complete
-                span = _span(data, place + (side.rank - step) % ranks * size, size, end)
-                yield _Turn(
-                    span.stop - span.start,
-                    before if step > 1 else (),
-                    following if step < 2 * ranks - 1 else (),
-                    ready[span] if step <= ranks else None,
-                    data[span] if step >= ranks else None,
-                    is_total=step == ranks,
-                )
-
-    yield turns()
+    for place in range(first, end, ranks * most):
+        size = most
+        if end - place < ranks * most:
+            each = -(-(end - place) // ranks)
+            size = -(-each // _aligned(data)) * _aligned(data)
+        for step in range(1, 2 * ranks):  # at the n-th a chunk is complete
+            span = _span(data, place + (side.rank - step) % ranks * size, size, end)
+            yield Turn(
+                span.stop - span.start,
+                before if step > 1 else (),
+                following if step < 2 * ranks - 1 else (),
+                ready[span] if step <= ranks else None,
+                data[span] if step >= ranks else None,
+                is_total=step == ranks,
+            )
 
 
-def _up_and_down(
-    side: _Side, protocol: Protocol, channel: int, ready: Tensor, data: Tensor, first: int, end: int
-) -> Iterator[Iterator[_Turn]]:
-    rank = side.rank
-    root, tree = side.plan.trees[2 * channel // max(2, side.plan.channels)]
-    from_children = [side.wire(channel, protocol, child, rank) for child in tree[rank]]
-    to_children = [side.wire(channel, protocol, rank, child) for child in tree[rank]]
-    size = protocol.chunk_bytes // data.element_size()
-    spans = [_span(data, begin, size, end) for begin in range(first, end, size)]
-    if rank == root:
-        yield (
-            _Turn(span.stop - span.start, from_children, to_children, ready[span], data[span], is_total=True)
-            for span in spans
-        )
+def _up(
+    side: _Side, protocol: Protocol, ready: Tensor, data: Tensor, channel: int, first: int, end: int
+) -> Iterator[Turn]:
+    """Up a tree; its root turns round."""
+    parent, children = side.in_tree(channel)
+    received = [side.wire(channel, protocol, child, side.rank) for child in children]
+    sent = [side.wire(channel, protocol, side.rank, each) for each in ([parent] if parent >= 0 else children)]
+    for span in _spans(data, protocol, first, end):
+        target = data[span] if parent < 0 else None
+        yield Turn(span.stop - span.start, received, sent, ready[span], target, is_total=parent < 0)
+
+
+def _down(
+    side: _Side, protocol: Protocol, _: Tensor, data: Tensor, channel: int, first: int, end: int
+) -> Iterator[Turn]:
+    parent, children = side.in_tree(channel)
+    if parent < 0:
         return
-    parent = next(other for other, children in enumerate(tree) if rank in children)
-    to_parent = [side.wire(channel, protocol, rank, parent)]
-    from_parent = [side.wire(channel, protocol, parent, rank)]
-    yield (_Turn(span.stop - span.start, from_children, to_parent, ready[span]) for span in spans)
-    yield (_Turn(span.stop - span.start, from_parent, to_children, None, data[span]) for span in spans)
+    received = [side.wire(channel, protocol, parent, side.rank)]
+    sent = [side.wire(channel, protocol, side.rank, child) for child in children]
+    for span in _spans(data, protocol, first, end):
+        yield Turn(span.stop - span.start, received, sent, None, data[span])
 
 
 def _reduce_scatter(side: _Side) -> Iterator[Kernel]:
@@ -231,15 +229,13 @@ def _reduce_scatter(side: _Side) -> Iterator[Kernel]:
     ranks, protocol, operand = side.ranks, side.protocol(), side.operand(output)
     ready = [_folds.scaled(side.operand(chunk), ranks) for chunk in chunks]
     side.filled.append(output)
-    size = protocol.chunk_bytes // output.element_size()
 
-    def turns(channel: int, first: int, end: int) -> Iterator[_Turn]:
+    def turns(channel: int, first: int, end: int) -> Iterator[Turn]:
         before, following = side.around(channel, protocol)
-        for begin in range(first, end, size):
-            span = _span(output, begin, size, end)
+        for span in _spans(output, protocol, first, end):
             for step in range(1, ranks + 1):
                 last = step == ranks
-                yield _Turn(
+                yield Turn(
                     span.stop - span.start,
                     before if step > 1 else (),
                     () if last else following,
@@ -248,22 +244,19 @@ def _reduce_scatter(side: _Side) -> Iterator[Kernel]:
                     is_total=last,
                 )
 
-    for channel, part in enumerate(side.parts(output)):
-        yield side.kernel(protocol, operand, turns(channel, *part))
+    return side.on_channels(output, protocol, operand, turns)
 
 
 def _all_gather(side: _Side) -> Iterator[Kernel]:
     outputs, data = side.inputs
     ranks, protocol = side.ranks, side.protocol()
     side.filled.extend(outputs)
-    size = protocol.chunk_bytes // data.element_size()
 
-    def turns(channel: int, first: int, end: int) -> Iterator[_Turn]:
+    def turns(channel: int, first: int, end: int) -> Iterator[Turn]:
         before, following = side.around(channel, protocol)
-        for begin in range(first, end, size):
-            span = _span(data, begin, size, end)
+        for span in _spans(data, protocol, first, end):
             for step in range(ranks):
-                yield _Turn(
+                yield Turn(
                     span.stop - span.start,
                     before if step else (),
                     following if step < ranks - 1 else (),
@@ -271,8 +264,7 @@ def _all_gather(side: _Side) -> Iterator[Kernel]:
                     outputs[(side.rank - step) % ranks][span],
                 )
 
-    for channel, part in enumerate(side.parts(data)):
-        yield side.kernel(protocol, side.operand(data), turns(channel, *part))
+    return side.on_channels(data, protocol, side.operand(data), turns)
 
 
 def _chain(side: _Side) -> Iterator[Kernel]:
@@ -283,13 +275,11 @@ def _chain(side: _Side) -> Iterator[Kernel]:
     place = (side.rank - side.operation.root - reduces) % ranks
     if place == ranks - 1 or not reduces:
         side.filled.append(data)
-    size = protocol.chunk_bytes // data.element_size()
 
-    def turns(channel: int, first: int, end: int) -> Iterator[_Turn]:
+    def turns(channel: int, first: int, end: int) -> Iterator[Turn]:
         before, following = side.around(channel, protocol)
-        for begin in range(first, end, size):
-            span = _span(data, begin, size, end)
-            yield _Turn(
+        for span in _spans(data, protocol, first, end):
+            yield Turn(
                 span.stop - span.start,
                 before if place else (),
                 following if place < ranks - 1 else (),
@@ -298,8 +288,7 @@ def _chain(side: _Side) -> Iterator[Kernel]:
                 is_total=reduces and place == ranks - 1,
             )
 
-    for channel, part in enumerate(side.parts(data)):
-        yield side.kernel(protocol, operand, turns(channel, *part))
+    return side.on_channels(data, protocol, operand, turns)
 
 
 def _all_to_all(side: _Side) -> Iterator[Kernel]:
@@ -324,31 +313,25 @@ def _pairs(side: _Side, sent: Mapping[int, Tensor], received: Mapping[int, Tenso
             room[: len(data)].copy_(data[: len(room)])
             continue
         if peer in sent and sent[peer].numel():
-            yield _send(side, peer, sent[peer])
+            yield _message(side, peer, sent[peer], sends=True)
         if peer in received and received[peer].numel():
-            yield _receive(side, peer, received[peer])
+            yield _message(side, peer, received[peer], sends=False)
 
 
 def _message_protocol(data: Tensor) -> Protocol:
     return ll(_folds.LOOP_BYTES["ll"]) if data.numel() <= _LARGEST_LL_MESSAGE else simple(_MESSAGE_CHUNK)
 
 
-def _send(side: _Side, peer: int, tensor: Tensor) -> Kernel:
+def _message(side: _Side, peer: int, tensor: Tensor, *, sends: bool) -> Kernel:
     data = as_bytes(tensor)
     protocol = _message_protocol(data)
-    wires = [side.wire("message", protocol, side.rank, peer)]
-    spans = [slice(begin, begin + protocol.chunk_bytes) for begin in range(0, max(1, len(data)), protocol.chunk_bytes)]
-    turns = (_Turn(len(data[span]), (), wires, data[span]) for span in spans)
-    return side.kernel(protocol, side.operand(data), turns)
-
-
-def _receive(side: _Side, peer: int, tensor: Tensor) -> Kernel:
-    data = as_bytes(tensor)
-    protocol = _message_protocol(data)
-    side.filled.append(tensor)
-    wires = [side.wire("message", protocol, peer, side.rank)]
-    spans = [slice(begin, begin + protocol.chunk_bytes) for begin in range(0, max(1, len(data)), protocol.chunk_bytes)]
-    turns = (_Turn(len(data[span]), wires, (), None, data[span]) for span in spans)
+    ends = (side.rank, peer) if sends else (peer, side.rank)
+    wires = [side.wire("message", protocol, *ends)]
+    if not sends:
+        side.filled.append(tensor)
+    size = protocol.chunk_bytes
+    parts = [data[begin : begin + size] for begin in range(0, max(1, len(data)), size)]
+    turns = (Turn(len(part), (), wires, part) if sends else Turn(len(part), wires, (), None, part) for part in parts)
     return side.kernel(protocol, side.operand(data), turns)
 
 

@@ -21,7 +21,7 @@ import torch
 
 from simdist.c10d.surface._memory import as_bytes
 
-__all__ = ["Kernel", "Protocol", "Wire", "ll", "ll128", "move", "settle", "simple"]
+__all__ = ["Arithmetic", "Kernel", "Protocol", "Turn", "Wire", "ll", "ll128", "move", "settle", "simple"]
 
 Tensor = torch.Tensor
 Kernel = Iterator[None]
@@ -124,105 +124,86 @@ class Wire:
         return self._memory[first : first + length]
 
 
-def move(
-    protocol: Protocol,
-    receives: Sequence[Wire],
-    sends: Sequence[Wire],
-    length: int,
-    dtype: torch.dtype,
-    *,
-    source: Tensor | None = None,
-    target: Tensor | None = None,
-    combine: Callable[[Tensor, Tensor], Tensor] | None = None,
-    finish: Callable[[Tensor], Tensor] | None = None,
-) -> Kernel:
-    """Move a chunk of `length` elements: receive it, add it to `source`, put it into `target`, send it."""
-    length = max(length, 0)
-    how = (dtype, combine, finish)
-    if protocol.line:
-        return _move_lines(protocol, receives, sends, length, source, target, *how)
-    return _move_slices(protocol, receives, sends, length, source, target, *how)
+@dataclass(slots=True)
+class Turn:
+    """What a kernel does with a chunk of `length` elements: receive it, add `source`, put it into `target`, send it."""
+
+    length: int
+    receives: Sequence[Wire] = ()
+    sends: Sequence[Wire] = ()
+    source: Tensor | None = None
+    target: Tensor | None = None
+    is_total: bool = False  # it has what all ranks have put in
 
 
-def _move_slices(
-    protocol: Protocol,
-    receives: Sequence[Wire],
-    sends: Sequence[Wire],
-    length: int,
-    source: Tensor | None,
-    target: Tensor | None,
-    dtype: torch.dtype,
-    combine: Callable[[Tensor, Tensor], Tensor] | None,
-    finish: Callable[[Tensor], Tensor] | None,
-) -> Kernel:
-    steps, element = protocol.steps, dtype.itemsize
-    least = protocol.step_bytes * steps // element // 32
-    size = max(-(-length // (_ALIGNED * protocol.slices)) * _ALIGNED, least)
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What a rank's call makes of numbers: their type, how two are combined, and what becomes of a total."""
+
+    dtype: torch.dtype
+    combine: Callable[[Tensor, Tensor], Tensor]
+    finish: Callable[[Tensor], Tensor]
+
+    def result(self, turn: Turn, count: int, begin: int = 0) -> Tensor:
+        """So many elements as a turn leaves them, from one on, with what lies in the next step of its wires."""
+        data = None if turn.source is None else turn.source[begin : begin + count]
+        for wire in turn.receives:
+            received = wire.look(count * self.dtype.itemsize).view(self.dtype)
+            data = received if data is None else self.combine(data, received)
+        assert data is not None
+        return self.finish(data) if turn.is_total else data
+
+
+def move(protocol: Protocol, turn: Turn, arithmetic: Arithmetic) -> Kernel:
+    """Take one turn."""
+    return (_move_lines if protocol.line else _move_slices)(protocol, turn, arithmetic)
+
+
+def _move_slices(protocol: Protocol, turn: Turn, arithmetic: Arithmetic) -> Kernel:
+    steps = protocol.steps
+    least = protocol.step_bytes * steps // arithmetic.dtype.itemsize // 32
+    size = max(-(-turn.length // (_ALIGNED * protocol.slices)) * _ALIGNED, least)
     begin = 0
     for _ in range(protocol.slices):
-        count = min(size, length - begin)
-        while any(wire.sent < wire.taken + steps for wire in receives) or any(
-            wire.taken + _STEPS < wire.sent + steps for wire in sends
+        count = min(size, turn.length - begin)
+        while any(wire.sent < wire.taken + steps for wire in turn.receives) or any(
+            wire.taken + _STEPS < wire.sent + steps for wire in turn.sends
         ):
             yield
-        data = None if source is None else source[begin : begin + count]
-        for wire in receives:
-            data = _added(data, wire.look(count * element).view(dtype), combine)
+        data = arithmetic.result(turn, count, begin)
+        for wire in turn.receives:
             wire.take(steps)
-        assert data is not None
-        if finish is not None:
-            data = finish(data)
-        for wire in sends:
+        for wire in turn.sends:
             wire.put(data, steps)
-        if target is not None:
-            target[begin : begin + count].copy_(data)
+        if turn.target is not None:
+            turn.target[begin : begin + count].copy_(data)
         begin += count
 
 
-def _move_lines(
-    protocol: Protocol,
-    receives: Sequence[Wire],
-    sends: Sequence[Wire],
-    length: int,
-    source: Tensor | None,
-    target: Tensor | None,
-    dtype: torch.dtype,
-    combine: Callable[[Tensor, Tensor], Tensor] | None,
-    finish: Callable[[Tensor], Tensor] | None,
-) -> Kernel:
-    element = dtype.itemsize
-    while any(wire.taken + _STEPS <= wire.sent for wire in sends):
+def _move_lines(protocol: Protocol, turn: Turn, arithmetic: Arithmetic) -> Kernel:
+    element = arithmetic.dtype.itemsize
+    while any(wire.taken + _STEPS <= wire.sent for wire in turn.sends):
         yield
-    wanted = -(-length * element // protocol.line)
-    while wanted and not all(wire.has_lines() for wire in receives):
-        yield
-    come = min((wire.lines() for wire in receives), default=wanted) if wanted else 0
-    count = min(length, min(come, wanted) * protocol.line // element)
-    data = None if source is None else source[:count]
-    for wire in receives if wanted else ():
-        data = _added(data, wire.look(count * element).view(dtype), combine)
-    if data is None:
-        data = torch.empty(0, dtype=dtype)
-    if finish is not None:
-        data = finish(data)
-    if target is not None:
-        target[:count].copy_(data)
+    wanted = -(-turn.length * element // protocol.line)
+    data = torch.empty(0, dtype=arithmetic.dtype)
+    come = 0
+    if wanted:  # who wants nothing waits for nobody
+        while not all(wire.has_lines() for wire in turn.receives):
+            yield
+        come = min((wire.lines() for wire in turn.receives), default=wanted)
+        count = min(turn.length, min(come, wanted) * protocol.line // element)
+        data = arithmetic.result(turn, count)
+        if turn.target is not None:
+            turn.target[:count].copy_(data)
     if come < wanted:
-        for wire in sends:
+        for wire in turn.sends:
             wire.put_part(data)
         while True:
             yield
-    for wire in receives:
+    for wire in turn.receives:
         wire.take(1)
-    for wire in sends:
+    for wire in turn.sends:
         wire.put(data, 1)
-
-
-def _added(local: Tensor | None, received: Tensor, combine: Callable[[Tensor, Tensor], Tensor] | None) -> Tensor:
-    if local is None:
-        return received
-    assert combine is not None
-    return combine(local, received)
 
 
 def settle(kernels: Mapping[int, Sequence[Kernel]], wires: Mapping[Any, Wire]) -> list[int]:
