@@ -55,6 +55,7 @@ class Part:
         self.sequence = -1  # of its operation in the group
         self.site = ""
         self.whole: StreamCollective | None = None  # None for a message
+        self.partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
         self.peer = -1  # of a message
         self.work: Any = None  # of the call
         self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or behind it
@@ -128,7 +129,7 @@ class Part:
 
     def waits_for(self) -> Iterable[Task]:
         """The tasks of those who have not done their part."""
-        missing = [self.peer] if self.whole is None else self.whole.missing
+        missing = [self.peer] if self.whole is None else self.whole.missing_for(self)
         found: list[Task] = []
         for rank in missing:
             member = self.connection.communicator.members[rank]
@@ -140,6 +141,10 @@ class Part:
         return found
 
 
+def _size(part: Part) -> int:
+    return part.operation.size
+
+
 def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return copies.get(id(value), value)
@@ -149,37 +154,85 @@ def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
 
 
 class StreamCollective:
-    """The parts that meet in one collective of a connection."""
+    """The parts that meet in one collective of a connection.
 
-    def __init__(self, connection: Connection, index: int) -> None:
+    Ranks that exchange nothing, directly or through others, do not wait for each other: of an all_to_all with empty
+    messages, those that do are a collective of their own as soon as all of them have called (`_part_off`).
+    """
+
+    def __init__(self, connection: Connection, index: int, ranks: Sequence[int]) -> None:
         self.connection = connection
         self.index = index
+        self.ranks = tuple(ranks)
         self.parts: dict[int, Part] = {}  # by group rank, in the order of the calls
         self.begin_ns = -1
         self.lost = False
         self.stuck = False  # calls did not fit, and some of them never end
+        self._whole: StreamCollective = self  # that it was parted off
+        self._apart = 0  # ranks that have called, and wait for nobody of those that have not
+        self._running = 0  # collectives that were parted off, and have not ended
+        self._checksum = 0  # of the data of those that have
         self._timer: Timer | None = None  # of its end
         self._wire: WireFlow | None = None
 
     @property
     def missing(self) -> list[int]:
         """Those who have not called it."""
-        return [rank for rank in self.connection.ranks if rank not in self.parts]
+        return [] if self._apart else [rank for rank in self.ranks if rank not in self.parts]
 
     @property
     def is_endless(self) -> bool:
         """True if some of its calls do not end, as things stand."""
-        return bool(self.missing) or self.lost or self.stuck
+        return bool(self._apart and self.parts) or bool(self.missing) or self.lost or self.stuck
+
+    def missing_for(self, part: Part) -> list[int]:
+        """Those who have not called it, and on whom a part depends."""
+        return [rank for rank in self._reached_from(part) if rank not in self.parts]
+
+    def _reached_from(self, part: Part) -> list[int]:
+        """The ranks that a part waits for, those that they wait for, and so on; with its own."""
+        found, ahead = {part.rank: None}, [part]
+        while ahead:
+            partners = ahead.pop().partners
+            for rank in self.ranks if partners is None else sorted(partners):
+                if rank not in found:
+                    found[rank] = None
+                    if rank in self.parts:
+                        ahead.append(self.parts[rank])
+        return sorted(found)
 
     def join(self, part: Part) -> None:
         """A rank calls it."""
         part.whole = self
         self.parts[part.rank] = part
-        if len(self.parts) == len(self.connection.ranks) and not self.lost:
-            ready = latest([each.begin for each in self.parts.values()])
-            ready.when_known(lambda: self._plan(ready.at_ns or 0))
+        if part.partners is not None or self._apart:
+            self._part_off(part)
+        elif len(self.parts) == len(self.ranks) and not self.lost:
+            self._start()  # what depends on this part depends on all: nothing less can begin now
         if not part.begun:
             part.claim()
+
+    def _start(self) -> None:
+        ready = latest([each.begin for each in self.parts.values()])
+        ready.when_known(lambda: self._plan(ready.at_ns or 0))
+
+    def _part_off(self, part: Part) -> None:
+        """Start the collective of a part and all that it depends on, if they have called."""
+        reached = self._reached_from(part)
+        if any(rank not in self.parts or rank in self.connection.gone for rank in reached):
+            return
+        if len(reached) == len(self.ranks):
+            self._start()
+            return
+        apart = StreamCollective(self.connection, self.index, reached)
+        apart._whole = self
+        for rank in reached:
+            apart.parts[rank] = self.parts.pop(rank)
+            apart.parts[rank].whole = apart
+        self._apart += len(reached)
+        self._running += 1
+        self.connection.collectives[self.index, reached[0]] = apart
+        apart._start()
 
     def _plan(self, ready_ns: int) -> None:
         """All streams come there at `ready_ns`, which may lie ahead."""
@@ -203,10 +256,10 @@ class StreamCollective:
         connection = self.connection
         communicator = connection.communicator
         simulation = communicator.simulation
-        parts = [self.parts[rank] for rank in connection.ranks]
-        calls = [(part.operation, part.inputs, part.factor) for part in parts]
+        parts = list(self._parts_in_order())
+        calls = self._calls(parts)
         meets = communicator.streamed.meets(calls)
-        operation = parts[0].operation
+        operation = parts[0].operation if self._whole is self else max(parts, key=_size).operation
         if communicator.strict and not (meets and all(part.operation.fits(operation, strict=True) for part in parts)):
             self._disagree(parts)
             return
@@ -229,6 +282,18 @@ class StreamCollective:
             )
         self._strike_during(parts, end_ns)
 
+    def _parts_in_order(self) -> Iterable[Part]:
+        return (self.parts[rank] for rank in self.ranks)
+
+    def _calls(self, parts: Sequence[Part]) -> list[tuple[Operation, Any, Any]]:
+        """The calls of all ranks of the connection; of those that take no part, calls with nothing to exchange."""
+        calls = [(part.operation, part.inputs, part.factor) for part in parts]
+        if len(calls) == len(self.connection.ranks):
+            return calls
+        nothing = [torch.empty(0)] * len(self.connection.ranks)
+        by_rank = dict(zip(self.ranks, calls, strict=True))
+        return [by_rank.get(rank, (parts[0].operation, (nothing, nothing), None)) for rank in self.connection.ranks]
+
     def _strike_during(self, parts: Sequence[Part], end_ns: int) -> None:
         simulation = self.connection.communicator.simulation
         for part in parts:
@@ -240,9 +305,9 @@ class StreamCollective:
         connection = self.connection
         communicator = connection.communicator
         simulation = communicator.simulation
-        calls = [(part.operation, part.inputs, part.factor) for part in parts]
-        collision = communicator.streamed.collide(calls, connection.left)
-        done = [part for place, part in enumerate(parts) if place in collision.done]
+        collision = communicator.streamed.collide(self._calls(parts), connection.left)
+        places = {rank: place for place, rank in enumerate(connection.ranks)}
+        done = [part for part in parts if places[part.rank] in collision.done]
         for part in done:
             part.begun = True
             part.settle_claims()
@@ -254,7 +319,8 @@ class StreamCollective:
         )
         self._strike_during(done, end_ns)
         for source, target, size, room in collision.cut:
-            communicator.failure.cut_short(connection, parts[target], parts[source].rank, size, room)
+            cut = self.parts[connection.ranks[target]]
+            communicator.failure.cut_short(connection, cut, connection.ranks[source], size, room)
 
     def _end_some(self, parts: Sequence[Part]) -> None:
         self._timer = None
@@ -286,15 +352,20 @@ class StreamCollective:
         communicator = connection.communicator
         simulation = communicator.simulation
         self._wire = self._timer = None
-        parts = [self.parts[rank] for rank in connection.ranks]
-        if communicator.counted:
-            operation = parts[0].operation
-            simulation.bus.record(
-                completed(
-                    simulation.now_ns, -1, operation.name, communicator.name, parts[0].sequence, self.begin_ns, crc
+        parts = list(self._parts_in_order())
+        whole = self._whole
+        if whole is not self:
+            connection.collectives.pop((self.index, self.ranks[0]), None)
+            whole._running -= 1
+            whole._checksum ^= crc
+            whole.begin_ns, crc = max(whole.begin_ns, self.begin_ns), whole._checksum
+        if whole._apart in (0, len(whole.ranks)) and not whole._running:
+            connection.collectives.pop(self.index, None)
+            if communicator.counted:
+                name, sequence = parts[0].operation.name, parts[0].sequence
+                simulation.bus.record(
+                    completed(simulation.now_ns, -1, name, communicator.name, sequence, whole.begin_ns, crc)
                 )
-            )
-        connection.collectives.pop(self.index, None)
         for part in parts:
             part.end.settle(simulation.now_ns)
         for part in parts:

@@ -62,7 +62,7 @@ class Connection:
         self.made = False
         self.makers: Mapping[int, str] = {}  # ranks that tell the others how to come, and what they call it
         self.error: Callable[[int], BaseException] | None = None  # why it can't be made
-        self.collectives: dict[int, StreamCollective] = {}  # that have not ended
+        self.collectives: dict[Any, StreamCollective] = {}  # that have not ended
         self.shut_out: list[Callable[[], None]] = []  # to try again when the network's conditions change
         self.gone: dict[int, None] = {}  # ranks that left it, or aborted it
         self.meetings: dict[int, int] = dict.fromkeys(ranks, 0)  # of all ranks on the host, by rank: see `meet`
@@ -96,7 +96,7 @@ class Connection:
         self._counts[part.rank] = index + 1
         collective = self.collectives.get(index)
         if collective is None:
-            collective = self.collectives[index] = StreamCollective(self, index)
+            collective = self.collectives[index] = StreamCollective(self, index, self.ranks)
             if self.gone:
                 collective.lose()
         collective.join(part)
@@ -104,6 +104,8 @@ class Connection:
 
     def _tell_of_gone(self, part: Part) -> None:
         for rank in self.gone:
+            if part.whole is not None and rank not in part.whole.missing_for(part):
+                continue  # it exchanges nothing with that one
             if part.peer in (-1, rank):
                 self.communicator.failure.peer_left(self, rank, [part])
 

@@ -222,9 +222,19 @@ class NcclProcessGroup(NcclReductions):
             reads = list(zip(inputs, sent, strict=True)) if len(inputs) == len(sent) else []
             if not reads:
                 reads = [(inputs[0], each) for each in sent]
-            return [Call(operation, (received, sent), reads, outputs)]
+            return [Call(operation, (received, sent), reads, outputs, partners=self._partners(received, sent))]
 
         return self._collective("all_to_all", (op_type, "all_to_all"), make, inputs, outputs, opts)
+
+    def _partners(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> frozenset[int] | None:
+        """The ranks that this one exchanges anything with; None: all. Torch calls no send or receive of nothing."""
+        pairs = list(zip(received, sent, strict=True))
+        if all(there.numel() and here.numel() for there, here in pairs):
+            return None
+        mine = self.rank()
+        return frozenset(
+            rank for rank, (there, here) in enumerate(pairs) if rank != mine and (there.numel() or here.numel())
+        )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """An all-reduce of one element, for which the host waits."""

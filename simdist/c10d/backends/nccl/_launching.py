@@ -34,6 +34,7 @@ __all__ = ["Call", "NcclGroup", "flat"]
 
 Tensor = torch.Tensor
 _errors: Any = _c  # has what the stubs leave out
+_MESSAGES = ("all_to_all", "gather", "scatter")  # made of messages, of which NCCL drops none, and torch empty ones
 _MOST_LAUNCHED = 1024  # that have not ended: a device takes no more, and the host waits
 
 
@@ -56,6 +57,7 @@ class Call:
     reduction_operands: Any = ()
     factor: Any = None
     peer: int = -1
+    partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
     sequence: int = -1
     strike: Any = None
     change: Callable[[Any], Any] | None = None
@@ -290,6 +292,7 @@ class NcclGroup(NcclMember):
         for call in calls:
             part = Part(connection, rank, call.operation, call.inputs, begin, call.reads, call.writes, call.factor)
             part.sequence, part.strike, part.change, part.peer = call.sequence, call.strike, call.change, call.peer
+            part.partners = call.partners
             part.work = work
             work.calls.append(part)
             communicator.call_site(part)
@@ -316,7 +319,8 @@ class NcclGroup(NcclMember):
                 part.forget()
             elif part.operation.name in ("send", "recv"):
                 connection.post(part)
-            elif not part.operation.size:  # NCCL drops it: no kernel, and nobody waits for anybody
+            elif not part.operation.size and part.operation.name not in _MESSAGES:
+                # NCCL drops it: no kernel, and nobody waits for anybody
                 begin.when_known(functools.partial(_skip, part))
             else:
                 connection.call(part)
