@@ -81,7 +81,8 @@ def run(
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
             comparing runs.
         policy: who goes first among ranks, and threads of a rank, that are runnable at the same instant: "fifo" or
-            "random", which also lets others go first wherever a thread takes a lock.
+            "random", which also lets others go first wherever a thread takes a lock, and lets a part of the requests to
+            stores take up to nine times as long, so that others come in between.
         start_time: the day, or day and time, that the calendar of the ranks shows when the world begins (`time.time`,
             `datetime.now`); UTC unless it says otherwise. Virtual time itself counts from 0.
         isolate: True lets each rank import for itself what a spawned process would: `fn` is looked up by name in the

@@ -1,4 +1,4 @@
-"""Who goes next among the tasks that are runnable at the same instant."""
+"""Who goes next among the tasks that are runnable at the same instant, and among requests that take equally long."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Policy(Protocol):
         """
         ...
 
+    def extra_ns(self, usual_ns: int) -> int:
+        """How much longer than usual something takes on its way; for what would meet others at one instant."""
+        ...
+
     def __len__(self) -> int: ...
 
 
@@ -38,21 +42,36 @@ class FifoPolicy(deque[Task]):
     push = deque.append
     pop = deque.popleft  # the other end of the deque, on purpose
 
+    def extra_ns(self, usual_ns: int) -> int:
+        """None."""
+        return 0
+
 
 class RandomPolicy:
-    """Every runnable task is equally likely; the draws come from the stream "schedule" of the seed."""
+    """Every runnable task is equally likely; the draws come from the stream "schedule" of the seed.
+
+    Half of what is on its way takes as long as usual, the rest up to nine times as long: long enough for another rank
+    to ask and answer in between, as happens on machines. These draws come from the stream "jitter".
+    """
 
     preempts = True
     _BLOCK = 1024
+    _LONGEST = 8  # times the usual length, on top of it
 
     def __init__(self, seed: int) -> None:
         self._tasks: list[Task] = []
         self._generator = stream(seed, "schedule")
         self._draws: list[int] = []
+        self._jitter = stream(seed, "jitter")
 
     def push(self, task: Task) -> None:
         """Add a task that became runnable."""
         self._tasks.append(task)
+
+    def extra_ns(self, usual_ns: int) -> int:
+        """A random part of eight times the usual length, or none."""
+        drawn = int(self._jitter.integers(-self._LONGEST * usual_ns, self._LONGEST * usual_ns + 1))
+        return max(0, drawn)
 
     def pop(self) -> Task:
         """Take a runnable task at random."""

@@ -98,6 +98,7 @@ class Turns(Timetable):
         "current_ident",
         "deadlock",
         "events",
+        "policy",
         "polls",
         "preempts",
         "start_thread",
@@ -113,6 +114,7 @@ class Turns(Timetable):
     ) -> None:
         super().__init__()
         self._ready: Policy = FifoPolicy() if policy is None else policy
+        self.policy = self._ready  # for what asks it beside who goes next
         self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
         self._on_switch = on_switch
         # Of a lock that is held while the world runs; whoever ends the world releases it.

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -662,3 +663,42 @@ def test_a_wait_ends_when_its_last_key_comes_or_its_time_is_up(
         last = max(there.get(key, float("inf")) for key in keys)
         answered = max(float(begin), last) + 0.0001  # a round trip after the later of request and key
         assert end == ((True, answered) if last <= begin + limit else (False, float(begin + limit)))
+
+
+def _count_without_a_lock(kind: str, path: str) -> int:
+    dist.init_process_group("gloo")
+    store = dist.FileStore(path, 3) if kind == "file" else dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set("count", "0")
+    dist.barrier()
+    store.set("count", str(int(store.get("count")) + 1))
+    dist.barrier()
+    return int(store.get("count"))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_lost_update_shows_under_some_seeds_and_not_under_others(kind: str, tmp_path: Path) -> None:
+    def outcome(seed: int) -> int:
+        path = str(tmp_path / f"store{seed}")
+        result = simdist.run(_count_without_a_lock, world_size=3, args=(kind, path), seed=seed, policy="random")
+        return max(result.values)
+
+    outcomes = [outcome(seed) for seed in range(60)]
+
+    assert set(outcomes) == {1, 2, 3}
+    assert outcomes[:5] == [outcome(seed) for seed in range(5)]
+
+
+def test_requests_of_one_rank_stay_in_order_under_any_seed() -> None:
+    def body() -> list[bytes]:
+        dist.init_process_group("gloo")
+        store = dist.distributed_c10d._get_default_store()
+        seen = []
+        for number in range(8):
+            store.set(f"mine{dist.get_rank()}", str(number))
+            seen.append(store.get(f"mine{dist.get_rank()}"))
+        return seen
+
+    for seed in range(10):
+        result = simdist.run(body, world_size=2, seed=seed, policy="random")
+        assert result.values == [[str(number).encode() for number in range(8)]] * 2

@@ -76,3 +76,12 @@ def test_policies_are_made_by_name() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^unknown scheduling policy 'lifo'; expected 'fifo' or 'random'$"):
         make_policy("lifo", 0)
+
+
+def test_under_the_random_policy_half_of_what_travels_takes_longer() -> None:
+    drawn = [RandomPolicy(3).extra_ns(100), *(policy.extra_ns(100) for policy in [RandomPolicy(3)] for _ in range(999))]
+
+    assert drawn[0] == drawn[1]
+    assert 400 < drawn.count(0) < 600
+    assert max(drawn) <= 800
+    assert FifoPolicy().extra_ns(100) == RandomPolicy(3).extra_ns(0) == 0

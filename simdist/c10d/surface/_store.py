@@ -129,10 +129,11 @@ class StoreServer:
 class _Connection:
     """What a client shares with the views of it that have a prefix."""
 
-    __slots__ = ("asked_ns", "at_once", "closed", "noticed", "strike", "timeout")
+    __slots__ = ("arrives_ns", "asked_ns", "at_once", "closed", "noticed", "strike", "timeout")
 
     def __init__(self) -> None:
         self.timeout = _DEFAULT_TIMEOUT
+        self.arrives_ns = 0  # when the last request without an answer is at the server: later ones are behind it
         self.asked_ns = 0  # when the last request left; its timeout counts from there
         self.at_once = 0  # requests at that moment
         self.closed = False  # by the server
@@ -166,9 +167,8 @@ def _answered(method: _Request) -> _Request:
             self._end()
             raise
         process = current_process()
-        distance_ns = 0 if process is None else self.server.distance_ns(process.host.name)
-        if process is not None and distance_ns:
-            process.simulation.sleep(distance_ns)
+        if process is not None:
+            self._travel(process)
         self._end()
         return result
 
@@ -439,13 +439,27 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                 self._strike_later(process, *left)
         self.require_server(process, operation if answered else "")
         if answered:
-            distance_ns = self.server.distance_ns(process.host.name)
-            if limit is not None:
-                distance_ns = min(distance_ns, max(0, connection.asked_ns + _in_ns(limit) - simulation.now_ns))
-            if distance_ns:
-                simulation.sleep(distance_ns)
+            most_ns = None if limit is None else max(0, connection.asked_ns + _in_ns(limit) - simulation.now_ns)
+            if self._travel(process, most_ns, behind_ns=connection.arrives_ns):
                 self.require_server(process, operation)
         return process
+
+    def _travel(self, process: SimProcess, most_ns: int | None = None, behind_ns: int = 0) -> bool:
+        """Park while a request, or its answer, is on its way; behind what arrives at `behind_ns`. True if it took time.
+
+        Under a random policy it may take longer than usual, and others get their turn even where it takes no time.
+        """
+        simulation = process.simulation
+        usual_ns = self.server.distance_ns(process.host.name)
+        duration_ns = max(usual_ns + simulation.policy.extra_ns(usual_ns), behind_ns - simulation.now_ns)
+        if most_ns is not None:
+            duration_ns = min(duration_ns, most_ns)
+        if duration_ns:
+            simulation.sleep(duration_ns)
+            return True
+        if simulation.preempts:
+            simulation.offer()
+        return False
 
     def require_server(self, process: SimProcess, operation: str = "check") -> None:
         """Fail as a request does to which the server can't listen any more; empty: one that has no answer.
@@ -506,10 +520,12 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
 
     def _send(self, process: SimProcess, arrive: Callable[[], None]) -> None:
         """Send a request that has no answer: it arrives later, unless the server is gone by then."""
-        simulation, server = process.simulation, self.server
+        simulation, server, connection = process.simulation, self.server, self._connection
         distance_ns = server.distance_ns(process.host.name)
         if distance_ns:
-            simulation.call_at(simulation.now_ns + distance_ns, lambda: None if server.gone else arrive())
+            arrives_ns = simulation.now_ns + distance_ns + simulation.policy.extra_ns(distance_ns)
+            connection.arrives_ns = max(arrives_ns, connection.arrives_ns)
+            simulation.call_at(connection.arrives_ns, lambda: None if server.gone else arrive())
         elif not server.gone:
             arrive()
         self._end()

@@ -29,7 +29,7 @@ def exchange(sizes: Sizes, form: str) -> list[list[float]]:
     else:
         whole = torch.zeros(sum(counts), device="cuda")
         dist.all_to_all_single(whole, torch.cat(sent), counts, sizes[rank])
-        received = list(whole.split(counts))
+        received = list(torch.split_with_sizes(whole, counts))
     return [part.tolist() for part in received]
 
 
