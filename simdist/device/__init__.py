@@ -11,7 +11,8 @@ right: autograd, autocast, DDP's reducer, views, printing, pickling.
 Each host of the cluster has `devices_per_host` devices with `device_memory_bytes` each; a process sees those of its
 host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),
 generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`, of
-`_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`).
+`_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`); kernels that need it
+are kept until then (`_deferred`).
 Computing takes no time unless the cluster has a `device_model` (`_compute`); `_races` finds what streams do to each
 other, in strict worlds; `_history` is what was allocated, while a program records it. `_absent` refuses what only a GPU
 can do, and runs what `torch.compile` makes without Triton. `_legacy` has the names
@@ -22,8 +23,8 @@ Kernels in C++ (`native/kernels.cpp`) can go before those in Python, with the sa
 A world that has no devices pays nothing and changes nothing. One that has ends as if it had not been there: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
 
-In doubt: values are the CPU's, not a GPU's (no TF32, no Philox); quantized and compressed sparse tensors, CUDA graphs,
-Triton and extensions in CUDA C++ are out of reach.
+In doubt: values are the CPU's, not a GPU's (no TF32, no Philox); quantized and compressed sparse tensors, CUDA graphs
+and extensions in CUDA C++ are out of reach.
 
 Open `_install.py` first, then `_kernels.py`.
 """

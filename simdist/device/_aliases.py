@@ -13,6 +13,7 @@ by them. A storage of theirs gets a `Block` when somebody asks for it, which tak
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +22,8 @@ from simdist.device._memory import Account, Block, Device, account_class
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
 
-__all__ = ["account_holding", "block_of", "block_of_storage", "host", "memory", "raised", "refuse", "use"]
+__all__ = ["NotYet", "account_holding", "block_of", "block_of_storage", "host", "lowered", "memory", "raised", "refuse"]
+__all__ += ["use"]
 
 Tensor = torch.Tensor
 _CPU, _CUDA = 1, 2  # DLDeviceType
@@ -33,6 +35,14 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 _to_capsule: Any = torch._C._to_dlpack
 _from_capsule: Any = torch._C._from_dlpack
 _int64_at = ctypes.c_int64.from_address
+
+
+class NotYet(Exception):  # no error: what is asked for comes later
+    """Memory of a device has no values yet that could be read or changed; `wait` parks until it has."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        super().__init__()
+        self.wait = wait
 
 
 _compiled: Any = None  # the module with kernels in C++, in worlds that have them
@@ -77,7 +87,23 @@ def account_holding(tensor: Tensor) -> Account | None:
 
 
 def host(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the memory of one on a device."""
+    """A CPU tensor over the memory of one on a device, as soon as its values are there."""
+    try:
+        return lowered(tensor)
+    except NotYet as later:
+        later.wait()
+    try:
+        return lowered(tensor)
+    except NotYet:  # nobody of its process waits here
+        return memory(tensor)
+
+
+def lowered(tensor: Tensor) -> Tensor:
+    """As `host`, but at once.
+
+    Raises:
+        NotYet: an operation has still to fill the memory.
+    """
     if _compiled is not None and not (tensor.is_conj() or tensor.is_neg()):
         return _compiled.host(tensor)  # type: ignore[no-any-return]  # C code without types
     block = getattr(tensor.untyped_storage(), "block", None)
@@ -94,9 +120,9 @@ def host(tensor: Tensor) -> Tensor:
         ):
             return known  # type: ignore[no-any-return]  # C code without types
     if tensor.is_conj():
-        return host(tensor.conj()).conj()
+        return lowered(tensor.conj()).conj()
     if tensor.is_neg():
-        return torch._neg_view(host(torch._neg_view(tensor)))
+        return torch._neg_view(lowered(torch._neg_view(tensor)))
     return memory(tensor)
 
 

@@ -1,26 +1,24 @@
 """Memory that an operation on a stream is going to read or write, and that the program touches before it has.
 
-Kernels compute at once, but the bytes of a collective move when all of its ranks are there. Until then the memory that
-it fills has no values that a kernel could work on, so the first kernel that touches it waits on the host, where on a
-GPU the kernel itself would. Memory that is only read is copied when it is touched: the operation reads what was there.
-
-In doubt: a program that goes on without ever looking at a value, and prints or sends something in between, does so
-later here than with a GPU, if its ranks are far apart.
+The bytes of a collective move when all of its ranks are there. Until then the memory that it fills has no values: a
+kernel that touches it is kept until it has (`_deferred`), and claims in turn what it will read and write; what brings
+values to the host waits. Memory that is only read is copied when it is touched: the operation reads what was there.
 
 While a block is claimed, an `Outstanding` stands where the block has its CPU tensor. Kernels look at that anyway, so
-claims cost nothing where there are none.
+claims cost nothing where there are none. It does not keep the block: memory that the program gives up is free at once.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 import torch
 
-from simdist.device._aliases import block_of, host, memory
+from simdist.device._aliases import NotYet, block_of, host, memory
 from simdist.device._state import account_of
 
-__all__ = ["Claimant", "Outstanding", "claim", "memory_of", "release"]
+__all__ = ["Claimant", "Follower", "Outstanding", "claim", "memory_of", "release"]
 
 Tensor = torch.Tensor
 
@@ -37,34 +35,64 @@ class Claimant(Protocol):
         ...
 
 
+class Follower(Protocol):
+    """What comes after claimants."""
+
+    def look(self) -> None:
+        """A claim that it may have waited for is gone."""
+        ...
+
+
 class Outstanding:
     """Stands for the CPU tensor of a block that operations have claimed."""
 
-    __slots__ = ("block", "claims", "host")
+    __slots__ = ("_block", "claims", "followers", "host")
 
     def __init__(self, block: Any) -> None:
-        self.block = block
+        self._block = weakref.ref(block)
         self.host = block.host
         self.claims: dict[Claimant, bool] = {}  # in the order of the calls: whether they write
+        self.followers: list[Follower] = []  # that look again when a claim is gone
 
     @property
     def shape(self) -> None:
-        """None, so that whoever compares it makes a tensor of its own, once nothing is outstanding any more."""
+        """None, so that whoever compares it makes a tensor of its own.
+
+        Raises:
+            NotYet: a claimant is still to write the memory.
+        """
+        if True in self.claims.values():
+            raise NotYet(self.wait)
+        self.leave_copies()
+
+    def leave_copies(self) -> None:
+        """Let those who read, up to the first that writes, keep what is there now: it may change."""
+        block = self._block()
+        for claimant, writes in list(self.claims.items()):
+            if writes or block is None:  # nobody else can touch it any more
+                break
+            claimant.copy_inputs(block)
+            self.drop(claimant)
+
+    def wait(self) -> None:
+        """Park until nobody will write the memory any more."""
         # In order: who reads what another is still to write copies nothing before that is there.
         for claimant, writes in list(self.claims.items()):
             if claimant not in self.claims:
                 continue  # it has begun meanwhile
-            if writes:
+            block = self._block()
+            if writes or block is None:
                 claimant.wait_until_begun()
             else:
-                claimant.copy_inputs(self.block)
+                claimant.copy_inputs(block)
                 self.drop(claimant)
 
     def drop(self, claimant: Claimant) -> None:
         """The claimant needs the memory no longer."""
         self.claims.pop(claimant, None)
-        if not self.claims and self.block.host is self:
-            self.block.host = self.host
+        block = self._block()
+        if not self.claims and block is not None and block.host is self:
+            block.host = self.host
 
 
 def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
@@ -85,10 +113,31 @@ def release(claims: list[Outstanding], claimant: Claimant) -> None:
     """An operation has begun, or never will."""
     for each in claims:
         each.drop(claimant)
+    for each in claims:
+        if each.followers:
+            followers, each.followers = each.followers, []
+            for follower in followers:
+                follower.look()
     claims.clear()
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the memory of one of a device, whoever has claimed it: for what orders itself on streams."""
+    """A CPU tensor over the memory of one of a device, whoever has claimed it: for what orders itself on streams.
+
+    It does not keep the device's storage: what the program gives up is free, though its bytes are still used.
+    """
+    if not tensor.is_cuda:
+        return tensor
     block = block_of(tensor)
-    return memory(tensor) if block is not None and type(block.host) is Outstanding else host(tensor)
+    base = None if block is None else block.host
+    if type(base) is Outstanding:
+        base = base.host
+    if not isinstance(base, Tensor) or tensor.is_conj() or tensor.is_neg():
+        return memory(tensor) if block is not None and type(block.host) is Outstanding else host(tensor)
+    size = tensor.element_size()
+    begin = base.storage_offset() * base.element_size()
+    if begin % size:
+        return memory(tensor)
+    made = torch.empty(0, dtype=tensor.dtype)
+    place = begin // size + tensor.storage_offset()
+    return made.set_(base.untyped_storage(), place, tensor.shape, tensor.stride())

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from simdist.device import _sparse, _special, _wider
-from simdist.device._aliases import account_holding, host, raised, refuse, use
+from simdist.device._aliases import NotYet, account_holding, lowered, raised, refuse, use
 from simdist.device._claims import Outstanding
+from simdist.device._deferred import defer
 from simdist.device._idle import is_view
 from simdist.device._mixing import MAY_MIX, wrong_devices
 from simdist.device._special import (
@@ -215,7 +216,7 @@ class _Inputs:
             elif index < 0:
                 self.foreign = self.foreign or value.dim() > 0
                 return value
-            return host(value)
+            return lowered(value)
         if isinstance(value, (list, tuple)):
             return [self.lower(each) for each in value]
         return value
@@ -230,30 +231,33 @@ def _pure(op: Any, *, waits: bool) -> Kernel:
         seen: Any = None
         index = -1
         foreign = False
-        lowered = []
-        for value in args:
-            if isinstance(value, Tensor):
-                on = value.get_device()
-                if on < 0:
-                    foreign = foreign or value.dim() > 0
-                else:
-                    if seen is None:
-                        seen, index = value, on
-                    elif on != index:
-                        foreign = True
-                    value = host(value)
-            elif type(value) in (list, tuple):
-                inputs = _Inputs()
-                inputs.seen, inputs.index = seen, index
-                value = [inputs.lower(each) for each in value]
-                seen, index, foreign = inputs.seen, inputs.index, foreign or inputs.foreign
-            lowered.append(value)
+        given = []
+        try:
+            for value in args:
+                if isinstance(value, Tensor):
+                    on = value.get_device()
+                    if on < 0:
+                        foreign = foreign or value.dim() > 0
+                    else:
+                        if seen is None:
+                            seen, index = value, on
+                        elif on != index:
+                            foreign = True
+                        value = lowered(value)
+                elif type(value) in (list, tuple):
+                    inputs = _Inputs()
+                    inputs.seen, inputs.index = seen, index
+                    value = [inputs.lower(each) for each in value]
+                    seen, index, foreign = inputs.seen, inputs.index, foreign or inputs.foreign
+                given.append(value)
+        except NotYet as later:
+            return defer(op, call, args, kwargs, later, kernel)
         if foreign and not may_mix and seen is not None:
             raise wrong_devices(op, args, kwargs)
         if waits:
             synchronize_current(index)
         try:
-            result = call(*lowered, **kwargs)
+            result = call(*given, **kwargs)
         except RuntimeError as error:
             raise memory_error(error, account_of(max(index, 0))) from None
         if isinstance(result, Tensor):
@@ -276,8 +280,11 @@ def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> K
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         inputs = _Inputs()
-        lowered = [inputs.lower(value) for value in args]
-        named = {name: inputs.lower(value) for name, value in kwargs.items()}
+        try:
+            given = [inputs.lower(value) for value in args]
+            named = {name: inputs.lower(value) for name, value in kwargs.items()}
+        except NotYet as later:
+            return defer(op, call, args, kwargs, later, kernel)
         index = inputs.index
         if inputs.foreign and not may_mix and inputs.seen is not None:
             raise wrong_devices(op, args, kwargs)
@@ -289,27 +296,26 @@ def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> K
             named.pop("pin_memory", None)
         if draws:
             place = names.index("generator")
-            given = args[place] if place < len(args) else kwargs.get("generator")
-            drawn = drawn_from(given, index)
+            drawn = drawn_from(args[place] if place < len(args) else kwargs.get("generator"), index)
             if place < len(args):
-                lowered[place] = drawn
+                given[place] = drawn
             else:
                 named["generator"] = drawn
         results: list[tuple[Any, Any]] = []
         for place in written:
-            was, now = (args[place], lowered[place]) if place < len(args) else _named(names[place], kwargs, named)
+            was, now = (args[place], given[place]) if place < len(args) else _named(names[place], kwargs, named)
             if isinstance(was, Tensor) and was.get_device() >= 0 and not was.numel():
                 # An alias can't grow, which `out=` may have to: a tensor of its own can.
                 now = torch.empty_like(now, device="cpu")
                 if place < len(args):
-                    lowered[place] = now
+                    given[place] = now
                 else:
                     named[names[place]] = now
             results.append((was, now))
         if waits:
             synchronize_current(index)
         try:
-            result = call(*lowered, **named)
+            result = call(*given, **named)
         except RuntimeError as error:
             raise memory_error(error, account_of(max(index, 0))) from None
         for was, now in results:
@@ -318,8 +324,8 @@ def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> K
         if not returns:
             return None
         if all(in_place):
-            given = tuple(was for was, _ in results)
-            return given[0] if len(returns) == 1 else given
+            filled_ones = tuple(was for was, _ in results)
+            return filled_ones[0] if len(returns) == 1 else filled_ones
         account = account_on(inputs.seen, index)
         if len(returns) == 1:
             return _raised_all(result, account)

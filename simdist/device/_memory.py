@@ -239,7 +239,7 @@ class Block:
     what there is.
     """
 
-    __slots__ = ("account", "host", "place", "size", "size_said", "uses")
+    __slots__ = ("__weakref__", "account", "host", "place", "size", "size_said", "uses")
 
     place: Any  # in the history of the memory, for a block that is recorded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 
 from simdist.device import _batch_norm
-from simdist.device._aliases import account_holding, host, raised
+from simdist.device._aliases import NotYet, account_holding, host, lowered, raised
+from simdist.device._deferred import defer
 from simdist.device._generators import device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
@@ -146,11 +148,20 @@ def _to_copy(
 ) -> Tensor:
     index = self.get_device()
     to_host = device is not None and device.type != "cuda"
-    if to_host and not non_blocking:
-        synchronize_current(index)
-    lowered = host(self)
-    made: Tensor = _aten._to_copy(
-        lowered,
+    if not non_blocking and (to_host or index < 0):  # a copy from or to the host: it waits (native/cuda/Copy.cu, 2.13)
+        synchronize_current(index if index >= 0 else account_of(device.index).index)
+    same_device = device is None or (not to_host and device.index == index)
+    try:
+        there = lowered(self)
+    except NotYet as later:
+        if same_device:
+            kinds = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
+            again = functools.partial(_to_copy, device=device, pin_memory=pin_memory, non_blocking=non_blocking)
+            made: Tensor = defer(_aten._to_copy.default, _aten._to_copy, (self,), kinds, later, again)
+            return made
+        there = host(self)
+    made = _aten._to_copy(
+        there,
         dtype=dtype,
         layout=layout,
         device="cpu",
@@ -162,9 +173,7 @@ def _to_copy(
     if to_host:
         made = made.pin_memory() if non_blocking else made
         return made if device.type == "cpu" else made.to(device)
-    if device is None or device.index == index:
-        return raised(made, account_on(self, index))
-    return raised(made, account_of(device.index))
+    return raised(made, account_on(self, index) if same_device else account_of(device.index))
 
 
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
@@ -178,7 +187,10 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
             synchronize_current(target)
         _aten.copy_(host(self), src)
     else:
-        _aten.copy_(host(self), host(src))
+        try:
+            _aten.copy_(lowered(self), lowered(src))
+        except NotYet as later:
+            defer(_aten.copy_.default, _aten.copy_, (self, src), {}, later, _copy_)
     return self
 
 

@@ -1,9 +1,9 @@
 """Streams and events: what is enqueued on a stream ends there, in virtual time, and only who asks waits for it.
 
-An operation computes at once; its *time* does not pass for the rank that enqueues it. Each stream of a process has the
-moment at which the last of what it was given ends: a virtual time, or a `Mark` while that depends on other ranks.
-Waiting for an event or for another stream moves it on, without anybody parking; `synchronize`, and whatever brings
-values to the host, parks until then.
+An operation computes at once, or as soon as its data is there (`_deferred`); its *time* does not pass for the rank that
+enqueues it. Each stream of a process has the moment at which the last of what it was given ends: a virtual time, or a
+`Mark` while that depends on other ranks. Waiting for an event or for another stream moves it on, without anybody
+parking; `synchronize`, and whatever brings values to the host, parks until then.
 
 What says how long it takes takes time (`torch.cuda._sleep`), and collectives that are ordered on streams do, by
 `Streams.mark` and `Streams.end_with`. Where there is a model of computing, each kernel is given to `Streams.enqueue`.
@@ -67,6 +67,13 @@ class Streams:
         self._sides: dict[int, int] = {}
         self.races: Races | None = None  # in a strict world
         self.error: BaseException | None = None  # what every wait for a stream raises from now on
+        self.of_backward: tuple[int, list[Any]] | None = None  # futures that a backward pass ends with, by its number
+        self.kept: dict[Any, None] = {}  # kernels that wait for their data, see `_deferred`
+
+    @property
+    def process(self) -> SimProcess:
+        """Whose streams they are."""
+        return self._process
 
     @property
     def now_ns(self) -> int:

@@ -673,7 +673,8 @@ def _count_without_a_lock(kind: str, path: str) -> int:
     dist.barrier()
     store.set("count", str(int(store.get("count")) + 1))
     dist.barrier()
-    return int(store.get("count"))
+    count: int = int(store.get("count"))
+    return count
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
@@ -681,7 +682,8 @@ def test_a_lost_update_shows_under_some_seeds_and_not_under_others(kind: str, tm
     def outcome(seed: int) -> int:
         path = str(tmp_path / f"store{seed}")
         result = simdist.run(_count_without_a_lock, world_size=3, args=(kind, path), seed=seed, policy="random")
-        return max(result.values)
+        highest: int = max(result.values)
+        return highest
 
     outcomes = [outcome(seed) for seed in range(60)]
 

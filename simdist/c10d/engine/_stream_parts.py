@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class Part:
         self._reads = reads
         self._writes = writes
         self._claims: list[Any] = []
+        self._flats: list[tuple[Any, Tensor]] = []  # of claims that read: a block, weakly, and what stands for it
 
     @property
     def process(self) -> SimProcess:
@@ -75,6 +77,9 @@ class Part:
         """It does not begin at once: hold what it will read and write."""
         self._claims = [claim(tensor, self, writes=False) for tensor, _ in self._reads if tensor.is_cuda]
         self._claims += [claim(tensor, self, writes=True) for tensor in self._writes if tensor.is_cuda]
+        # From here on it keeps no storage of a device: what the program gives up is free.
+        self._flats = [(weakref.ref(block_of(tensor)), flat) for tensor, flat in self._reads if tensor.is_cuda]
+        self._reads = self._writes = ()
 
     def change_read(self) -> None:
         """Change what its operation reads, if a verdict wants it. Calls of the device tell what goes wrong."""
@@ -94,13 +99,13 @@ class Part:
         """It needs its tensors no longer: nothing that is kept of it may keep their memory."""
         self.inputs = None
         self._reads = self._writes = ()
-        self._claims = []
+        self._claims, self._flats = [], []
 
     # -- for memory that is touched ----------------------------------------------------------------------------------
 
     def copy_inputs(self, block: Any) -> None:
         """The program is about to read, or change, what this only reads: keep it as it is."""
-        copies = {id(flat): flat.clone() for tensor, flat in self._reads if block_of(tensor) is block}
+        copies = {id(flat): flat.clone() for reference, flat in self._flats if reference() is block}
         self.inputs = _replaced(self.inputs, copies)
 
     def wait_until_begun(self) -> None:

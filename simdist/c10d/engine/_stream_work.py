@@ -6,9 +6,12 @@ one of CUDA is, and what is read of it, or called with it, is ordered on streams
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from simdist.c10d.surface._compat import Future
 from simdist.c10d.surface._events import WorkWaited
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["StreamFuture", "StreamWork"]
 
 _NO_TIMEOUT = timedelta(0)
+_current_graph_task_id: Any = torch._C._current_graph_task_id
+_current_autograd_node: Any = torch._C._current_autograd_node
+_execution_engine: Any = torch.autograd.Variable._execution_engine
 
 
 class StreamWork(SimWork):
@@ -139,6 +145,7 @@ class StreamWork(SimWork):
             self.future = StreamFuture(self.process, self.index, self.streams, self.end)
             self.future.set_result(self.outputs)
         assert isinstance(self.future, StreamFuture)
+        self.future.join_after_backward()
         return self.future
 
     def finish(self) -> None:
@@ -183,10 +190,35 @@ class StreamFuture(SimFuture):
         else:
             child._mark = streams.mark(index, side)
             child.set_result(value)
+            child.join_after_backward()
         finally:
             select_stream(index, before)
         return child
 
+    def join_after_backward(self) -> None:
+        """In backward, let the current stream wait for it before the engine's last callbacks: DDP works there.
+
+        C++ waits for futures there by a method that is not virtual, and that makes a stream wait only for futures with
+        devices, which these have none of.
+        """
+        graph = _current_graph_task_id()
+        if graph == -1:
+            return
+        if _current_autograd_node() is None:  # in one of those callbacks
+            self._join()
+            return
+        known = self._streams.of_backward
+        if known is None or known[0] != graph:
+            known = self._streams.of_backward = graph, []
+            _execution_engine.queue_callback(functools.partial(_join_all, self._streams, known[1]))
+        known[1].append(self)
+
     def _join(self) -> None:
         self._seen()
         self._streams.wait(self._index, current_stream(self._index), self._mark)
+
+
+def _join_all(streams: Streams, futures: list[StreamFuture]) -> None:
+    streams.of_backward = None
+    for future in futures:
+        future._join()

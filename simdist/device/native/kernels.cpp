@@ -127,18 +127,25 @@ Tensor anew(const Tensor& tensor) {
   return shaped(tensor, std::move(made), DispatchKey::CPU);
 }
 
-// Waits until no operation claims the memory any more; `_claims.Outstanding` says how.
-void settle(const Held* held) {
+// True if an operation claims the memory.
+bool is_claimed(const Held* held) {
+  if (!held->block) return false;
   py::gil_scoped_acquire gil;
   py::object stands = py::handle(held->block).attr("host");
-  if (Py_TYPE(stands.ptr()) == reinterpret_cast<PyTypeObject*>(hooks->outstanding.ptr()))
-    py::getattr(stands, "shape");  // which waits
+  return Py_TYPE(stands.ptr()) == reinterpret_cast<PyTypeObject*>(hooks->outstanding.ptr());
+}
+
+// Raises if an operation is still to fill the memory; `_claims.Outstanding` says how.
+void settle(const Held* held) {
+  if (!is_claimed(held)) return;
+  py::gil_scoped_acquire gil;
+  py::getattr(py::handle(held->block).attr("host"), "shape");
 }
 
 // A CPU tensor over the memory of one of a device.
 Tensor lower(const Tensor& tensor) {
   if (const Held* held = held_of(tensor.storage())) {
-    if (held->block) settle(held);
+    settle(held);
     const Tensor& host = held->host;
     if (host.dtype() == tensor.dtype() && host.storage_offset() == tensor.storage_offset() &&
         host.sizes() == tensor.sizes() && host.strides() == tensor.strides())
@@ -242,6 +249,7 @@ struct Devices {
       return;
     }
     if (tensor.is_conj() || tensor.is_neg()) odd = true;
+    if (const Held* held = held_of(tensor.storage())) odd = odd || is_claimed(held);
     const int on = tensor.get_device();
     if (!seen) {
       seen = &tensor;
@@ -261,8 +269,7 @@ void lower_value(IValue& value, bool grows) {
     const Tensor& tensor = value.toTensor();
     if (tensor.defined() && tensor.is_cuda()) {
       if (grows) {
-        if (const Held* held = held_of(tensor.storage()))
-          if (held->block) settle(held);
+        if (const Held* held = held_of(tensor.storage())) settle(held);
         value = anew(tensor);  // the kernel may give it other memory
       } else {
         value = lower(tensor);
@@ -434,7 +441,7 @@ class Copy : public c10::OperatorKernel {
     const Tensor self = (*stack)[base].toTensor();
     const Tensor& source = (*stack)[base + 1].toTensor();
     if (observed.load(std::memory_order_relaxed) || !self.is_cuda() || !source.is_cuda() || self.is_conj() ||
-        self.is_neg() || source.is_conj() || source.is_neg()) {
+        self.is_neg() || source.is_conj() || source.is_neg() || claimed(self) || claimed(source)) {
       give_to_python(op, stack, provided_);
       return;
     }
@@ -446,6 +453,11 @@ class Copy : public c10::OperatorKernel {
   }
 
  private:
+  static bool claimed(const Tensor& tensor) {
+    const Held* held = held_of(tensor.storage());
+    return held && is_claimed(held);
+  }
+
   bool provided_ = false;
 };
 

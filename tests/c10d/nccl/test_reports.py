@@ -118,7 +118,7 @@ def test_the_report_tells_the_last_work_that_is_queued_behind_the_one_that_hangs
         dist.all_reduce(of(1))
         if rank == 0:
             for _ in range(3):
-                dist.all_reduce(of(1))
+                dist.all_reduce(torch.ones(1, device="cuda"))  # made there: what comes from the host would wait
         time.sleep(700)
 
     assert "\t - [0] Timeout at collective: ALLREDUCE, #4\n" in logged(

@@ -96,7 +96,7 @@ def test_whatever_wants_a_value_waits(wish: str) -> None:
     assert results(body) == [2.0001, 2.0001]
 
 
-def test_a_kernel_that_touches_what_is_not_there_yet_waits() -> None:
+def test_a_kernel_waits_for_what_is_not_there_yet_and_the_host_does_not() -> None:
     def body() -> list[float]:
         rank = begin()
         time.sleep(rank)
@@ -104,9 +104,9 @@ def test_a_kernel_that_touches_what_is_not_there_yet_waits() -> None:
         dist.all_reduce(tensor)
         doubled = tensor * 2
         at = now()
-        return [at, doubled.item()]
+        return [at, doubled.item(), now()]
 
-    assert results(body) == [[1, 2], [1, 2]]
+    assert results(body) == [[0, 2, 1.0001], [1, 2, 1.0001]]
 
 
 def test_what_is_only_sent_may_be_read_and_changed_at_once() -> None:
@@ -131,14 +131,38 @@ def test_what_is_only_sent_may_be_read_and_changed_at_once() -> None:
 def test_a_collective_begins_when_the_streams_of_all_ranks_have_come_there() -> None:
     def body() -> float:
         rank = begin()
+        tensor = of(1)
         _sleep((rank + 1) * 10 * MS)
-        dist.all_reduce(of(1))
+        dist.all_reduce(tensor)
         issued = now()
         torch.cuda.synchronize()
         assert issued == 0
         return now()
 
     assert results(body) == [0.0201, 0.0201]
+
+
+@pytest.mark.parametrize("copy", ["to", "tensor", "cuda", "copy_"])
+def test_a_copy_from_the_host_waits_for_the_stream_unless_it_is_told_not_to(copy: str) -> None:
+    def body() -> list[float]:
+        begin()
+        there = torch.ones(1, device="cuda")
+        _sleep(10 * MS)
+        seen = []
+        for waits in (False, True):
+            source = torch.ones(1).pin_memory()
+            if copy == "tensor" and waits:
+                torch.tensor([1.0], device="cuda")
+            elif copy == "copy_":
+                there.copy_(source, non_blocking=not waits)
+            elif copy == "cuda":
+                source.cuda(non_blocking=not waits)
+            else:
+                source.to("cuda", non_blocking=not waits)
+            seen.append(now())
+        return seen
+
+    assert results(body, 1) == [[0, 0.01]]
 
 
 def test_computing_goes_on_beside_an_asynchronous_collective() -> None:

@@ -279,7 +279,9 @@ class NcclGroup(NcclMember):
         if asynchronous and own != current:
             number = own
             begin = latest([begin, streams.mark(index, own)])
-        work = NcclWork.make(member, name, calls[-1].sequence, outputs)
+        # Nobody gets the work of a call that the stream orders: it must not keep what the program gives up.
+        filled = outputs if asynchronous else [memory_of(each.data) for each in outputs]
+        work = NcclWork.make(member, name, calls[-1].sequence, filled)
         work.group, work.op_type, work.blocks, work.calls = self, op_type, blocks, []
         work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
         work.numel_in, work.numel_out = (sum(each.numel() for each in tensors) for tensors in (inputs, outputs))

@@ -1,0 +1,379 @@
+"""Kernels whose inputs are not there: kept, in the order of their data, and run when they are.
+
+On a GPU a kernel waits on its stream, and the host goes on. Here kernels compute at once, so one that touches memory
+that a collective has still to fill is kept instead: its results are allocated, in the shapes that the CPU's kernel
+gives for zeros, and claimed until it has run. It runs as soon as what it reads is there, on whichever thread brings
+that about; the time that it takes passes on its stream, as if it had run at once, and never before its data is there.
+
+Invariants:
+- It runs after all claims that stood on its memory when it was called: after those that write what it reads, and after
+  those that read or write what it writes, unless these keep a copy.
+- It holds host memory, and no storage of a device: what the program gives up meanwhile is free, as with a GPU.
+- A process has at most as many as a GPU's launch queue takes; then the host waits for the oldest.
+
+The host waits for kernels that draw numbers, that need values to know the shape of their results, that refuse zeros, or
+that take tensors of several devices or of odd kinds.
+
+In doubt: what such a kernel raises, because of its values, is an error of the device, as on a GPU. The first call of
+its kind is computed twice.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from simdist.device._aliases import NotYet, account_holding, block_of, host, raised
+from simdist.device._claims import Outstanding, claim, memory_of, release
+from simdist.device._marks import Mark, latest
+from simdist.device._state import account_of, present_or_none
+from simdist.device._streams import Streams
+from simdist.device._torch_core import core
+from simdist.kernel import Task
+
+__all__ = ["can_defer", "defer"]
+
+Tensor = torch.Tensor
+Kernel = Callable[..., Any]
+_MOST = 1024  # kept by one process
+_no_functions: Any = torch._C.DisableTorchFunction
+_ready: deque[Deferred] = deque()  # those that can run; the one that began to run them goes on with all
+
+
+def can_defer(op: Any) -> bool:
+    """True if kernels of an operator can be kept: what they make is known without their values."""
+    schema = op._schema
+    tags = set(op.tags)
+    if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and op not in _BY_INDICES):
+        return False
+    names = {each.name for each in schema.arguments}
+    return op is _TO_COPY or not {"generator", "device", "pin_memory"} & names
+
+
+_TO_COPY = torch.ops.aten._to_copy.default
+_BY_INDICES = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # unless by a mask
+
+
+class Deferred:
+    """A kernel that is kept."""
+
+    def __init__(self, streams: Streams, name: str, inputs: _Inputs, run: Callable[[], None]) -> None:
+        self.data = Mark(cause=self)  # when it has run
+        self._streams = streams
+        self._process = streams.process
+        self._name = name
+        self._inputs = inputs
+        self._run: Callable[[], None] | None = run  # None once it has
+        self._claims: list[Outstanding] = []
+        self._before: list[tuple[Outstanding, Any]] = []  # claims that it comes after
+
+    def come_after(self, tensor: Tensor, *, writes: bool) -> None:
+        """Note what stands on memory that it reads, or writes."""
+        block = block_of(tensor)
+        known = None if block is None else block.host
+        if type(known) is not Outstanding:
+            return
+        if writes:
+            known.leave_copies()
+        self._before += [(known, each) for each, wrote in known.claims.items() if wrote or writes]
+
+    def claim(self, tensor: Tensor, *, writes: bool) -> None:
+        """Claim memory that it reads, or writes."""
+        self._claims.append(claim(tensor, self, writes=writes))
+
+    def look(self) -> None:
+        """Run if nothing that it comes after is left; else be told of the next claim that goes."""
+        if self._run is None:
+            return
+        for outstanding, _ in self._before:
+            outstanding.leave_copies()
+        self._before = [(outstanding, each) for outstanding, each in self._before if each in outstanding.claims]
+        if self._before:
+            self._before[0][0].followers.append(self)
+            return
+        _ready.append(self)
+        if len(_ready) > 1:  # somebody runs the first of them: not by recursion, for thousands may follow each other
+            return
+        while _ready:
+            try:
+                _ready[0]._compute()
+            finally:
+                _ready.popleft()
+
+    def _compute(self) -> None:
+        run, self._run = self._run, None
+        assert run is not None
+        with torch.inference_mode(), _disable_current_modes(), _no_functions():
+            try:
+                run()
+            except Exception as error:
+                self._streams.error = error
+        release(self._claims, self)
+        self._streams.kept.pop(self, None)
+        self.data.settle(self._process.simulation.now_ns)
+        self._process.wake()
+
+    # -- for memory that is touched ----------------------------------------------------------------------------------
+
+    def copy_inputs(self, block: Any) -> None:
+        """The program is about to read, or change, what this only reads: keep it as it is."""
+        self._inputs.copy(block)
+
+    def wait_until_begun(self) -> None:
+        """Park the calling task of its rank until it has run."""
+        process = self._process
+        simulation = process.simulation
+        task = simulation.current
+        if task is None or task.context is not process or not simulation.owns_this_thread():
+            return
+        while self._run is not None:
+            simulation.park(self)
+            process.drain()
+            if self._streams.error is not None:
+                raise self._streams.error
+
+    # -- for reports -------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """The kernel, and what it waits for."""
+        name, root = self._name, self._first_cause()
+        return name if root is None else f"{name}, which waits for {root.describe()}"
+
+    def waits_for(self) -> Iterable[Task]:
+        """Those who hold up what it waits for."""
+        root = self._first_cause()
+        return () if root is None else root.waits_for()
+
+    def _first_cause(self) -> Any:
+        cause: Any = self
+        while isinstance(cause, Deferred):
+            left = (each for outstanding, each in cause._before if each in outstanding.claims)
+            cause = next(left, None)
+        return cause
+
+
+class _Inputs:
+    """The CPU tensors that a kernel is kept with, each in its place."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._blocks: list[Any] = []  # whose memory each is, weakly; None for a number of the host
+
+    def take(self, tensor: Tensor) -> _Place:
+        """Keep the memory of a tensor of the device, or a number of the host as it is now."""
+        self._tensors.append(memory_of(tensor) if tensor.is_cuda else tensor.clone())
+        block = block_of(tensor) if tensor.is_cuda else None
+        self._blocks.append(None if block is None else weakref.ref(block))
+        return _Place(len(self._tensors) - 1)
+
+    def copy(self, block: Any) -> None:
+        """Keep what is in there now, and leave the memory to others."""
+        for place, reference in enumerate(self._blocks):
+            if reference is not None and reference() is block:
+                self._tensors[place] = self._tensors[place].clone()
+                self._blocks[place] = None
+
+    def given(self, value: Any) -> Any:
+        """Arguments with the tensors in their places."""
+        if type(value) is _Place:
+            return self._tensors[value.number]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.given(each) for each in value)
+        if isinstance(value, dict):
+            return {name: self.given(each) for name, each in value.items()}
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    number: int
+
+
+def defer(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], later: NotYet, again: Kernel) -> Any:
+    """Keep a kernel that has met memory without values; or, if it can't be kept, wait and do it `again`.
+
+    `call` is what computes it, of CPU tensors.
+    """
+    devices = present_or_none()
+    kept = None if devices is None else _kept(op, call, args, kwargs, devices.streams)
+    if kept is None:
+        later.wait()
+        try:
+            return again(*args, **kwargs)
+        except NotYet as other:
+            return defer(op, call, args, kwargs, other, again)
+    return kept[0]
+
+
+def _kept(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], streams: Streams) -> tuple[Any] | None:
+    """The results of a kernel that is kept from now on; None if it can't be."""
+    if not can_defer(op):
+        return None
+    tensors = list(_tensors((*args, *kwargs.values())))
+    index = next(each.get_device() for each in tensors if each.is_cuda)
+    for each in tensors:
+        if each.layout is not torch.strided or each.is_conj() or each.is_neg() or type(each.data) is not Tensor:
+            return None
+        if each.get_device() != index and (each.is_cuda or each.dim()):
+            return None
+        if op in _BY_INDICES and each is not args[0] and each.dtype in (torch.bool, torch.uint8):
+            return None
+    task = streams.process.simulation.current
+    if task is None or task.context is not streams.process:
+        return None
+    likes = _results_of(op, call, args, kwargs)
+    if likes is None:
+        return None
+    written = _written(op._schema.arguments, args, kwargs)
+    returns = [each.alias_info is not None for each in op._schema.returns]
+    olds = iter(written)
+    account = account_holding(next(each for each in tensors if each.is_cuda)) or account_of(index)
+    made = [
+        next(olds) if is_old else _made(like, account) for is_old, like in zip(returns, likes, strict=bool(returns))
+    ]
+    new = [list(_tensors([value])) for is_old, value in zip(returns, made, strict=bool(returns)) if not is_old]
+    held = [[host(each) for each in of_one] for of_one in new]
+    inputs = _Inputs()
+    given = _each(args, inputs.take), {name: _each(value, inputs.take) for name, value in kwargs.items()}
+
+    def run() -> None:
+        result = call(*inputs.given(given[0]), **inputs.given(given[1]))
+        results = result if isinstance(result, tuple) and len(returns) != 1 else (result,)
+        fresh = [each for is_old, each in zip(returns, results, strict=bool(returns)) if not is_old]
+        for targets, value in zip(held, fresh, strict=True):
+            for target, each in zip(targets, _tensors([value]), strict=True):
+                target.copy_(each)
+
+    while len(streams.kept) >= _MOST:
+        next(iter(streams.kept)).wait_until_begun()
+    deferred = Deferred(streams, str(op).removesuffix(".default"), inputs, run)
+    changed = [each for each in _tensors(written) if each.is_cuda]
+    changing = {id(each) for each in changed}
+    for each in tensors:
+        if each.is_cuda:
+            deferred.come_after(each, writes=id(each) in changing)
+    for each in tensors:
+        if each.is_cuda and id(each) not in changing:
+            deferred.claim(each, writes=False)
+    for each in (*changed, *_tensors(new)):
+        deferred.claim(each, writes=True)
+    streams.kept[deferred] = None
+    number = core().stream(index)
+    streams.end_with(index, number, latest([streams.mark(index, number), deferred.data]))
+    deferred.look()
+    return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
+
+
+def _written(arguments: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What an operator writes of its arguments."""
+    found = []
+    for place, each in enumerate(arguments):
+        if each.alias_info is not None and each.alias_info.is_write:
+            found.append(args[place] if place < len(args) else kwargs.get(each.name))
+    return found
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _each(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_each(each, change) for each in value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """What a tensor is like."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+_known: dict[Any, tuple[Any, ...] | None] = {}  # what calls make, by what they are given
+_MOST_KNOWN = 10_000
+
+
+def _results_of(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What the results of a call are like, with None for what it writes in place; None if only values can say.
+
+    The CPU's kernel says it, of zeros: torch's kernels for meta tensors differ from it in types and shapes.
+    """
+    key = op, _said(args), _said(tuple(kwargs.items()))
+    try:
+        if key in _known:
+            return _known[key]
+    except TypeError:  # an argument that can't be a key
+        return None
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[key] = found = _tried(op, call, args, kwargs)
+    return found
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.is_cuda, tuple(value.shape), value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_said(each) for each in value)
+    return type(value), value
+
+
+def _tried(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    given = _each(args, _zeros), {name: _each(value, _zeros) for name, value in kwargs.items()}
+    try:
+        with torch.inference_mode(), _disable_current_modes(), _no_functions():
+            result = call(*given[0], **given[1])
+    except Exception:  # zeros are no input for it, or the call is wrong: with values the kernel says so better
+        return None
+    schema = op._schema
+    for was, now in zip(
+        _tensors(_written(schema.arguments, args, kwargs)),
+        _tensors(_written(schema.arguments, *given)),
+        strict=True,
+    ):
+        if was.shape != now.shape:
+            return None  # it grows
+    many = result if isinstance(result, tuple) and len(schema.returns) != 1 else (result,)
+    try:
+        return tuple(
+            None if each.alias_info is not None else _each(value, _like)
+            for each, value in zip(schema.returns, many, strict=bool(schema.returns))
+        )
+    except NotImplementedError:
+        return None
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    size = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.zeros(size if tensor.numel() else 0, dtype=tensor.dtype)
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
+def _like(tensor: Tensor) -> _Like:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        raise NotImplementedError
+    return _Like(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _made(like: Any, account: Any) -> Any:
+    """Memory of a device for results."""
+    if isinstance(like, _Like):
+        return raised(torch.empty_strided(like.shape, like.stride, dtype=like.dtype), account)
+    if isinstance(like, (list, tuple)):
+        return type(like)(_made(each, account) for each in like)
+    return like

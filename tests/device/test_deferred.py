@@ -1,0 +1,248 @@
+"""Kernels that read what a collective has still to fill: the host goes on, and they run when their data is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F  # as everybody calls it
+
+import simdist
+from simdist.cluster import build
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+Tensor = torch.Tensor
+LATE_S = 2.0
+functional: Any = F
+
+
+def begin() -> int:
+    """Join a group over NCCL whose communicator is there; the second rank is late for what follows."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
+    if dist.get_rank() == 1:
+        time.sleep(LATE_S)
+    return dist.get_rank()
+
+
+def reduced(*values: float) -> Tensor:
+    """A tensor whose sum over the ranks is under way; its values come from the host without waiting."""
+    tensor = torch.tensor(values or (1.0, 2.0, 3.0, 4.0)).pin_memory().to("cuda", non_blocking=True)
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    return tensor
+
+
+def run(body: Callable[[], Any], **settings: Any) -> list[Any]:
+    result = simdist.run(body, world_size=2, backend="nccl", **settings)
+    for rank in result.ranks:
+        if rank.exception is not None:
+            raise rank.exception
+    result.raise_for_failure()
+    return result.values
+
+
+def elapsed(since: float) -> float:
+    return round(time.monotonic() - since, 3)
+
+
+def test_the_host_goes_on_and_the_event_is_not_over() -> None:
+    def body() -> Any:
+        begin()
+        at = time.monotonic()
+        tensor = reduced()
+        tensor /= 2
+        end = torch.cuda.Event()
+        end.record()
+        ahead = end.query(), elapsed(at)
+        return *ahead, tensor.tolist(), elapsed(at), end.query()
+
+    values = [1.0, 2.0, 3.0, 4.0]
+    assert run(body) == [(False, 0.0, values, LATE_S, True), (False, 0.0, values, 0.0, True)]
+
+
+# What is done with a tensor that is not there, and gives tensors.
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "arithmetic": lambda t: (t * 2 + 1) / t - t,
+    "in place": lambda t: t.mul_(3).add_(t),
+    "a view changes": lambda t: (t.view(2, 2)[1].zero_(), t)[1],
+    "a product": lambda t: t.view(2, 2) @ t.view(2, 2).T,
+    "several results": lambda t: torch.sort(t, descending=True),
+    "lists": lambda t: torch._foreach_mul([t, t + 1], 2.0),
+    "lists in place": lambda t: (torch._foreach_add_([t], [t * 2]), t)[1],
+    "joined": lambda t: torch.cat([t, torch.ones(1, device="cuda")]),
+    "another type": lambda t: t.to(torch.float16).to(torch.int64),
+    "copied": lambda t: torch.zeros(4, device="cuda").copy_(t),
+    "strided": lambda t: t.view(2, 2).t().contiguous().clone(),
+    "indices": lambda t: t[torch.tensor([3, 0], device="cuda")],
+    "comparison": lambda t: torch.where(t > 4, t, -t),
+    "reductions": lambda t: (t.sum(), t.max(), t.mean(), torch.linalg.vector_norm(t)),
+    "softmax": lambda t: functional.softmax(t, 0),
+    "a layer": lambda t: functional.layer_norm(t, [4]),
+    "a loss": lambda t: functional.mse_loss(t, torch.ones(4, device="cuda")),
+    "a mask": lambda t: t[t > 4],
+    "numbers drawn": lambda t: functional.dropout(t, 0.0),
+    "conditions": lambda t: torch.ones(1, device="cuda") * bool((t > 1).all()),
+    "an output": lambda t: torch.add(t, 1, out=torch.empty(4, device="cuda")),
+    "growing": lambda t: torch.add(t, 1, out=torch.empty(0, device="cuda")),
+    "halves": lambda t: functional.avg_pool3d(t.view(1, 1, 1, 2, 2).half(), (1, 2, 2)),
+    "convolution": lambda t: functional.conv2d(t.view(1, 1, 2, 2), torch.ones(1, 1, 2, 2, device="cuda")),
+    "from the host": lambda t: (t.copy_(torch.full((4,), 5.0)), t + 1)[1],
+    "a number of the host": lambda t: t * torch.tensor(3.0),
+}
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_kernels_that_were_kept_compute_what_others_do(name: str) -> None:
+    def body() -> list[Any]:
+        begin()
+        given = torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda") * 2
+        found = []
+        for tensor in (reduced(), given):
+            made = CALLS[name](tensor)
+            found.append([each.tolist() for each in (made if isinstance(made, (tuple, list)) else [made])])
+            shapes = [(each.shape, each.stride(), each.dtype) for each in made] if isinstance(made, tuple) else []
+            found.append(shapes)
+        return found
+
+    for kept, kept_like, usual, usual_like in run(body):
+        assert kept == usual
+        assert kept_like == usual_like
+
+
+def test_what_is_read_is_what_was_there() -> None:
+    def body() -> Any:
+        begin()
+        first, second = reduced(), reduced(10.0, 20.0, 30.0, 40.0)
+        more = first + second
+        first.zero_()
+        second.copy_(first)
+        return more.tolist(), first.tolist(), second.tolist()
+
+    assert run(body) == [([22.0, 44.0, 66.0, 88.0], [0.0] * 4, [0.0] * 4)] * 2
+
+
+def test_a_collective_takes_what_a_kept_kernel_makes() -> None:
+    def body() -> Any:
+        begin()
+        at = time.monotonic()
+        half = reduced() / 2
+        dist.all_reduce(half)
+        gathered = torch.empty(8, device="cuda")
+        dist.all_gather_into_tensor(gathered, half)
+        ahead = elapsed(at)
+        return ahead, gathered.tolist()
+
+    assert run(body) == [(0.0, [2.0, 4.0, 6.0, 8.0] * 2)] * 2
+
+
+def test_memory_that_the_program_gives_up_is_free_at_once() -> None:
+    def body() -> int:
+        begin()
+        tensor = torch.ones(4, device="cuda")
+        dist.all_reduce(tensor)
+        before = torch.cuda.memory_allocated()
+        for _ in range(5):
+            tensor * 2
+        kept = tensor + 1
+        del tensor
+        return torch.cuda.memory_allocated() - before if kept.shape else 0
+
+    assert run(body) == [0, 0]
+
+
+def test_more_kernels_than_a_launch_queue_takes_hold_up_the_host() -> None:
+    def body() -> Any:
+        begin()
+        at = time.monotonic()
+        tensor = reduced()
+        for _ in range(1000):
+            tensor += 1
+        ahead = elapsed(at)
+        for _ in range(100):
+            tensor += 1
+        return ahead, elapsed(at), tensor[0].item()
+
+    assert run(body) == [(0.0, LATE_S, 1102.0), (0.0, 0.0, 1102.0)]
+
+
+def test_an_error_in_a_kept_kernel_is_the_devices() -> None:
+    def body() -> str:
+        rank = begin()
+        index = reduced(1.0, 2.0, 3.0, 9.0).long()
+        if rank == 0:
+            torch.zeros(4, device="cuda")[index]
+        with pytest.raises(IndexError) as caught:
+            torch.cuda.synchronize() if rank == 0 else torch.zeros(4, device="cuda")[index]
+        return str(caught.value)
+
+    assert all("out of bounds" in said for said in run(body))
+
+
+def test_a_step_of_training_waits_nowhere() -> None:
+    def body() -> Any:
+        rank = begin()
+        torch.manual_seed(0)
+        make: Any = nn.parallel.DistributedDataParallel
+        model = make(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).cuda(), broadcast_buffers=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+        def train(steps: int) -> None:
+            for step in range(steps):
+                loss = model(torch.full((2, 4), float(rank + step), device="cuda")).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+        train(2)  # DDP makes its buckets anew after the first step, for which the host waits
+        torch.cuda.synchronize()
+        if rank == 1:
+            time.sleep(LATE_S)
+        at = time.monotonic()
+        train(3)
+        ahead = elapsed(at)
+        weights = [round(each.detach().sum().item(), 4) for each in model.parameters()]
+        return ahead, elapsed(at) >= LATE_S, weights
+
+    (*first, weights), (*second, others) = run(body)
+    assert (first, second) == ([0.0, True], [0.0, False])
+    assert weights == others
+
+
+def test_kernels_after_a_late_collective_overlap_with_those_of_another_stream() -> None:
+    def body() -> Any:
+        begin()
+        at = time.monotonic()
+        side = torch.cuda.Stream()
+        tensor = reduced()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_755_000_000)  # a second
+        tensor *= 2
+        side.synchronize()
+        on_side = elapsed(at)
+        torch.cuda.synchronize()
+        return on_side, elapsed(at)
+
+    assert run(body) == [(1.0, LATE_S), (1.0, 1.0)]
+
+
+def test_who_waits_for_ever_is_told_for_what() -> None:
+    def body() -> None:
+        rank = begin()
+        if rank == 0:
+            (reduced() + 1).tolist()
+        time.sleep(10_000)
+
+    result = simdist.run(body, world_size=2, backend="nccl", cluster=build(2, devices_per_host=2))
+
+    assert "all_reduce" in str(result)
+    assert result.ranks[0].status == "killed"
