@@ -65,6 +65,7 @@ class Disk:
         self._hold = hold
         self._inodes: dict[int, Inode] = {_ROOT: Inode(_ROOT, "folder")}
         self._live: Names = {}
+        self._unnamed: set[int] = set()  # files that are open and have no name yet (O_TMPFILE)
         self._log = Log(profile, {})
         self._count = 0
 
@@ -79,6 +80,10 @@ class Disk:
                 return None
             number = found
         return self._inodes[number]
+
+    def numbered(self, number: int) -> Inode | None:
+        """What has a number; None if it is gone for good."""
+        return self._inodes.get(number)
 
     def paths_of(self, inode: Inode) -> list[str]:
         """Every name that a file has now; the one name of a folder."""
@@ -102,6 +107,20 @@ class Disk:
         inode.target = target
         self._set(path, inode, resizes=True)
         return inode
+
+    def create_unnamed(self) -> Inode:
+        """There is a new file without a name (O_TMPFILE); `link` may give it one, until it is released."""
+        inode = self._new("file")
+        self._unnamed.add(inode.number)
+        if self.profile.orders_sizes:
+            self._log.add([], about=[inode.number], resizes=True)
+        return inode
+
+    def release(self, inode: Inode) -> None:
+        """Nobody has the file open any more: without a name it is gone."""
+        if inode.number in self._unnamed:
+            self._unnamed.discard(inode.number)
+            self._forget()
 
     def link(self, inode: Inode, path: str) -> None:
         """A file has one more name."""
@@ -131,6 +150,17 @@ class Disk:
         self._live[new_place] = inode.number
         self._log.add([(new_place, inode.number), (place, None)], about=about)
         self._forget()
+
+    def exchange(self, path: str, to: str) -> None:
+        """Two things have each other's name (RENAME_EXCHANGE)."""
+        place, other_place = self._place(path), self._place(to)
+        one, other = self._live[place], self._live[other_place]
+        self._live[place], self._live[other_place] = other, one
+        if self.profile.names == "apart":  # its log has the names of each by itself
+            self._log.add([(other_place, one), (place, None)], about=[one])
+            self._log.add([(place, other)], about=[other])
+        else:
+            self._log.add([(place, other), (other_place, one)], about=[one, other])
 
     # -- bytes -------------------------------------------------------------------------------------------------------
 
@@ -314,6 +344,7 @@ class Disk:
             folder, _, name = path.rpartition("/")
             names[at[folder], name] = at[path] = inode.number
         self._inodes, self._live = inodes, names
+        self._unnamed.clear()
         self._log = Log(self.profile, dict(names))
 
     # -- the inside --------------------------------------------------------------------------------------------------
@@ -373,7 +404,7 @@ class Disk:
 
     def _forget(self) -> None:
         """Drop what no name leads to any more, now or after any crash."""
-        used = {_ROOT, *self._live.values(), *self._log.durable.values()}
+        used = {_ROOT, *self._unnamed, *self._live.values(), *self._log.durable.values()}
         for entry in self._log.entries:
             used.update(entry.about)
         for number in [number for number in self._inodes if number not in used]:

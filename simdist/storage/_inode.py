@@ -50,6 +50,11 @@ class Inode:
         changed = sum(len(change.data) for change in self.changes if isinstance(change.data, bytes))
         return self.base.held_bytes + changed
 
+    @property
+    def content(self) -> Content | None:
+        """What a process sees, if that is known here: None if its bytes would have to be read."""
+        return self.base.with_changes(self.changes) if self.base.is_held else None
+
     def __repr__(self) -> str:
         return f"<Inode {self.number} {self.kind} {self.size} bytes, {len(self.changes)} changes>"
 

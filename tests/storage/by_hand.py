@@ -4,7 +4,8 @@ Its cache writes any block back at any time, it raises the sizes on the disk as 
 cut anywhere. It shares no code with `simdist.storage`. Blocks are of two bytes, files of a few, programs of some calls.
 
 A program is a list of calls: ("create", name), ("write", name, offset, data), ("resize", name, size), ("close", name),
-("rename", name, to), ("unlink", name), ("fsync", name), ("fdatasync", name), ("fsync dir",).
+("rename", name, to), ("exchange", name, other), ("link", name, to), ("unnamed", name) for a file that only the program
+knows by that, ("unlink", name), ("fsync", name), ("fdatasync", name), ("fsync dir",).
 """
 
 from __future__ import annotations
@@ -70,6 +71,22 @@ class Machine:
             self.files[number] = {Platter(b"", b"", sizes=(0,), seen=(0,))}
             self.names[rest[0]] = number
             self._note({rest[0]: number}, {number}, size=True)
+        elif what == "unnamed":
+            number = len(self.files)
+            self.files[number] = {Platter(b"", b"", sizes=(0,), seen=(0,))}
+            self.names[rest[0]] = number
+            self._note({}, {number}, size=True)
+        elif what == "link":
+            number = self.names[rest[1]] = self.names[rest[0]]
+            self._note({rest[1]: number}, {number})
+        elif what == "exchange":
+            one, other = self.names[rest[0]], self.names[rest[1]]
+            self.names[rest[0]], self.names[rest[1]] = other, one
+            if self.rule == "btrfs":  # each file by itself has its new name
+                self._note({rest[1]: one, rest[0]: None}, {one})
+                self._note({rest[0]: other}, {other})
+            else:
+                self._note({rest[0]: other, rest[1]: one}, {one, other})
         elif what == "write":
             self._each(self.names[rest[0]], lambda p: _written(p, rest[1], rest[2]))
         elif what == "resize":

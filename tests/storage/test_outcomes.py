@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simdist.kernel import stream
-from simdist.storage import PROFILES, Disk, Image
+from simdist.storage import PROFILES, Disk, Image, Inode
 from tests.storage.by_hand import BLOCK, Call, Held, possible
 
 RULES = ("ext4", "xfs", "btrfs", "posix")
@@ -20,34 +20,57 @@ _CALLS = st.one_of(
     st.tuples(st.just("resize"), _NAMES, st.integers(0, 3)),
     st.tuples(st.sampled_from(["create", "unlink", "fsync", "fdatasync", "close"]), _NAMES),
     st.just(("rename", "a", "b")),
+    st.just(("exchange", "a", "b")),
+    st.just(("unnamed", "#")),
+    st.tuples(st.just("write"), st.just("#"), st.integers(0, 1), st.sampled_from([b"x", b"yz"])),
+    st.tuples(st.sampled_from(["fsync", "fdatasync"]), st.just("#")),
+    st.tuples(st.just("link"), st.sampled_from("a#"), st.just("b")),
     st.just(("fsync dir",)),
 )
 
 
 def _sensible(calls: list[Call]) -> list[Call]:
     """Those calls that a real file system would take."""
-    there: set[str] = set()
+    there: dict[str, int] = {}  # names, and which file each is of
     kept: list[Call] = []
     for call in calls:
         what, *rest = call
-        if (what == "create") == bool(rest and rest[0] in there) and what != "fsync dir":
+        if (what in ("create", "unnamed")) == bool(rest and rest[0] in there) and what != "fsync dir":
+            continue
+        if what == "exchange" and rest[1] not in there:
+            continue
+        if len(rest) == 2 and there.get(rest[1]) == there[rest[0]]:
+            continue  # two names of one file
+        if what == "link" and rest[1] in there:
             continue
         kept.append(call)
-        if what == "create":
-            there.add(rest[0])
+        if what in ("create", "unnamed"):
+            there[rest[0]] = len(kept)
+        elif what == "link":
+            there[rest[1]] = there[rest[0]]
+        elif what == "exchange":
+            there[rest[0]], there[rest[1]] = there[rest[1]], there[rest[0]]
         elif what in ("unlink", "rename"):
-            there.discard(rest[0])
-            there.update(rest[1:])
+            number = there.pop(rest[0])
+            there.update(dict.fromkeys(rest[1:], number))
     return kept
 
 
 def _disk(rule: str, program: list[Call]) -> Disk:
     disk = Disk(dataclasses.replace(PROFILES[rule], block_bytes=BLOCK))
+    unnamed: dict[str, Inode] = {}
     for what, *rest in program:
-        file = disk.find(rest[0]) if rest and what != "create" else None
+        file = unnamed.get(rest[0]) or disk.find(rest[0]) if rest and what != "create" else None
         match what:
             case "create":
                 disk.create(rest[0])
+            case "unnamed":
+                unnamed[rest[0]] = disk.create_unnamed()
+            case "exchange":
+                disk.exchange(*rest)
+            case "link":
+                assert file is not None
+                disk.link(file, rest[1])
             case "rename":
                 disk.rename(*rest)
             case "unlink":
