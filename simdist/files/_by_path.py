@@ -17,7 +17,7 @@ from simdist.files._mounted import OpenFile
 from simdist.files._present import Spot, asks, is_there, reached, spot
 from simdist.process import current_process
 
-__all__ = ["BY_PATH", "LOOKS", "is_hidden", "open_file", "open_to_read"]
+__all__ = ["BY_PATH", "LOOKS", "is_hidden", "open_file", "open_to_read", "open_unnamed"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR
 _TMPFILE = getattr(os, "O_TMPFILE", -1)

@@ -334,18 +334,38 @@ class MountedDisk(WatchedFolder):
 
     def sync_mapped(self, process: SimProcess, device: int, number: int) -> bool:
         """Make durable the file of which a mapping was flushed, by its device and number; False if it is elsewhere."""
+        found = self.mapped(device, number)
+        if found is not None:
+            self.sync(process, *found, data_only=True, act=lambda: None)
+        return found is not None
+
+    def mapped(self, device: int, number: int) -> tuple[Inode, str] | None:
+        """The file with a device and a number, with its path, and what was stored to it; None if it is elsewhere."""
         if device != self.device:
-            return False
+            return None
         inode = self.inode_of_real(number)
         if inode is None:
             self.scan()
             inode = self.inode_of_real(number)
         path = "" if inode is None else next(iter(self.disk.paths_of(inode)), "")
         if inode is None or not path:
-            return False
+            return None
         self.look(inode, closely=True)  # some file systems note no time of a store
-        self.sync(process, inode, path, data_only=True, act=lambda: None)
-        return True
+        return inode, path
+
+    def synced_unseen(self, process: SimProcess, inode: Inode | None, path: str, *, data_only: bool = False) -> None:
+        """Code that nobody can stop has made a file or a folder durable, or with None everything."""
+        self.scan()
+        self.changes += 1
+        if inode is None:
+            self.disk.sync()
+        elif inode.kind == "folder":
+            self.disk.sync_folder(inode)
+        else:
+            self.disk.sync_file(inode, data_only=data_only)
+            self.disk.pin(inode)  # what writes to it next can't be seen either
+        whole = "sync" if inode is None else "fsync_dir" if inode.kind == "folder" else "fsync"
+        self._tell(process, "fdatasync" if data_only and whole == "fsync" else whole, path, 0, 0)
 
     def sync_changed(self, process: SimProcess) -> None:
         """Make durable what has changed without a call that could be seen: some mapping was flushed."""

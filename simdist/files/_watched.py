@@ -49,6 +49,9 @@ class WatchedFolder:
 
     def find(self, place: str) -> Inode | None:
         """What stands at a place, changes included that were not seen; None if there is nothing."""
+        above = place.rpartition("/")[0]
+        if above and self.disk.find(above) is None:
+            self.find(above)
         inode = self.disk.find(place)
         real = self.real(place)
         try:

@@ -55,7 +55,7 @@ def _run(program: Callable[[Path], None], folder: Path, rule: str, outcome: int)
         return frozenset((path.name, path.read_bytes()) for path in folder.iterdir())
 
     crash = HostCrash(rank=0, at_point="done", down_ns=1_000_000_000, outcome=outcome)
-    disk = Mount(folder=folder, profile=rule)  # type: ignore[arg-type]
+    disk = Mount(folder=folder, profile=rule)
     result = simdist.run(run, world_size=1, args=(folder,), disk=disk, faults=[crash], max_restarts=1)
     result.raise_for_failure()
     held: Held = result.values[0]

@@ -80,13 +80,13 @@ class Machine:
             number = self.names[rest[1]] = self.names[rest[0]]
             self._note({rest[1]: number}, {number})
         elif what == "exchange":
-            one, other = self.names[rest[0]], self.names[rest[1]]
-            self.names[rest[0]], self.names[rest[1]] = other, one
+            one, two = self.names[rest[0]], self.names[rest[1]]
+            self.names[rest[0]], self.names[rest[1]] = two, one
             if self.rule == "btrfs":  # each file by itself has its new name
                 self._note({rest[1]: one, rest[0]: None}, {one})
-                self._note({rest[0]: other}, {other})
+                self._note({rest[0]: two}, {two})
             else:
-                self._note({rest[0]: other, rest[1]: one}, {one, other})
+                self._note({rest[0]: two, rest[1]: one}, {one, two})
         elif what == "write":
             self._each(self.names[rest[0]], lambda p: _written(p, rest[1], rest[2]))
         elif what == "resize":
