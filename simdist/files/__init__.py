@@ -13,8 +13,9 @@ Where the system allows, the syncs of libraries that sync for themselves are see
 | `os.sync` | itself |
 | `mmap.flush` | fdatasync of the file that is mapped (1) |
 | `fsync`, `fdatasync`, `sync`, `syncfs`, `msync`, `O_DSYNC` of C code that links to the C library (2) | likewise |
+| the same, looked up by `ctypes` on a rank | likewise |
 | `sync_file_range` | nothing: it keeps neither names nor sizes |
-| the same looked up by `ctypes`; a library's own threads; system calls made by hand (3) | nothing |
+| a library's own threads; system calls made by hand (3) | nothing |
 
 (1) Of the whole file; Linux waits for the bytes that were written, or lie in the range. (2) On Linux, x86-64 and
 aarch64, of libraries that can sync; not announced, so that no fault strikes within. (3) The report names what was

@@ -1,12 +1,18 @@
 """What libraries' own C code tells the system of its files: SQLite, LMDB and others that sync for themselves.
 
-The calls of libraries that know how to sync are led here (`_linked.py`): when they sync, what they and others have
-changed is taken in first, then the file is durable, as if Python code had called `os.fsync`. Their `open`, `rename` and
-`unlink` are seen so that what was durable before is known. Such calls are recorded and not announced: C code can't be
-stopped in the middle, so that no fault strikes between two of them, only before and after the whole. Writes are found
-by their result, except for files that are open with O_SYNC or O_DSYNC, where each is a sync.
+The calls of libraries that know how to sync are led here (`_linked.py`), and those that ranks look up by `ctypes`. When
+they sync, what they and others have changed is taken in first, then the file is durable, as if Python code had called
+`os.fsync`. Their `open`, `rename` and `unlink` are seen so that what was durable before is known. Such calls are
+recorded and not announced: C code can't be stopped in the middle, so that no fault strikes between two of them, only
+before and after the whole. Writes are found by their result, except for files that are open with O_SYNC or O_DSYNC,
+where each is a sync.
 
 Only calls on a rank's own threads count. `reaches_c_code` says whether all this works here.
+
+Invariant: while no world with a disk lives, the slots hold what they held before.
+
+In doubt: a thread of a library that opens or syncs a file waits for the GIL in here; a library that waits for such a
+thread and keeps the GIL would wait for ever. None is known that does.
 """
 
 from __future__ import annotations
@@ -41,6 +47,8 @@ _NAMES = {
     "openat": (_INT, _INT, _NAME, _INT, ctypes.c_uint),
     "openat64": (_INT, _INT, _NAME, _INT, ctypes.c_uint),
     "rename": (_INT, _NAME, _NAME),
+    "renameat": (_INT, _INT, _NAME, _INT, _NAME),
+    "renameat2": (_INT, _INT, _NAME, _INT, _NAME, ctypes.c_uint),
     "unlink": (_INT, _NAME),
 }
 _WRITES = {
@@ -69,12 +77,19 @@ def install(patches: Patches) -> None:
     _reach()
     patches.wrap(_imp, "create_dynamic", _loading)
     patches.wrap(ctypes, "_dlopen", _loading)
+    patches.wrap(ctypes.CDLL, "__getitem__", _looked_up)
 
 
 @functools.cache
 def reaches_c_code() -> bool:
     """True if calls of C code can be seen on this machine."""
-    return bool(slots_of(("fsync",), without=("libtorch",))) and all(hasattr(_c_library(), name) for name in _ALL)
+    return bool(slots_of(("fsync",), without=("libtorch",))) and set(_SYNCS) <= _known()
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    """The functions that the C library has: not all have the same."""
+    return frozenset(name for name in _ALL if hasattr(_c_library(), name))
 
 
 @functools.cache
@@ -104,9 +119,24 @@ def _reach(*, writes: bool = False) -> None:
     """Lead the calls here of every library that can sync."""
     slots = slots_of(tuple(_ALL), without=_LEFT_OUT)
     able = {slot.library for slot in slots if slot.name in _SYNCS and slot.library}
-    wanted = _ALL if writes or _synced else _SYNCS | _NAMES
+    wanted = _known().difference(() if writes or _synced else _WRITES)
     chosen = [slot for slot in slots if slot.library in able and slot.name in wanted and slot not in _slots]
     _slots.update(put_into(chosen, {name: _address_of(name) for name in wanted}))
+
+
+def _looked_up(original: Any) -> Any:
+    @functools.wraps(original)
+    def look_up(library: ctypes.CDLL, name: Any) -> Any:
+        """A function that a rank calls by `ctypes`: likewise, if it is the C library's."""
+        found = original(library, name)
+        if (name not in _SYNCS and name not in _NAMES) or type(library) is not ctypes.CDLL or current_process() is None:
+            return found
+        place = ctypes.cast(found, ctypes.c_void_p).value
+        if name not in _known() or place != ctypes.cast(_function(name)[1], ctypes.c_void_p).value:
+            return found
+        return library._FuncPtr(_address_of(name))
+
+    return look_up
 
 
 @functools.cache
@@ -235,7 +265,16 @@ def _keep(place: Spot) -> None:
 
 
 def _rename(real: Any, source: bytes | None, target: bytes | None) -> Any:
-    places = [place for place in (_place(source, follow=False), _place(target, follow=False)) if place is not None]
+    return _renamed(real, (source, target), _place(source, follow=False), _place(target, follow=False))
+
+
+def _renameat(real: Any, *args: Any) -> Any:
+    above, source, beneath, target, *_ = args
+    return _renamed(real, args, _place(source, above, follow=False), _place(target, beneath, follow=False))
+
+
+def _renamed(real: Any, args: tuple[Any, ...], *named: Spot | None) -> Any:
+    places = [place for place in named if place is not None]
     for place in places:
         _keep(place)
 
@@ -243,7 +282,7 @@ def _rename(real: Any, source: bytes | None, target: bytes | None) -> Any:
         for place in reversed(places):  # the new name first: then the old one is gone by it
             place.disk.find(place.place)
 
-    return _then(real, (source, target), note)
+    return _then(real, args, note)
 
 
 def _unlink(real: Any, path: bytes | None) -> Any:
@@ -289,6 +328,8 @@ _STANDS_IN: dict[str, Callable[..., Any]] = {
     "openat": _openat,
     "openat64": _openat,
     "rename": _rename,
+    "renameat": _renameat,
+    "renameat2": _renameat,
     "unlink": _unlink,
     **dict.fromkeys(_WRITES, _write),
 }

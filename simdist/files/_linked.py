@@ -3,7 +3,7 @@
 A shared library calls another's function through a slot of its own, which the loader fills by name. Here the slots are
 found as the loader finds them (`dl_iterate_phdr`, and the relocations of each library), and something else is put into
 them. That reaches C code which was compiled long ago, and needs no compiler. What it does not reach: calls inside the C
-library itself, system calls made by hand, and functions that `ctypes` looks up by name.
+library itself, system calls made by hand, and functions that are looked up by name (`dlsym`).
 
 Linux on x86-64 and aarch64; elsewhere there are no slots.
 """
