@@ -309,7 +309,7 @@ class MountedDisk(WatchedFolder):
             # Nothing is done to the real one: nobody cuts its power.
             if inode.kind == "folder":
                 self.disk.sync_folder(inode)
-            else:
+            elif not self._is_dirty_elsewhere(process, inode):
                 self.disk.sync_file(inode, data_only=data_only)
 
         effect = "fsync_dir" if inode.kind == "folder" else "fdatasync" if data_only else "fsync"
@@ -358,10 +358,10 @@ class MountedDisk(WatchedFolder):
         self.scan()
         self.changes += 1
         if inode is None:
-            self.disk.sync()
+            self._sync_whole(process)
         elif inode.kind == "folder":
             self.disk.sync_folder(inode)
-        else:
+        elif not self._is_dirty_elsewhere(process, inode):
             self.disk.sync_file(inode, data_only=data_only)
             self.disk.pin(inode)  # what writes to it next can't be seen either
         whole = "sync" if inode is None else "fsync_dir" if inode.kind == "folder" else "fsync"
@@ -383,9 +383,22 @@ class MountedDisk(WatchedFolder):
 
         def act(_: float) -> None:
             self.scan()
-            self.disk.sync()
+            self._sync_whole(process)
 
         self.change(process, "sync", "", act, takes=("drop",))
+
+    def _sync_whole(self, process: SimProcess) -> None:
+        if self.clients is None:
+            self.disk.sync()
+            return
+        for path, _ in self.disk.now().nodes:  # names are the server's already
+            inode = self.disk.find(path)
+            if inode is not None and inode.changes and not self._is_dirty_elsewhere(process, inode):
+                self.disk.sync_file(inode)
+
+    def _is_dirty_elsewhere(self, process: SimProcess, inode: Inode) -> bool:
+        """True for bytes of a file that a client on another host has not sent: a sync here does not send them."""
+        return self.clients is not None and self.clients.served(process, inode) is not None
 
     # -- crashes -----------------------------------------------------------------------------------------------------
 
