@@ -140,8 +140,8 @@ def _posix_fallocate(original: Any) -> Any:
             original(fd, offset, length)  # no byte and no size is another one
         else:
             disk, file = found
-            end = offset + length
-            disk.resize(file.process, file.inode, file.path, end, lambda: original(fd, offset, length))
+            whole = file.process, file.inode, file.path, offset + length, lambda: original(fd, offset, length)
+            disk.resize(*whole, allocates=True)
 
     return posix_fallocate
 

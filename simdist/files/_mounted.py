@@ -286,14 +286,23 @@ class MountedDisk(WatchedFolder):
             self.sync(opened.process, opened.inode, opened.path, data_only=syncs == "data", act=lambda: None)
         return len(data) if count is None else count
 
-    def resize(self, process: SimProcess, inode: Inode, path: str, size: int, act: Callable[[], Any]) -> Any:
-        """Set a file's size."""
+    def resize(
+        self,
+        process: SimProcess,
+        inode: Inode,
+        path: str,
+        size: int,
+        act: Callable[[], Any],
+        *,
+        allocates: bool = False,
+    ) -> Any:
+        """Set a file's size; with `allocates` it has its place on the disk up to there."""
 
         def resize(_: float) -> Any:
             self.look(inode)
             self.disk.pin(inode)
             result = act()
-            self.disk.resize(inode, size)
+            (self.disk.allocate if allocates else self.disk.resize)(inode, size)
             self.remember(inode)
             return result
 

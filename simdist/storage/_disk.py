@@ -171,6 +171,7 @@ class Disk:
             before = inode.size
             held = data if self._hold is None else self._hold(data)
             inode.changes.append(Change(offset, held, before, max(before, offset + len(data))))
+            inode.want_room(offset // self.profile.block_bytes, self._blocks(offset + len(data)))
 
     def resize(self, inode: Inode, size: int) -> None:
         """A file was cut off, or has grown by zeros."""
@@ -180,6 +181,14 @@ class Disk:
         if size != before:
             self.pin(inode)
             self._mark_size(inode, size)
+        if size < before:
+            inode.lose_room(self._blocks(size))
+
+    def allocate(self, inode: Inode, size: int) -> None:
+        """A file has its place on the disk up to a size (`posix_fallocate`), which it has at least from now on."""
+        if size > inode.size:
+            self.resize(inode, size)
+        inode.find_room(self._blocks(size))
 
     def close(self, inode: Inode) -> None:
         """A file that was open for writing was closed."""
@@ -190,9 +199,13 @@ class Disk:
         inode.emptied = False
 
     def _allocate(self, inode: Inode) -> None:
-        """Space is found for all of a file, so that its full size is ordered with names from now on."""
-        if self.profile.allocates_early and inode.changes and inode.kind == "file":
+        """Space is found for what has none yet of a file; its full size is ordered with names from now on."""
+        if self.profile.allocates_early and inode.without_room and inode.kind == "file":
             self._mark_size(inode, inode.size)
+            inode.find_room(self._blocks(inode.size))
+
+    def _blocks(self, size: int) -> int:
+        return -(-size // self.profile.block_bytes)
 
     def _mark_size(self, inode: Inode, size: int) -> None:
         entry = self._log.add([], about=[inode.number], resizes=True) if self.profile.orders_sizes else -1
@@ -241,6 +254,7 @@ class Disk:
         inode.base = self._settled(inode, inode.size)
         inode.changes.clear()
         inode.failed = 0
+        inode.find_room(self._blocks(inode.size))
 
     def _settled(self, inode: Inode, size: int, data: bytes | None = None) -> Content:
         if self._read is not None:
@@ -341,6 +355,8 @@ class Disk:
                     inode.base = self._settled(inode, state.size, contents.get(state))
                     inode.changes = []
                     inode.failed = 0
+                if inode.kind == "file":
+                    inode.room, inode.without_room = self._blocks(inode.base.size), []
             folder, _, name = path.rpartition("/")
             names[at[folder], name] = at[path] = inode.number
         self._inodes, self._live = inodes, names
@@ -357,7 +373,7 @@ class Disk:
     def adopt(self, path: str, kind: Literal["file", "folder", "link"], content: Content, target: str = "") -> Inode:
         """Something is on the disk from the beginning, and durable."""
         inode = self._new(kind)
-        inode.base, inode.target = content, target
+        inode.base, inode.target, inode.room = content, target, self._blocks(content.size)
         place = self._place(path)
         self._live[place] = self._log.durable[place] = inode.number
         return inode

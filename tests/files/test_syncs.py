@@ -260,7 +260,7 @@ PROGRAMS: dict[Callable[[Path], None], list[Call]] = {
     _dsync_and_renamed: [*_A, ("fdatasync", "a"), ("close", "a"), ("rename", "a", "b")],
     _written_with_dsync: [*_A, ("fdatasync", "a"), ("close", "a")],
     _appended_by_pwritev: [*_SYNCED, ("write", "a", 3, b"12"), ("close", "a")],
-    _allocated: [("create", "a"), ("resize", "a", 3), ("fsync", "a"), ("write", "a", 0, b"xyz"), ("close", "a")],
+    _allocated: [("create", "a"), ("allocate", "a", 3), ("fsync", "a"), ("write", "a", 0, b"xyz"), ("close", "a")],
     _copied: [*_SYNCED, *_B],
     _sent: [*_SYNCED, *_B],
     _spliced: [*_SYNCED, *_B],

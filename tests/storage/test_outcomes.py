@@ -17,7 +17,7 @@ RULES = ("ext4", "xfs", "btrfs", "posix")
 _NAMES = st.sampled_from("ab")
 _CALLS = st.one_of(
     st.tuples(st.just("write"), _NAMES, st.integers(0, 3), st.sampled_from([b"x", b"yz"])),
-    st.tuples(st.just("resize"), _NAMES, st.integers(0, 3)),
+    st.tuples(st.sampled_from(["resize", "allocate"]), _NAMES, st.integers(0, 3)),
     st.tuples(st.sampled_from(["create", "unlink", "fsync", "fdatasync", "close"]), _NAMES),
     st.just(("rename", "a", "b")),
     st.just(("exchange", "a", "b")),
@@ -83,8 +83,8 @@ def _disk(rule: str, program: list[Call]) -> Disk:
                 assert file is not None
                 if what == "write":
                     disk.write(file, *rest[1:])
-                elif what == "resize":
-                    disk.resize(file, rest[1])
+                elif what in ("resize", "allocate"):
+                    (disk.resize if what == "resize" else disk.allocate)(file, rest[1])
                 elif what == "close":
                     disk.close(file)
                 else:
@@ -102,6 +102,8 @@ def _held(disk: Disk, image: Image) -> Held:
 @example([("create", "a"), ("write", "a", 0, b"yz"), ("fsync", "a"), ("resize", "a", 0), ("write", "a", 0, b"x")])
 @example([("create", "b"), ("fsync", "b"), ("create", "a"), ("write", "a", 0, b"yz"), ("rename", "a", "b")])
 @example([("create", "a"), ("write", "a", 3, b"x"), ("resize", "a", 1), ("write", "a", 2, b"yz")])
+@example([("create", "b"), ("create", "a"), ("allocate", "a", 1), ("write", "a", 0, b"yz"), ("rename", "a", "b")])
+@example([("create", "b"), ("create", "a"), ("write", "a", 3, b"x"), ("resize", "a", 1), ("rename", "a", "b")])
 @example([("create", "a"), ("write", "a", 0, b"yz"), ("resize", "a", 1), ("write", "a", 0, b"x")])
 @example([("create", "a"), ("create", "b"), ("write", "a", 0, b"x"), ("write", "b", 0, b"x"), ("fsync", "b")])
 def test_outcomes_are_those_that_a_file_system_can_bring_about(rule: str, program: list[Call]) -> None:

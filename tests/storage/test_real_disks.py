@@ -186,7 +186,7 @@ class Program:
         number = os.open(self.folder / name, os.O_WRONLY)
         os.posix_fallocate(number, 0, size)
         os.close(number)
-        self.disk.resize(inode, size)
+        self.disk.allocate(inode, size)
 
     def _exchange(self, name: str) -> None:
         names = sorted(path.name for path in self.folder.iterdir() if not path.samefile(self.folder / name))
