@@ -109,8 +109,10 @@ def _loading(original: Any) -> Any:
 
 
 def _undo() -> None:
+    there = set(slots_of(tuple(_ALL), without=_LEFT_OUT)) if _slots else set()
     for slot, held in _slots.items():
-        put_into((slot,), {slot.name: held})
+        if slot in there:  # its library may have been unloaded
+            put_into((slot,), {slot.name: held})
     _slots.clear()
     _synced.clear()
 
