@@ -297,3 +297,40 @@ def test_a_rank_that_resets_its_compiler_leaves_the_others_theirs() -> None:
         return int(counts["unique_graphs"])
 
     assert values(body, 2) == [2, 1]
+
+
+def test_a_backward_pass_is_compiled_for_the_rank_that_wants_it() -> None:
+    backward: Any = importlib.import_module("torch._dynamo.compiled_autograd")
+
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        rank, compiled = dist.get_rank(), []
+
+        def compiler(graph: Any) -> Any:
+            compiled.append(rank)
+            return graph
+
+        def step(size: int) -> None:
+            x = torch.ones(size, requires_grad=True)
+            loss: Any = (x * 2).sum()
+            loss.backward()
+
+        time.sleep(rank)
+        if rank == 2:
+            step(5)
+            return compiled, backward.depth, backward.compiled_autograd_enabled
+        with backward._enable(compiler):
+            time.sleep(10)  # the other one enters the context meanwhile, and leaves it later
+            step(3 + rank)
+            inside = backward.depth, backward.compiled_autograd_enabled
+        step(7)
+        return compiled, inside, (backward.depth, backward.compiled_autograd_enabled)
+
+    found = values(body, 3)
+
+    assert found[0] == ([0], (1, True), (0, False))
+    assert found[1][1:] == ((1, True), (0, False))
+    assert set(found[1][0]) <= {1}
+    assert found[2] == ([], 0, False)
+    assert (backward.depth, backward.compiled_autograd_enabled) == (0, False)
+    assert torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False) == (None, False)
