@@ -9,10 +9,16 @@ import torch
 import torch.distributed as dist
 
 from tools._shared_state_programs import PROGRAMS
-from tools.shared_state import main, reason_for, written_by
+from tools.shared_state import main, reason_for, seen_by_all, written_by
+
+_SHARE = [
+    *("collectives", "messages", "ddp", "comm_debug_mode", "autograd", "saving", "flags", "meshes", "elastic"),
+    *("functional_optimizers", "sharding_rules", "planned_checkpoints", "compiled_shapes"),
+]
 
 
-@pytest.mark.parametrize("name", ["collectives", "messages", "ddp", "comm_debug_mode", "autograd", "saving", "flags"])
+@pytest.mark.filterwarnings("ignore")  # of torch's about itself
+@pytest.mark.parametrize("name", _SHARE)
 def test_what_ranks_leave_in_torch_is_known_to_be_harmless(name: str) -> None:
     assert [place for place in written_by(PROGRAMS[name]) if reason_for(place) is None] == []
 
@@ -43,6 +49,29 @@ def test_what_ranks_leave_in_torch_is_found(
 
     assert found[place].startswith(change)
     assert reason_for(place) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's about itself
+@pytest.mark.parametrize("name", ["planned_checkpoints", "compiled_shapes"])
+def test_what_ranks_see_of_each_other_is_known_to_be_harmless(name: str) -> None:
+    program = PROGRAMS[name]
+    written_by(program)
+
+    assert [place for place in seen_by_all(program) if reason_for(place) is None] == []
+
+
+def _entry_for_a_while() -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        torch.utils.left.append(object())  # type: ignore[attr-defined]
+
+
+def test_what_one_rank_writes_for_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils, "left", [], raising=False)
+
+    found = seen_by_all(_entry_for_a_while)
+
+    assert found["torch.utils.left"] == "for all ranks: 1 entries new, 0 gone, of 1"
 
 
 def test_the_tool_ends_with_0_where_all_is_known_and_refuses_other_names(capsys: pytest.CaptureFixture[str]) -> None:

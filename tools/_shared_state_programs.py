@@ -125,6 +125,103 @@ def _fsdp2() -> None:
 
 
 @_program
+def _fsdp1() -> None:
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+
+    dist.init_process_group("gloo")
+    model = FullyShardedDataParallel(_model(), device_id=torch.device("cpu"))
+    _train(model)
+    config = FullStateDictConfig(rank0_only=True)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
+        model.state_dict()
+
+
+@_program
+def _state_dicts() -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    model = _model()
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    states, of_optimizer = get_state_dict(model, optimizer)
+    set_state_dict(model, optimizer, model_state_dict=states, optim_state_dict=of_optimizer)
+
+
+@_program
+def _meshes() -> None:
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("a", "b"))
+    mesh["a"].get_group()
+    mesh._flatten("ab").get_local_rank()
+    with mesh:
+        pass
+
+
+@_program
+def _averaging() -> None:
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    dist.init_process_group("gloo")
+    model = _model()
+    averager = PeriodicModelAverager(period=1, warmup_steps=1)
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), averager)
+    for _ in range(2):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+
+@_program
+def _elastic() -> None:
+    from torch.distributed.elastic import events, metrics, timer
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    metrics.configure(metrics.NullMetricHandler(), group="mine")
+    metrics.put_metric("steps", 1, "mine")
+    events.record(events.Event("mine", events.EventSource.WORKER))
+    timer.configure(timer.LocalTimerClient(None))
+    record(_model)()
+
+
+@_program
+def _functional_optimizers() -> None:
+    from torch.distributed.optim.utils import register_functional_optim
+
+    register_functional_optim(type("Mine", (torch.optim.SGD,), {}), torch.optim.SGD)
+
+
+@_program
+def _sharding_rules() -> None:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.experimental import implicit_replication, local_map, register_sharding
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    register_sharding(torch.ops.aten.erfc.default)(lambda x: [([Replicate()], [Replicate()])])
+    tensor = distribute_tensor(torch.ones(6, 2), mesh, [Shard(0)])
+    torch.erfc(tensor)
+    with implicit_replication():
+        tensor + torch.ones(6, 2)
+    local_map(lambda x: x + 1, out_placements=[Shard(0)])(tensor)
+
+
+@_program
+def _hooks() -> None:
+    from torch.distributed._composable.contract import contract
+    from torch.nn.modules.module import register_module_forward_hook
+
+    handle = register_module_forward_hook(lambda *_: None)
+    contract()(lambda module: module)(_model())(torch.ones(2, 8))
+    handle.remove()
+    nn.DataParallel(_model())(torch.ones(2, 8))
+
+
+@_program
 def _dtensor() -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -196,6 +293,22 @@ def _checkpoint() -> None:
 
 
 @_program
+def _planned_checkpoints() -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    dist.init_process_group("gloo")
+    folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    state = {"all": torch.ones(4), f"of {dist.get_rank()}": torch.ones(2)}
+    for step in range(2):
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, checkpoint_id=f"{folder[0]}/{step}", planner=planner)
+    saving: Any = dcp.async_save(state, checkpoint_id=f"{folder[0]}/last")
+    saving.result()
+
+
+@_program
 def _saving() -> None:
     import io
 
@@ -242,6 +355,26 @@ def _compiled_ddp() -> None:
     dist.init_process_group("gloo")
     model = torch.compile(DDP(_model()), backend="aot_eager")
     model(torch.ones(2, 8)).sum().backward()
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).sum()
+
+
+@_program
+def _compiled_shapes() -> None:
+    dist.init_process_group("gloo")
+    compiled = torch.compile(_doubled, backend="eager")
+    for size in (3, 4, 5):
+        compiled(torch.ones(size + dist.get_rank()))
+
+    @torch.compile(backend="aot_eager")
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    broken(torch.ones(2, requires_grad=True)).sum().backward()
 
 
 @_program

@@ -3,13 +3,17 @@
     python tools/shared_state.py                  # every program
     python tools/shared_state.py fsdp2 compile    # some
     python tools/shared_state.py --all            # also what is known to be harmless, with the reason
+    python tools/shared_state.py --ranks          # also what ranks see of each other while a world runs
 
 All ranks of a world share torch's modules: a container, a cache or a flag in one of them that a rank writes is read by
 the others, and by the next world. Each program runs once, so that what is imported and cached on first use is there,
 and then once more on another number of ranks. What differs after the second run from what was there before it, and a
 flag that differs from what it was before the first, is written by ranks: an attribute that is another object, a
 container with other contents, in modules, in classes and in what they hold. Each has to be a rank's own (a slot), or
-stand in `HARMLESS` with the reason. Exit codes: 0 nothing else was found, 1 something was, 2 no such program.
+stand in `HARMLESS` with the reason. With `--ranks` each rank also looks when all have run the program and none has
+ended: a container or cache under `torch.distributed`, `torch.utils`, `torch._dynamo` or `torch.nn.parallel` that is
+another than when the first rank began, and the same for all ranks, was written by one of them for all. Exit codes:
+0 nothing else was found, 1 something was, 2 no such program.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import fnmatch
 import gc
 import sys
+import time
 import types
 import warnings
 from collections import deque
@@ -35,9 +40,22 @@ _NUMBERS = "numbers that only grow, and are compared within one rank only"
 _OF_SHAPES = "kept by operators, shapes and types, which mean the same on every rank"
 _REGISTERED = "done once, when it is first asked for, and the same for all"
 _SETTINGS = "read from a setting of dynamo's, and again when that changes"
+_OF_CODE = "kept by code objects, each of which dynamo has made for one rank"
+_OF_MESHES = "kept by meshes, which are other ones on each rank"
+_OWN = "each rank's own, and the same on those that do the same"
 _OF_NO_DEVICE = "waits for a kind of device that is not there"
 HARMLESS = {
-    "torch._dynamo.convert_frame.output_codes.seen": "code that dynamo made, so that it leaves that alone",
+    "torch._decomp.decompositions_for_rng.PhiloxStateTracker.*": "begun anew by each trace",
+    "torch._dynamo.*CleanupManager.instance.*": _OF_CODE,
+    "torch._dynamo.*code_context.*": _OF_CODE,
+    "torch._dynamo.*orig_code_map.*": _OF_CODE,
+    "torch._dynamo.convert_frame.FRAME_*": _OWN,
+    "torch._dynamo.trace_rules.SKIP_DIRS": "with simdist's own folder, while a world lives in which ranks compile",
+    "torch._dynamo.utils.curr_frame": _OWN,
+    "torch.distributed.tensor._redistribute._gen_transform_infos": _OF_MESHES,
+    "torch.distributed.tensor._redistribute._planner_cache": _OF_MESHES,
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv.*": "kept by the shapes of one trace, which are its own",
+    "torch._dynamo.convert_frame.output_codes.seen*": "code that dynamo made, so that it leaves that alone",
     "torch._dynamo.eval_frame.DynamoTLS.traced_frame_infos": "what compiled calls of each rank traced, for logs",
     "torch._dynamo.eval_frame.cached_backends": "compilers by their identity, one entry for each",
     "torch._dynamo.*graph_break_reasons": "a list for `torch._dynamo.explain`, of all ranks together",
@@ -46,7 +64,6 @@ HARMLESS = {
     "torch._dynamo.trace_rules.get_torch_obj_rule_map": "rules made of torch's own objects; dropped and made again",
     "torch._dynamo.device_interface._device_initialized": _REGISTERED,
     "torch._dynamo.guards._CLOSURE_VARS": _REGISTERED,
-    "torch._dynamo.pgo._CODE_STATE": "what was seen of code, which is each rank's own where modules are",
     "torch._dynamo.variables.builder._DYNAMIC_*": _SETTINGS,
     "torch._dynamo.variables.builder._UNBACKED_*": _SETTINGS,
     "torch._dynamo.utils.CHROMIUM_EVENT_LOG": "for logs of all that was compiled in this process",
@@ -68,6 +85,7 @@ HARMLESS = {
         "sources of traced code, by a number that goes on; it stands in tracebacks through such code, so that a "
         "program that fails there has another digest in the second world of a process"
     ),
+    "torch._logging._internal.structured_logging_overhead": _STATISTICS,
     "torch.jit._recursive.concrete_type_store.methods_compiled": "scripted types, one entry for each",
     "torch.utils._stats.simple_call_counter": _STATISTICS,
     "torch.utils.hooks.RemovableHandle.next_id": _NUMBERS,
@@ -76,6 +94,8 @@ HARMLESS = {
 _Found = dict[str, object]
 _CONTAINERS = (dict, list, set, deque)
 _LONGEST = 120
+_LONG_AFTER = 1e6  # seconds
+_LOOKED_AT = ("torch.distributed", "torch.utils", "torch._dynamo", "torch.nn.parallel")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,13 +103,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", help=f"of {', '.join(PROGRAMS)}")
     parser.add_argument("--all", action="store_true", help="also tell what is known to be harmless")
+    parser.add_argument("--ranks", action="store_true", help="also compare what ranks see of each other")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.programs if name not in PROGRAMS]
     if unknown:
         parser.error(f"no program is called {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
     found: dict[str, tuple[str, list[str]]] = {}
     for name in options.programs or PROGRAMS:
-        for place, change in written_by(PROGRAMS[name]).items():
+        changes = written_by(PROGRAMS[name])
+        if options.ranks:
+            changes |= seen_by_all(PROGRAMS[name])
+        for place, change in changes.items():
             found.setdefault(place, (change, []))[1].append(name)
     news = {place: each for place, each in found.items() if reason_for(place) is None}
     for place, (change, programs) in sorted(found.items()):
@@ -119,6 +143,36 @@ def written_by(program: Callable[[], object]) -> dict[str, str]:
         place: _told(before.get(place), now)
         for place, now in _looked_at().items()
         if place in before and not _same(before[place], now)
+    }
+
+
+def seen_by_all(program: Callable[[], object]) -> dict[str, str]:
+    """What a rank that runs `program` writes for all ranks of its world, with what changed; call `written_by` first.
+
+    Flags and texts are left out: two ranks may have the same for themselves.
+    """
+    seen: list[_Found] = []
+
+    def look() -> None:
+        seen.append({place: value for place, value in _looked_at().items() if place.startswith(_LOOKED_AT)})
+
+    def run() -> None:
+        if not seen:
+            look()
+        program()
+        time.sleep(_LONG_AFTER)  # in virtual time: all others have run it by then
+        look()
+        time.sleep(_LONG_AFTER)
+
+    simdist.run(run, world_size=2).raise_for_failure()
+    before, one, other = seen
+    return {
+        place: f"for all ranks: {_told(before[place], now)}"
+        for place, now in one.items()
+        if now
+        and (isinstance(now, list) or type(now) is int)
+        and not _same(before.get(place, now), now)
+        and _same(now, other.get(place))
     }
 
 
@@ -152,23 +206,38 @@ def _attributes(prefix: str, namespace: Mapping[str, Any], *, deep: bool = True)
             yield place, value.cache_info().currsize
         elif isinstance(value, bool | int | float | str | bytes | tuple | None):
             yield place, value
-        elif type(value).__module__.partition(".")[0] == "torch" and "__dict__" in dir(type(value)):
+        elif _is_object(value):
             yield place, id(value)
-            yield from ((f"{place}.{key}", each) for key, each in _plain(object.__getattribute__(value, "__dict__")))
+            yield from ((f"{place}.{key}", each) for key, each in _inside(value, {id(value)}))
 
 
-def _plain(namespace: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    for name, value in list(namespace.items()):
-        if isinstance(value, _CONTAINERS):
-            yield name, _contents(value)
-        elif isinstance(value, bool | int | float | str | bytes | None):
-            yield name, value
+def _is_object(value: Any) -> bool:
+    """True for objects of torch's classes that have attributes."""
+    return type(value).__module__.partition(".")[0] == "torch" and "__dict__" in dir(type(value))
+
+
+def _inside(value: Any, seen: set[int], depth: int = 3) -> Iterator[tuple[str, object]]:
+    """What is in an object's attributes, and in those of torch's objects there."""
+    for name, each in list(object.__getattribute__(value, "__dict__").items()):
+        if isinstance(each, _CONTAINERS):
+            yield name, _contents(each)
+        elif isinstance(each, bool | int | float | str | bytes | None):
+            yield name, each
+        elif depth > 1 and not isinstance(each, type) and _is_object(each) and id(each) not in seen:
+            seen.add(id(each))
+            yield from ((f"{name}.{key}", found) for key, found in _inside(each, seen, depth - 1))
 
 
 def _contents(container: Any) -> object:
-    """What is in it, by identity: nothing of the program's is compared, or asked for its hash."""
+    """What is in it, by identity: nothing of the program's is compared, or asked for its hash.
+
+    Of a container in a dictionary also how much is in that.
+    """
     if isinstance(container, dict):
-        return [(id(key), id(value)) for key, value in list(container.items())]
+        return [
+            (id(key), id(value), len(value) if isinstance(value, _CONTAINERS) else 0)
+            for key, value in list(container.items())
+        ]
     return sorted(map(id, container)) if isinstance(container, set) else [id(each) for each in list(container)]
 
 

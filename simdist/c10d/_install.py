@@ -45,6 +45,7 @@ from simdist.c10d.surface import (
     _memory,
     _meshes,
     _operators,
+    _rank_tables,
     _registries,
     _scopes,
     _workers,
@@ -185,6 +186,7 @@ class TorchState:
         mine: RankState = parent.torch_state
         state = child.torch_state = RankState(mine.debug_level)
         if forked:
+            _rank_tables.inherit(parent, child)
             state.world.begin_as(mine.world)
             state.init_method = self._variables["_default_pg_init_method"]
             state.default_dtype = torch.get_default_dtype()
@@ -269,6 +271,7 @@ _ALWAYS = (
     _profiling.install,
     _operators.install,
     _registries.install,
+    _rank_tables.install,
     _flight_record.install,
     _replacements.install,
     _generators.install,

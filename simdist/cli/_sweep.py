@@ -24,12 +24,11 @@ from simdist.cli._summary import heading
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import load
-from simdist.sweeps import Failure, SweepReport, Tries, alike, sweep_plan, write_replays
+from simdist.sweeps import Failure, SweepReport, Tries, alike, sweep_plan, unseen_words, write_replays
 
 __all__ = ["sweep_file"]
 
 _CALLS = 3  # of a line that are named
-_UNSEEN = 5  # paths
 
 
 def sweep_file(
@@ -137,8 +136,7 @@ def _print(out: Console, report: SweepReport, *, further: bool) -> None:
             out.print(Padding(Text(cure), (0, 0, 0, 2)))
     if report.unseen:
         heading(out, "not simulated")
-        shown = ", ".join(report.unseen[:_UNSEEN]) + (", ..." if len(report.unseen) > _UNSEEN else "")
-        out.print(Padding(Text(f"written by code that can't be seen: {shown}"), (0, 0, 0, 2)))
+        out.print(Padding(Text(unseen_words(report.unseen)), (0, 0, 0, 2)))
     out.print()
     survived = len(report.cases) - len(report.failures)
     out.print(f"survived     {survived} of {len(report.cases)} crashes")

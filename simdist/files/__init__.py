@@ -4,16 +4,34 @@
 `open`, `os.*` and all that rests on them (pathlib, shutil, tempfile, zipfile), and `torch.save`. C code meets real
 files. What it changes there can't be announced before it happens; it is found when the file is next looked at (when it
 is synced, renamed, opened, closed, or when power is lost), becomes an effect "unseen", and counts as written then.
+Where the system allows, the syncs of libraries that sync for themselves are seen.
+
+| how a file is made durable | seen as |
+|---|---|
+| `os.fsync`, `os.fdatasync`, by any descriptor of the file or folder: to read, to write, a copy | itself |
+| a write to what is open with `O_SYNC`, `O_DSYNC`, or with `RWF_SYNC`, `RWF_DSYNC` | a write, then that sync (1) |
+| `os.sync` | itself |
+| `mmap.flush` | fdatasync of the file that is mapped (1) |
+| `fsync`, `fdatasync`, `sync`, `syncfs`, `msync`, `O_DSYNC` of C code that links to the C library (2) | likewise |
+| the same, looked up by `ctypes` on a rank | likewise |
+| `sync_file_range` | nothing: it keeps neither names nor sizes |
+| a library's own threads; system calls made by hand (3) | nothing |
+
+(1) Of the whole file; Linux waits for the bytes that were written, or lie in the range. (2) On Linux, x86-64 and
+aarch64, of libraries that can sync; not announced, so that no fault strikes within. (3) The report names what was
+written so.
 
 Nothing of this is installed in a world without a disk, and in one with a disk paths elsewhere stay as they are.
 
 Open `_mounted.py` first: how an effect goes by. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the functions
 of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a path
-leads, `_watched.py` what was not seen, `_left.py` what a crash has left, `_looks.py` what nobody has looked at,
+leads, `_watched.py` what was not seen, `_by_c_code.py` and `_linked.py` what libraries' C code tells the system,
+`_left.py` what a crash has left, `_looks.py` what nobody has looked at,
 `_spill.py` where many bytes lie that are not synced, `_clients.py` what each host sees of a shared disk. Stores to a
 mapping are noticed when it is flushed. Modification times are not simulated.
 """
 
+from simdist.files._by_c_code import reaches_c_code
 from simdist.files._disks import Disks
 from simdist.files._events import StorageCalled
 from simdist.files._looks import Looks
@@ -22,4 +40,4 @@ from simdist.files._mounted import MountedDisk
 from simdist.files._present import present_disks
 from simdist.files._rot import flip_bit
 
-__all__ = ["Disks", "Looks", "MountedDisk", "StorageCalled", "flip_bit", "mount", "present_disks"]
+__all__ = ["Disks", "Looks", "MountedDisk", "StorageCalled", "flip_bit", "mount", "present_disks", "reaches_c_code"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from simdist.files._present import opened, present_disks
+from simdist.files._present import opened, present_disks, reached
 from simdist.process import current_process
 
 __all__ = ["BY_DESCRIPTOR", "BY_NAME"]
@@ -21,7 +21,7 @@ _Make = Callable[[Any], Any]
 def _ftruncate(original: Any) -> Any:
     @functools.wraps(original)
     def ftruncate(fd: Any, length: int) -> None:
-        found = opened(fd)
+        found = reached(fd)
         if found is None:
             original(fd, length)
         else:
@@ -35,7 +35,7 @@ def _syncing(*, data_only: bool) -> _Make:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def sync(fd: Any) -> None:
-            found = opened(fd)
+            found = reached(fd)
             if found is None:
                 original(fd)
             else:
@@ -74,7 +74,7 @@ def _close(original: Any) -> Any:
 def _write(original: Any) -> Any:
     @functools.wraps(original)
     def write(fd: int, data: Any) -> int:
-        found = opened(fd)
+        found = reached(fd)
         if found is None:
             count: int = original(fd, data)
             return count
@@ -90,7 +90,7 @@ def _write(original: Any) -> Any:
 def _writev(original: Any) -> Any:
     @functools.wraps(original)
     def writev(fd: int, buffers: Any) -> int:
-        if opened(fd) is None:
+        if reached(fd) is None:
             count: int = original(fd, buffers)
             return count
         return os.write(fd, b"".join(bytes(each) for each in buffers))
@@ -101,7 +101,7 @@ def _writev(original: Any) -> Any:
 def _pwrite(original: Any) -> Any:
     @functools.wraps(original)
     def pwrite(fd: int, data: Any, offset: int) -> int:
-        found = opened(fd)
+        found = reached(fd)
         if found is None:
             count: int = original(fd, data, offset)
             return count
@@ -112,10 +112,56 @@ def _pwrite(original: Any) -> Any:
     return pwrite
 
 
+def _pwritev(original: Any) -> Any:
+    @functools.wraps(original)
+    def pwritev(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        found = reached(fd)
+        if found is None:
+            count: int = original(fd, buffers, offset, flags)
+            return count
+        disk, file = found
+        content = b"".join(bytes(each) for each in buffers)
+        at = os.lseek(fd, 0, os.SEEK_CUR) if offset == -1 else offset
+        if file.appends or flags & getattr(os, "RWF_APPEND", 0):
+            at = file.inode.size
+        syncs: Literal["", "data", "all"] = "data" if flags & getattr(os, "RWF_DSYNC", 0) else ""
+        if flags & getattr(os, "RWF_SYNC", 0):
+            syncs = "all"
+        return disk.write(file, at, content, lambda part: original(fd, [part], offset, flags), syncs=syncs)
+
+    return pwritev
+
+
+def _posix_fallocate(original: Any) -> Any:
+    @functools.wraps(original)
+    def posix_fallocate(fd: int, offset: int, length: int) -> None:
+        found = reached(fd)
+        if found is None or offset < 0 or length <= 0 or offset + length <= found[1].inode.size:
+            original(fd, offset, length)  # no byte and no size is another one
+        else:
+            disk, file = found
+            whole = file.process, file.inode, file.path, offset + length, lambda: original(fd, offset, length)
+            disk.resize(*whole, allocates=True)
+
+    return posix_fallocate
+
+
+def _splice(original: Any) -> Any:
+    @functools.wraps(original)
+    def splice(src: int, dst: int, count: int, offset_src: Any = None, offset_dst: Any = None, flags: int = 0) -> int:
+        if reached(dst) is None:
+            moved: int = original(src, dst, count, offset_src, offset_dst, flags)
+            return moved
+        data = os.read(src, count) if offset_src is None else os.pread(src, count, offset_src)
+        return os.write(dst, data) if offset_dst is None else os.pwrite(dst, data, offset_dst)
+
+    return splice
+
+
 def _sendfile(original: Any) -> Any:
     @functools.wraps(original)
     def sendfile(out_fd: int, in_fd: int, offset: Any, count: int, *args: Any, **kwargs: Any) -> int:
-        if opened(out_fd) is None:
+        if reached(out_fd) is None:
             sent: int = original(out_fd, in_fd, offset, count, *args, **kwargs)
             return sent
         at = os.lseek(in_fd, 0, os.SEEK_CUR) if offset is None else offset
@@ -127,7 +173,7 @@ def _sendfile(original: Any) -> Any:
 def _copy_file_range(original: Any) -> Any:
     @functools.wraps(original)
     def copy(src: int, dst: int, count: int, offset_src: Any = None, offset_dst: Any = None) -> int:
-        if opened(dst) is None:
+        if reached(dst) is None:
             copied: int = original(src, dst, count, offset_src, offset_dst)
             return copied
         data = os.read(src, count) if offset_src is None else os.pread(src, count, offset_src)
@@ -154,6 +200,9 @@ BY_DESCRIPTOR: tuple[tuple[str, _Make], ...] = (
     ("fdatasync", _syncing(data_only=True)),
     ("sync", _sync),
     ("pwrite", _pwrite),
+    ("pwritev", _pwritev),
+    ("posix_fallocate", _posix_fallocate),
+    ("splice", _splice),
     ("sendfile", _sendfile),
     ("copy_file_range", _copy_file_range),
     ("dup", _dup),

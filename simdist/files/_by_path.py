@@ -8,17 +8,20 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from simdist.files._mounted import OpenFile
-from simdist.files._present import Spot, asks, is_there, spot
+from simdist.files._present import Spot, asks, is_there, reached, spot
 from simdist.process import current_process
 
-__all__ = ["BY_PATH", "LOOKS", "is_hidden", "open_file", "open_to_read"]
+__all__ = ["BY_PATH", "LOOKS", "is_hidden", "open_file", "open_to_read", "open_unnamed"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR
+_TMPFILE = getattr(os, "O_TMPFILE", -1)
+_DESCRIPTOR = re.compile(r"/proc/(?:self|thread-self|[0-9]+)/fd/([0-9]+)|/dev/fd/([0-9]+)")
 _Make = Callable[[Any], Any]
 
 
@@ -30,7 +33,7 @@ def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
     def opened(number: int) -> int:
         inode = disk.find(place)
         if inode is not None and (flags & _WRITES or inode.kind == "folder"):
-            disk.open[number] = OpenFile(inode, process, place, bool(flags & os.O_APPEND))
+            disk.open[number] = OpenFile.with_flags(inode, process, place, flags)
         return number
 
     if not there and flags & os.O_CREAT:
@@ -49,6 +52,22 @@ def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
             number: int = disk.resize(process, inode, place, 0, act)
             return opened(number)
     return opened(act())
+
+
+def open_unnamed(found: Spot, flags: int, act: Callable[[], int]) -> int:
+    """Open a file without a name in a folder on a disk (O_TMPFILE); the descriptor, which `act` gives."""
+    disk, process, place = found.disk, found.process, found.place
+
+    def create(_: float) -> int:
+        number = act()
+        inode = disk.disk.create_unnamed()
+        path = f"{place}/#{inode.number}" if place else f"#{inode.number}"  # as Linux shows it
+        disk.open[number] = OpenFile.with_flags(inode, process, path, flags)
+        disk.remember(inode)
+        return number
+
+    number: int = disk.change(process, "create", place, create)
+    return number
 
 
 def open_to_read(found: Spot, flags: int, act: Callable[[], int], name: Any) -> int:
@@ -82,9 +101,11 @@ def _open(original: Any) -> Any:
         found = spot(path, dir_fd, follow=True)
         if found is not None and not flags & (_WRITES | os.O_CREAT):
             return open_to_read(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd), path)
-        if found is None or flags & getattr(os, "O_TMPFILE", 0) == getattr(os, "O_TMPFILE", -1):
+        if found is None:
             number: int = original(path, flags, mode, dir_fd=dir_fd)
             return number
+        if flags & _TMPFILE == _TMPFILE:
+            return open_unnamed(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd))
         return open_file(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd))
 
     return open
@@ -101,7 +122,7 @@ def _creating(kind: Any, effect: str) -> _Make:
 
             def act(_: float) -> None:
                 original(path, *args, dir_fd=dir_fd, **kwargs)
-                disk.disk.create(place, kind)
+                disk.remember(disk.disk.create(place, kind), found.real)
 
             if is_there(found.real) or not is_there(os.path.dirname(found.real)):
                 return original(path, *args, dir_fd=dir_fd, **kwargs)  # which raises
@@ -165,6 +186,13 @@ def _moving(effect: str) -> _Make:
         @functools.wraps(original)
         def move(src: Any, dst: Any, **options: Any) -> None:
             source, target = spot(src, options.get("src_dir_fd")), spot(dst, options.get("dst_dir_fd"))
+            if (
+                effect == "link"
+                and source is None
+                and target is not None
+                and _link_of_descriptor(original, src, dst, target, options)
+            ):
+                return
             if source is None and target is None:
                 original(src, dst, **options)
                 return
@@ -199,6 +227,25 @@ def _moving(effect: str) -> _Make:
         return move
 
     return make
+
+
+def _link_of_descriptor(original: Any, src: Any, dst: Any, target: Spot, options: dict[str, Any]) -> bool:
+    """Name a file on the disk by one of its descriptors (linkat with AT_SYMLINK_FOLLOW); False if it is none."""
+    matched = _DESCRIPTOR.fullmatch(os.fsdecode(src)) if isinstance(src, (str, bytes, os.PathLike)) else None
+    found = None if matched is None else reached(int(matched[1] or matched[2]))
+    if found is None or found[0] is not target.disk or not target.place:
+        return False
+    disk, file = found
+
+    def act(_: float) -> None:
+        original(src, dst, **options)
+        disk.disk.link(file.inode, target.place)
+        for opened in disk.open.values():
+            if opened.inode is file.inode and disk.disk.find(opened.path) is not file.inode:
+                opened.path = target.place
+
+    disk.change(target.process, "link", file.path, act, to=target.place)
+    return True
 
 
 def _truncate(original: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from simdist.cluster import Host
-from simdist.files import _opening, _present, _raw, _torch
+from simdist.files import _by_c_code, _opening, _present, _raw, _torch
 from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME
 from simdist.files._by_path import BY_PATH, LOOKS
 from simdist.files._disks import Disks
@@ -43,4 +43,5 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) ->
     _opening.install(runtime.patches)
     _raw.install(runtime.patches)
     _torch.install(runtime.patches)
+    _by_c_code.install(runtime.patches)
     return disks

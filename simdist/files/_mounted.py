@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from simdist.cluster import Host
 from simdist.errors import SimdistError
@@ -26,6 +27,7 @@ from simdist.storage import PROFILES, Draw, Inode, Mount, Range
 
 __all__ = ["MountedDisk", "OpenFile"]
 
+_SYNC, _DSYNC = getattr(os, "O_SYNC", -1), getattr(os, "O_DSYNC", 0)
 _AGAIN = ("create", "fdatasync", "fsync", "fsync_dir", "truncate", "write")
 
 
@@ -38,12 +40,26 @@ class _Payload:
 
 @dataclass(slots=True, eq=False)
 class OpenFile:
-    """A file that a rank has open for writing, or a folder."""
+    """A file that a rank has open for writing, or a folder.
+
+    `syncs` says what each write to it waits for: "data" (O_DSYNC), "all" (O_SYNC), or nothing.
+    """
 
     inode: Inode
     process: SimProcess
     path: str
     appends: bool = False
+    syncs: Literal["", "data", "all"] = ""
+
+    @classmethod
+    def with_flags(cls, inode: Inode, process: SimProcess, path: str, flags: int) -> OpenFile:
+        """Opened with these flags of open(2)."""
+        syncs: Literal["", "data", "all"] = ""
+        if flags & _SYNC == _SYNC:  # on Linux O_DSYNC is one of its bits
+            syncs = "all"
+        elif flags & _DSYNC:
+            syncs = "data"
+        return cls(inode, process, path, bool(flags & os.O_APPEND), syncs)
 
     @property
     def cut_off(self) -> bool:
@@ -62,6 +78,7 @@ class MountedDisk(WatchedFolder):
     def __init__(
         self, mount: Mount, simulation: Simulation, hosts: Iterable[Host], *, seed: int, owner: str = ""
     ) -> None:
+        self.open: dict[int, OpenFile] = {}  # by descriptor
         super().__init__(os.fspath(mount.folder), mount.profile, simulation, owner)
         self._given = os.path.abspath(mount.folder)
         self._mount = mount
@@ -69,7 +86,6 @@ class MountedDisk(WatchedFolder):
         self._seed = seed
         self._serial = f" of {owner}" if owner else ""
         self._crashes = 0
-        self.open: dict[int, OpenFile] = {}  # by descriptor
         self.busy = False  # what is done now is no rank's doing
         self.looks: Looks | None = None  # who looks at what, if that is noted
         self.clients: Clients | None = None  # what each host sees of a file server's disk; None: all see the same
@@ -102,6 +118,31 @@ class MountedDisk(WatchedFolder):
         if full == self.folder:
             return ""
         return full[len(self.folder) + 1 :] if full.startswith(f"{self.folder}/") else None
+
+    def place_of_descriptor(self, number: int) -> str | None:
+        """Where on the disk the file is to which a descriptor leads; None if it is elsewhere, or has no name."""
+        try:
+            said = original(os.fstat)(number)
+        except OSError:
+            return None
+        if said.st_dev != self.device or not (stat.S_ISREG(said.st_mode) or stat.S_ISDIR(said.st_mode)):
+            return None
+        try:
+            real = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # a system without /proc: its number says which file it is
+            return next((path for path, _, _ in self._walk() if self._real_number(path) == said.st_ino), None)
+        if real != self.folder and not real.startswith(f"{self.folder}/"):
+            return None
+        place = real[len(self.folder) + 1 :]
+        return place if self._real_number(place) == said.st_ino else None
+
+    def real_of(self, inode: Inode) -> str | None:
+        """A real path at which a file can be read, through whoever has it open if it has no name."""
+        real = super().real_of(inode)
+        if real is None and inode.kind == "file":
+            number = next((number for number, each in self.open.items() if each.inode is inode), None)
+            real = None if number is None else f"/proc/self/fd/{number}"
+        return real
 
     @property
     def takes_time(self) -> bool:
@@ -206,8 +247,19 @@ class MountedDisk(WatchedFolder):
                 self.changes += 1
                 self._tell(process, "unlink", place, 0, 0)
 
-    def write(self, opened: OpenFile, offset: int, data: bytes, act: Callable[[bytes], int]) -> int:
-        """Write bytes; how many were written. `act` writes to the real file."""
+    def write(
+        self,
+        opened: OpenFile,
+        offset: int,
+        data: bytes,
+        act: Callable[[bytes], int],
+        *,
+        syncs: Literal["", "data", "all"] = "",
+    ) -> int:
+        """Write bytes; how many were written. `act` writes to the real file.
+
+        A write that waits until it is durable, by `syncs` or as its file was opened, is a write and a sync.
+        """
         if not data:
             return act(data)
         payload = _Payload(data)
@@ -228,16 +280,29 @@ class MountedDisk(WatchedFolder):
             payload=payload,
             takes=("change", "drop", "part_bytes"),
         )
+        if syncs != "all":
+            syncs = opened.syncs or syncs
+        if syncs:
+            self.sync(opened.process, opened.inode, opened.path, data_only=syncs == "data", act=lambda: None)
         return len(data) if count is None else count
 
-    def resize(self, process: SimProcess, inode: Inode, path: str, size: int, act: Callable[[], Any]) -> Any:
-        """Set a file's size."""
+    def resize(
+        self,
+        process: SimProcess,
+        inode: Inode,
+        path: str,
+        size: int,
+        act: Callable[[], Any],
+        *,
+        allocates: bool = False,
+    ) -> Any:
+        """Set a file's size; with `allocates` it has its place on the disk up to there."""
 
         def resize(_: float) -> Any:
             self.look(inode)
             self.disk.pin(inode)
             result = act()
-            self.disk.resize(inode, size)
+            (self.disk.allocate if allocates else self.disk.resize)(inode, size)
             self.remember(inode)
             return result
 
@@ -245,13 +310,15 @@ class MountedDisk(WatchedFolder):
 
     def sync(self, process: SimProcess, inode: Inode, path: str, *, data_only: bool, act: Callable[[], Any]) -> Any:
         """Make a file or a folder durable."""
+        if inode.kind == "folder":
+            self.scan_folder(path)
         self.look(inode)
 
         def sync(_: float) -> Any:
             # Nothing is done to the real one: nobody cuts its power.
             if inode.kind == "folder":
                 self.disk.sync_folder(inode)
-            else:
+            elif not self._is_dirty_elsewhere(process, inode):
                 self.disk.sync_file(inode, data_only=data_only)
 
         effect = "fsync_dir" if inode.kind == "folder" else "fdatasync" if data_only else "fsync"
@@ -271,10 +338,46 @@ class MountedDisk(WatchedFolder):
             self.look(inode)
             if not any(each.inode is inode for each in self.open.values()):
                 self.disk.close(inode)
+                self.disk.release(inode)
             self.forget_closed()
 
-    def sync_mapped(self, process: SimProcess) -> None:
-        """Make durable what has changed without a call that could be seen: a mapping was flushed."""
+    def sync_mapped(self, process: SimProcess, device: int, number: int) -> bool:
+        """Make durable the file of which a mapping was flushed, by its device and number; False if it is elsewhere."""
+        found = self.mapped(device, number)
+        if found is not None:
+            self.sync(process, *found, data_only=True, act=lambda: None)
+        return found is not None
+
+    def mapped(self, device: int, number: int) -> tuple[Inode, str] | None:
+        """The file with a device and a number, with its path, and what was stored to it; None if it is elsewhere."""
+        if device != self.device:
+            return None
+        inode = self.inode_of_real(number)
+        if inode is None:
+            self.scan()
+            inode = self.inode_of_real(number)
+        path = "" if inode is None else next(iter(self.disk.paths_of(inode)), "")
+        if inode is None or not path:
+            return None
+        self.look(inode, closely=True)  # some file systems note no time of a store
+        return inode, path
+
+    def synced_unseen(self, process: SimProcess, inode: Inode | None, path: str, *, data_only: bool = False) -> None:
+        """Code that nobody can stop has made a file or a folder durable, or with None everything."""
+        self.scan()
+        self.changes += 1
+        if inode is None:
+            self._sync_whole(process)
+        elif inode.kind == "folder":
+            self.disk.sync_folder(inode)
+        elif not self._is_dirty_elsewhere(process, inode):
+            self.disk.sync_file(inode, data_only=data_only)
+            self.disk.pin(inode)  # what writes to it next can't be seen either
+        whole = "sync" if inode is None else "fsync_dir" if inode.kind == "folder" else "fsync"
+        self._tell(process, "fdatasync" if data_only and whole == "fsync" else whole, path, 0, 0)
+
+    def sync_changed(self, process: SimProcess) -> None:
+        """Make durable what has changed without a call that could be seen: some mapping was flushed."""
         known = dict(self._known)
         self.scan()
         for number, state in self._known.items():
@@ -289,9 +392,22 @@ class MountedDisk(WatchedFolder):
 
         def act(_: float) -> None:
             self.scan()
-            self.disk.sync()
+            self._sync_whole(process)
 
         self.change(process, "sync", "", act, takes=("drop",))
+
+    def _sync_whole(self, process: SimProcess) -> None:
+        if self.clients is None:
+            self.disk.sync()
+            return
+        for path, _ in self.disk.now().nodes:  # names are the server's already
+            inode = self.disk.find(path)
+            if inode is not None and inode.changes and not self._is_dirty_elsewhere(process, inode):
+                self.disk.sync_file(inode)
+
+    def _is_dirty_elsewhere(self, process: SimProcess, inode: Inode) -> bool:
+        """True for bytes of a file that a client on another host has not sent: a sync here does not send them."""
+        return self.clients is not None and self.clients.served(process, inode) is not None
 
     # -- crashes -----------------------------------------------------------------------------------------------------
 

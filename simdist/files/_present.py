@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from simdist.files._disks import Disks
 from simdist.files._mounted import MountedDisk, OpenFile
 from simdist.process import SimProcess, current_process, original
 
-__all__ = ["Spot", "asks", "forget", "is_there", "opened", "present_disks", "put", "spot"]
+__all__ = ["Spot", "asks", "flags_of", "forget", "is_there", "opened", "present_disks", "put", "reached", "spot"]
 
 _disks: Disks | None = None
 _asking: set[SimProcess] = set()  # for which a path is looked up, which looks at folders itself
@@ -101,3 +102,31 @@ def opened(descriptor: Any) -> tuple[MountedDisk, OpenFile] | None:
         if found is not None:
             return disk, found
     return None
+
+
+def reached(descriptor: Any) -> tuple[MountedDisk, OpenFile] | None:
+    """The file on a disk to which a descriptor leads, however it was opened: to read, by C code, as a copy of another.
+
+    A sync is of the file, whichever descriptor asks for it.
+    """
+    found = opened(descriptor)
+    if found is not None:
+        return found
+    disks, process = _disks, current_process()
+    if disks is None or disks.busy or process is None:
+        return None
+    number = descriptor if isinstance(descriptor, int) else getattr(descriptor, "fileno", lambda: -1)()
+    if not isinstance(number, int) or number < 0:
+        return None
+    for disk in disks.of(process.host):
+        place = disk.place_of_descriptor(number)
+        inode = None if place is None else disk.find(place)
+        if place is not None and inode is not None:
+            return disk, OpenFile.with_flags(inode, process, place, flags_of(number))
+    return None
+
+
+def flags_of(number: int) -> int:
+    """The flags of open(2) that a descriptor has."""
+    flags: int = fcntl.fcntl(number, fcntl.F_GETFL)
+    return flags

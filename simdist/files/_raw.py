@@ -1,23 +1,28 @@
 """What Python offers below `open`: `io.FileIO(path)`, and mappings that are flushed.
 
 Both open their files in C, so that a file's creation is "unseen". What is written through a FileIO is an effect like
-any other. Stores to a mapping are noticed when it is flushed, which makes them durable, as `msync` does. Those to one
-that is never flushed count as durable, too, if the file was so before: when they came nobody can say.
+any other. Stores to a mapping are noticed when it is flushed, which makes its file durable, as `msync` does. Those to
+one that is never flushed count as durable, too, if the file was so before: when they came nobody can say.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import mmap
+import os
 from typing import Any
 
 from simdist.files._mounted import OpenFile
 from simdist.files._opening import DiskFile
 from simdist.files._present import opened, present_disks, spot
-from simdist.process import Patches, current_process
+from simdist.process import Patches, current_process, original
 
-__all__ = ["install"]
+__all__ = ["file_at", "install"]
+
+_SIMPLE = 0  # PyBUF_SIMPLE
+_BUFFER_BYTES = 128  # of a Py_buffer, and more
 
 
 def install(patches: Patches) -> None:
@@ -74,8 +79,44 @@ def _flush(original: Any) -> Any:
         done = original(self, *args, **kwargs)
         disks, process = present_disks(), current_process()
         if disks is not None and process is not None and not disks.busy:
+            mapped = _file_of(self)
             for disk in disks.of(process.host):
-                disk.sync_mapped(process)
+                if mapped is None:
+                    disk.sync_changed(process)
+                elif disk.sync_mapped(process, *mapped):
+                    break
         return done
 
     return flush
+
+
+def _file_of(mapping: Any) -> tuple[int, int] | None:
+    """The device and the number of the file that is mapped; None where the system does not tell."""
+    at = _address_of(mapping)
+    return None if at is None else file_at(at)
+
+
+def _address_of(mapping: Any) -> int | None:
+    """Where in memory a mapping lies."""
+    view = (ctypes.c_char * _BUFFER_BYTES)()
+    if ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapping), view, _SIMPLE):
+        return None
+    address = ctypes.c_void_p.from_buffer(view).value
+    ctypes.pythonapi.PyBuffer_Release(view)
+    return address
+
+
+def file_at(address: int) -> tuple[int, int] | None:
+    """The device and the number of the file that is mapped at an address."""
+    try:
+        with original(open)("/proc/self/maps", "rb") as maps:
+            lines = maps.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        where, _, _, device, number, *_ = line.split(maxsplit=5)
+        start, end = (int(each, 16) for each in where.split(b"-"))
+        if start <= address < end:
+            major, minor = (int(each, 16) for each in device.split(b":"))
+            return os.makedev(major, minor), int(number)
+    return None

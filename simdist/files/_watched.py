@@ -37,6 +37,7 @@ class WatchedFolder:
             content = Content(size=os.lstat(real).st_size, load=lambda real=real: self._held(real))  # type: ignore[misc]
             inode = self.disk.adopt(path, kind, content if kind == "file" else Content(), target)
             self.remember(inode, real)
+        self.device = os.stat(self.folder).st_dev
 
     def shown(self, place: str) -> str:
         """A place as records tell of it."""
@@ -48,6 +49,9 @@ class WatchedFolder:
 
     def find(self, place: str) -> Inode | None:
         """What stands at a place, changes included that were not seen; None if there is nothing."""
+        above = place.rpartition("/")[0]
+        if above and self.disk.find(above) is None:
+            self.find(above)
         inode = self.disk.find(place)
         real = self.real(place)
         try:
@@ -58,39 +62,95 @@ class WatchedFolder:
                 self._drop(place)
             return None
         known = None if inode is None else self._known.get(inode.number)
-        if inode is not None and inode.kind == "file" and known is not None and known[2] != found.st_ino:
-            self._drop(place)
-            inode = None
-        if inode is None:
-            self._unseen(place)
-            inode = self._adopt(place, found)
-        elif inode.kind == "file":
+        if inode is not None and known is not None and known[2] == found.st_ino:
             self.look(inode, place)
-        return inode
+            return inode
+        if inode is not None and known is None and inode.kind != "file":
+            return inode
+        self._unseen(place)
+        moved = self._come_from(place, found)
+        if moved is not None:
+            return moved
+        if inode is not None:
+            self._drop(place)
+        return self._adopt(place, found)
 
-    def look(self, inode: Inode, place: str | None = None) -> None:
-        """Take in what was done to a file by code that can't be seen."""
+    def _come_from(self, place: str, found: os.stat_result) -> Inode | None:
+        """What was renamed or linked to a place by code that can't be seen; None if it is new there."""
+        for number, known in self._known.items():
+            if known[2] != found.st_ino or (known[0] >= 0 and known[:2] != (found.st_size, found.st_mtime_ns)):
+                continue
+            inode = self.disk.numbered(number)
+            before = [] if inode is None else self.disk.paths_of(inode)
+            if inode is None or not before:
+                continue
+            there = self.disk.find(place)
+            left = {path: self._real_number(path) for path in before}
+            gone = next((path for path, real in left.items() if real != known[2]), None)
+            if gone is None:
+                self.disk.link(inode, place)
+            elif there is not None and left[gone] == self._known.get(there.number, (0, 0, -1))[2]:
+                self.disk.exchange(gone, place)
+            else:
+                self.disk.rename(gone, place)
+            return inode
+        return None
+
+    def _real_number(self, place: str) -> int:
+        try:
+            number: int = original(os.lstat)(self.real(place)).st_ino
+        except OSError:
+            return -1
+        return number
+
+    def inode_of_real(self, number: int) -> Inode | None:
+        """The file or folder whose real one has a number; None if none that was looked at has it."""
+        for each, known in self._known.items():
+            inode = self.disk.numbered(each) if known[2] == number else None
+            if inode is not None and self.disk.paths_of(inode):
+                return inode
+        return None
+
+    def look(self, inode: Inode, place: str | None = None, *, closely: bool = False) -> None:
+        """Take in what was done to a file by code that can't be seen.
+
+        Where it has the size and the time that are known nothing was done, unless somebody asks to look `closely`.
+        """
         known = self._known.get(inode.number)
         if known is None or inode.kind != "file":
             return
-        places = [place] if place is not None else self.disk.paths_of(inode)
-        if not places:
+        real = self.real_of(inode) if place is None else self.real(place)
+        if real is None:
             return
-        real = self.real(places[0])
         try:
             found = original(os.stat)(real)
         except OSError:
             return
-        if (found.st_size, found.st_mtime_ns) == known[:2] or found.st_ino != known[2]:
+        if ((found.st_size, found.st_mtime_ns) == known[:2] and not closely) or found.st_ino != known[2]:
             return
-        self._unseen(places[0])
-        if found.st_size > known[0]:
-            self.disk.write(inode, known[0], _bytes_of(real, known[0]))
+        before = inode.content
+        if closely and before is None:
+            return
+        data = _bytes_of(real)
+        if closely and before is not None and data == before.data:
+            return
+        self._unseen(place or (self.disk.paths_of(inode) or [""])[0])
+        if before is not None:
+            if len(data) < before.size:
+                self.disk.resize(inode, len(data))
+            for start, end in _differences(bytes(before.data), data, self.disk.profile.block_bytes):
+                self.disk.write(inode, start, data[start:end])
+        elif found.st_size > known[0]:
+            self.disk.write(inode, known[0], data[known[0] :])
         else:
-            data = _bytes_of(real)
             self.disk.resize(inode, len(data))
             self.disk.write(inode, 0, data)
         self.remember(inode, real)
+
+    def real_of(self, inode: Inode) -> str | None:
+        """A real path at which a file can be read; None if there is none any more."""
+        places = self.disk.paths_of(inode)
+        return self.real(places[0]) if places else None
 
     def flip(self, place: str, byte: int | None, bit: int) -> None:
         """A bit of a file is another one, on the disk and for all who read it.
@@ -115,6 +175,20 @@ class WatchedFolder:
         self.changes += 1
         self.remember(inode, real)
 
+    def scan_folder(self, place: str) -> None:
+        """Take in what was done to the names in a folder by code that can't be seen."""
+        try:
+            names = sorted(os.listdir(self.real(place)))
+        except OSError:
+            return
+        above = f"{place}/" if place else ""
+        for name in names:
+            self.find(above + name)
+        for path, _ in reversed(self.disk.now().nodes):
+            if path.rpartition("/")[0] == place and self._real_number(path) < 0:
+                self._unseen(path)
+                self._drop(path)
+
     def scan(self) -> None:
         """Take in all that was not seen."""
         there = {path for path, _, _ in self._walk()}
@@ -133,7 +207,9 @@ class WatchedFolder:
     def _adopt(self, place: str, found: os.stat_result) -> Inode:
         real = self.real(place)
         if stat.S_ISDIR(found.st_mode):
-            return self.disk.create(place, "folder")
+            folder = self.disk.create(place, "folder")
+            self.remember(folder, real)
+            return folder
         if stat.S_ISLNK(found.st_mode):
             return self.disk.create(place, "link", target=os.readlink(real))
         inode = self.disk.create(place)
@@ -155,20 +231,21 @@ class WatchedFolder:
             self.unseen.append(self.shown(place))
 
     def remember(self, inode: Inode, real: str = "") -> None:
-        """This is what the file is, after something that was seen."""
-        if inode.kind != "file":
+        """This is what the file or folder is, after something that was seen."""
+        if inode.kind == "link":
             return
-        if not real:
-            places = self.disk.paths_of(inode)
-            if not places:
-                return
-            real = self.real(places[0])
+        where = real or self.real_of(inode)
+        if where is None:
+            return
         try:
-            found = original(os.stat)(real)
+            found = original(os.stat)(where)
         except OSError:
             return
-        inode.mode = stat.S_IMODE(found.st_mode)
-        self._known[inode.number] = found.st_size, found.st_mtime_ns, found.st_ino
+        if inode.kind == "folder":
+            self._known[inode.number] = -1, 0, found.st_ino
+        else:
+            inode.mode = stat.S_IMODE(found.st_mode)
+            self._known[inode.number] = found.st_size, found.st_mtime_ns, found.st_ino
 
     def _walk(self) -> Iterator[tuple[str, str, Any]]:
         """Every path with its real one and what it is, folders before what is in them."""
@@ -203,11 +280,25 @@ class WatchedFolder:
         return self.spill.hold(_bytes_of(real))
 
     def _read(self, inode: Inode) -> bytes | memoryview:
-        places = self.disk.paths_of(inode)
+        real = self.real_of(inode)
         try:
-            return self._held(self.real(places[0])) if places else b""
+            return self._held(real) if real else b""
         except OSError:  # code that can't be seen has taken it away
             return b""
+
+
+def _differences(before: bytes, after: bytes, block: int) -> Iterator[tuple[int, int]]:
+    """The runs of blocks that were written, by what they hold: where each begins and ends."""
+    start = -1
+    for at in range(0, len(after), block):
+        same = before[at : at + block] == after[at : at + block]
+        if same and start >= 0:
+            yield start, at
+            start = -1
+        elif not same and start < 0:
+            start = at
+    if start >= 0:
+        yield start, len(after)
 
 
 def _bytes_of(real: str, offset: int = 0) -> bytes:

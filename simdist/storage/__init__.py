@@ -24,12 +24,12 @@ part. Lost is what stands in the process's own buffers.
 | close | nothing | nothing | nothing | nothing | bytes |
 | sync | everything | everything | everything | everything | everything |
 
-(1) By a rename over it, or because it was emptied, written and closed: ext4 finds space for it then. (2) Up to the last
-entry about what is synced; all of it if a file has grown. (3) And the folders that lead there. (4) Only entries of new
-files and sizes count: a rename or a link of the file is not waited for. (5) Once anything is synced there is a log, in
-which each later or earlier change of a name may stand by itself; what a file replaces is
-never gone before it is there, if the new file was synced.
-(6) A file that was emptied and written anew may have its new size, if that is smaller, and its old bytes.
+(1) By a rename over it, or because it was emptied, written and closed: ext4 finds space for it then, if it had none.
+What `posix_fallocate` or a sync has found is enough for bytes in the same blocks. (2) Up to the last entry about what
+is synced; all of it if a file has grown. (3) And the folders that lead there. (4) Only entries of new files and sizes
+count: a rename or a link of the file is not waited for. (5) Once anything is synced there is a log, in which each later
+or earlier change of a name may stand by itself; what a file replaces is never gone before it is there, if the new file
+was synced. (6) A file that was emptied and written anew may have its new size, if that is smaller, and its old bytes.
 
 **What other hosts see** of a disk that several share: with any profile but `nfs` everything at once. With `nfs`:
 

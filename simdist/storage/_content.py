@@ -62,6 +62,11 @@ class Content:
         return len(self._data) if isinstance(self._data, bytes) else 0
 
     @property
+    def is_held(self) -> bool:
+        """True if it is kept here; False if it would have to be read first."""
+        return self._load is None
+
+    @property
     def data(self) -> bytes | memoryview:
         """All of it."""
         if self._load is not None:

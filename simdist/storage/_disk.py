@@ -65,6 +65,7 @@ class Disk:
         self._hold = hold
         self._inodes: dict[int, Inode] = {_ROOT: Inode(_ROOT, "folder")}
         self._live: Names = {}
+        self._unnamed: set[int] = set()  # files that are open and have no name yet (O_TMPFILE)
         self._log = Log(profile, {})
         self._count = 0
 
@@ -79,6 +80,10 @@ class Disk:
                 return None
             number = found
         return self._inodes[number]
+
+    def numbered(self, number: int) -> Inode | None:
+        """What has a number; None if it is gone for good."""
+        return self._inodes.get(number)
 
     def paths_of(self, inode: Inode) -> list[str]:
         """Every name that a file has now; the one name of a folder."""
@@ -102,6 +107,20 @@ class Disk:
         inode.target = target
         self._set(path, inode, resizes=True)
         return inode
+
+    def create_unnamed(self) -> Inode:
+        """There is a new file without a name (O_TMPFILE); `link` may give it one, until it is released."""
+        inode = self._new("file")
+        self._unnamed.add(inode.number)
+        if self.profile.orders_sizes:
+            self._log.add([], about=[inode.number], resizes=True)
+        return inode
+
+    def release(self, inode: Inode) -> None:
+        """Nobody has the file open any more: without a name it is gone."""
+        if inode.number in self._unnamed:
+            self._unnamed.discard(inode.number)
+            self._forget()
 
     def link(self, inode: Inode, path: str) -> None:
         """A file has one more name."""
@@ -132,6 +151,17 @@ class Disk:
         self._log.add([(new_place, inode.number), (place, None)], about=about)
         self._forget()
 
+    def exchange(self, path: str, to: str) -> None:
+        """Two things have each other's name (RENAME_EXCHANGE)."""
+        place, other_place = self._place(path), self._place(to)
+        one, other = self._live[place], self._live[other_place]
+        self._live[place], self._live[other_place] = other, one
+        if self.profile.names == "apart":  # its log has the names of each by itself
+            self._log.add([(other_place, one), (place, None)], about=[one])
+            self._log.add([(place, other)], about=[other])
+        else:
+            self._log.add([(place, other), (other_place, one)], about=[one, other])
+
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def write(self, inode: Inode, offset: int, data: bytes) -> None:
@@ -141,6 +171,7 @@ class Disk:
             before = inode.size
             held = data if self._hold is None else self._hold(data)
             inode.changes.append(Change(offset, held, before, max(before, offset + len(data))))
+            inode.want_room(offset // self.profile.block_bytes, self._blocks(offset + len(data)))
 
     def resize(self, inode: Inode, size: int) -> None:
         """A file was cut off, or has grown by zeros."""
@@ -150,6 +181,14 @@ class Disk:
         if size != before:
             self.pin(inode)
             self._mark_size(inode, size)
+        if size < before:
+            inode.lose_room(self._blocks(size))
+
+    def allocate(self, inode: Inode, size: int) -> None:
+        """A file has its place on the disk up to a size (`posix_fallocate`), which it has at least from now on."""
+        if size > inode.size:
+            self.resize(inode, size)
+        inode.find_room(self._blocks(size))
 
     def close(self, inode: Inode) -> None:
         """A file that was open for writing was closed."""
@@ -160,9 +199,13 @@ class Disk:
         inode.emptied = False
 
     def _allocate(self, inode: Inode) -> None:
-        """Space is found for all of a file, so that its full size is ordered with names from now on."""
-        if self.profile.allocates_early and inode.changes and inode.kind == "file":
+        """Space is found for what has none yet of a file; its full size is ordered with names from now on."""
+        if self.profile.allocates_early and inode.without_room and inode.kind == "file":
             self._mark_size(inode, inode.size)
+            inode.find_room(self._blocks(inode.size))
+
+    def _blocks(self, size: int) -> int:
+        return -(-size // self.profile.block_bytes)
 
     def _mark_size(self, inode: Inode, size: int) -> None:
         entry = self._log.add([], about=[inode.number], resizes=True) if self.profile.orders_sizes else -1
@@ -211,6 +254,7 @@ class Disk:
         inode.base = self._settled(inode, inode.size)
         inode.changes.clear()
         inode.failed = 0
+        inode.find_room(self._blocks(inode.size))
 
     def _settled(self, inode: Inode, size: int, data: bytes | None = None) -> Content:
         if self._read is not None:
@@ -311,9 +355,12 @@ class Disk:
                     inode.base = self._settled(inode, state.size, contents.get(state))
                     inode.changes = []
                     inode.failed = 0
+                if inode.kind == "file":
+                    inode.room, inode.without_room = self._blocks(inode.base.size), []
             folder, _, name = path.rpartition("/")
             names[at[folder], name] = at[path] = inode.number
         self._inodes, self._live = inodes, names
+        self._unnamed.clear()
         self._log = Log(self.profile, dict(names))
 
     # -- the inside --------------------------------------------------------------------------------------------------
@@ -326,7 +373,7 @@ class Disk:
     def adopt(self, path: str, kind: Literal["file", "folder", "link"], content: Content, target: str = "") -> Inode:
         """Something is on the disk from the beginning, and durable."""
         inode = self._new(kind)
-        inode.base, inode.target = content, target
+        inode.base, inode.target, inode.room = content, target, self._blocks(content.size)
         place = self._place(path)
         self._live[place] = self._log.durable[place] = inode.number
         return inode
@@ -373,7 +420,7 @@ class Disk:
 
     def _forget(self) -> None:
         """Drop what no name leads to any more, now or after any crash."""
-        used = {_ROOT, *self._live.values(), *self._log.durable.values()}
+        used = {_ROOT, *self._unnamed, *self._live.values(), *self._log.durable.values()}
         for entry in self._log.entries:
             used.update(entry.about)
         for number in [number for number in self._inodes if number not in used]:

@@ -22,7 +22,7 @@ Draw = Callable[[int], int]
 class Inode:
     """What a name stands for. `base` is what is durable of a file's bytes, `changes` what came after, in order."""
 
-    __slots__ = ("base", "changes", "emptied", "failed", "kind", "mode", "number", "target")
+    __slots__ = ("base", "changes", "emptied", "failed", "kind", "mode", "number", "room", "target", "without_room")
 
     def __init__(self, number: int, kind: Literal["file", "folder", "link"], base: Content = NOTHING) -> None:
         self.number = number
@@ -33,6 +33,10 @@ class Inode:
         self.mode = 0o777 if kind == "folder" else 0o666
         self.failed = 0  # of the changes, so many had their chance: a sync of them failed
         self.emptied = False  # its bytes were thrown away, and it was not closed since
+        self.room = 0  # so many blocks have their place on the disk
+        self.without_room: list[
+            tuple[int, int]
+        ] = []  # blocks beyond them that were written: the first, behind the last
 
     @property
     def size(self) -> int:
@@ -49,6 +53,29 @@ class Inode:
         """How many bytes of it are in memory."""
         changed = sum(len(change.data) for change in self.changes if isinstance(change.data, bytes))
         return self.base.held_bytes + changed
+
+    def find_room(self, blocks: int) -> None:
+        """So many blocks have their place on the disk from now on."""
+        self.room = max(self.room, blocks)
+        self.without_room = [(max(start, self.room), end) for start, end in self.without_room if end > self.room]
+
+    def lose_room(self, blocks: int) -> None:
+        """Only so many blocks are left of it."""
+        self.room = min(self.room, blocks)
+        self.without_room = [(start, min(end, blocks)) for start, end in self.without_room if start < blocks]
+
+    def want_room(self, start: int, end: int) -> None:
+        """Blocks were written, from the first to behind the last."""
+        start = max(start, self.room)
+        if start < end:
+            if self.without_room and self.without_room[-1][1] >= start >= self.without_room[-1][0]:
+                start, end = self.without_room[-1][0], max(end, self.without_room.pop()[1])
+            self.without_room.append((start, end))
+
+    @property
+    def content(self) -> Content | None:
+        """What a process sees, if that is known here: None if its bytes would have to be read."""
+        return self.base.with_changes(self.changes) if self.base.is_held else None
 
     def __repr__(self) -> str:
         return f"<Inode {self.number} {self.kind} {self.size} bytes, {len(self.changes)} changes>"

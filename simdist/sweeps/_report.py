@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from simdist.files import reaches_c_code
 from simdist.result import RunResult
 from simdist.sweeps._calls import Call
 from simdist.sweeps._cures import cures, renamed
 from simdist.sweeps._points import STRIKES, Case, Point
 from simdist.trace import events_of
 
-__all__ = ["Failure", "Line", "SweepReport", "Tried", "alike", "unseen_in"]
+__all__ = ["Failure", "Line", "SweepReport", "Tried", "alike", "unseen_in", "unseen_words"]
 
+_UNSEEN = 5  # paths that are named
 _SHOWN = 3  # paths of which is told what is left
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 
@@ -151,6 +153,8 @@ class SweepReport:
                 yield f"    {alike(others)}"
         for cure in self.cures:
             yield f"  what usually helps: {cure}"
+        if self.unseen:
+            yield f"  {unseen_words(self.unseen)}"
 
     def write_tests(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write a pytest file for each failure that is told of, which replays it; their paths. For sweeps of functions.
@@ -178,6 +182,14 @@ class SweepReport:
 def alike(others: int) -> str:
     """That so many more failures are of a kind, in words."""
     return f"{others} other {'crashes come' if others > 1 else 'crash comes'} to the same"
+
+
+def unseen_words(paths: Sequence[str]) -> str:
+    """What can be said of files that code changed which can't be seen, in a sentence."""
+    shown = ", ".join(paths[:_UNSEEN]) + (", ..." if len(paths) > _UNSEEN else "")
+    if reaches_c_code():
+        return f"written by C code, within which no crash was tried: {shown}"
+    return f"written by C code, whose syncs can't be seen on this machine, and counted as not synced: {shown}"
 
 
 def unseen_in(results: Sequence[RunResult]) -> tuple[str, ...]:

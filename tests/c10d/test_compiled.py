@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -219,3 +220,117 @@ def test_a_batch_of_messages_names_an_operation_that_it_does_not_have() -> None:
             ops.batch_p2p_ops(["isend"], [0], [], [torch.ones(1)], "0")
 
     values(body, 1)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """A function that is compiled."""
+    return (x * 2).sum()
+
+
+def stopped(x: torch.Tensor, *, far: bool) -> torch.Tensor:
+    """One in two parts."""
+    x = x + 1
+    torch._dynamo.graph_break()
+    return x * 2 if far else x
+
+
+def learned() -> Any:
+    """What dynamo compiles as shapes change, and what it counts."""
+    import torch._dynamo.utils as told
+
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        shapes = [tuple(map(str, each.shape)) if isinstance(each, torch.Tensor) else str(each) for each in inputs]
+        graphs.append((str(torch._guards.CompileContext.current_compile_id()), shapes))
+        return graph
+
+    compiled, parts = torch.compile(doubled, backend=backend), torch.compile(stopped, backend=backend)
+    for size in (3, 4, 5, 3):
+        compiled(torch.ones(size))
+    for size in (2, 6):
+        parts(torch.ones(size), far=size > 3)
+    counted = dict(told.counters["stats"]), sum(told.counters["graph_break"].values())
+    kept = len(told.guard_failures), len(told.graph_break_reasons), told.op_count
+    torch._dynamo.reset()
+    compiled(torch.ones(7))
+    return graphs, counted, kept
+
+
+# What a process of its own says (torch 2.13, Python 3.11 to 3.13).
+ALONE = (
+    [
+        *(("0/0", [("3",)]), ("0/1", ["s77", ("4",)])),
+        *(("1/0", [("2",)]), ("1/1", ["s77", ("6",)])),
+        ("0/0", [("7",)]),
+    ],
+    ({"calls_captured": 6, "unique_graphs": 4}, 2),
+    (2, 2, 6),
+)
+
+
+@pytest.mark.parametrize("apart", [0, 10], ids=["together", "one after the other"])
+def test_each_rank_learns_from_its_own_calls_only(apart: int) -> None:
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        time.sleep(apart * dist.get_rank())
+        said = learned()
+        dist.barrier()
+        return said
+
+    for _ in range(2):
+        assert values(body, 3) == [ALONE] * 3
+
+
+def test_a_rank_that_resets_its_compiler_leaves_the_others_theirs() -> None:
+    compiled = torch.compile(doubled, backend="eager")
+
+    def body() -> int:
+        dist.init_process_group("gloo")
+        compiled(torch.ones(3))
+        counts: Any = torch._dynamo.utils.counters["stats"]
+        dist.barrier()
+        if dist.get_rank() == 0:
+            torch._dynamo.reset()
+        dist.barrier()
+        compiled(torch.ones(3))
+        return int(counts["unique_graphs"])
+
+    assert values(body, 2) == [2, 1]
+
+
+def test_a_backward_pass_is_compiled_for_the_rank_that_wants_it() -> None:
+    backward: Any = importlib.import_module("torch._dynamo.compiled_autograd")
+
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        rank, compiled = dist.get_rank(), []
+
+        def compiler(graph: Any) -> Any:
+            compiled.append(rank)
+            return graph
+
+        def step(size: int) -> None:
+            x = torch.ones(size, requires_grad=True)
+            loss: Any = (x * 2).sum()
+            loss.backward()
+
+        time.sleep(rank)
+        if rank == 2:
+            step(5)
+            return compiled, backward.depth, backward.compiled_autograd_enabled
+        with backward._enable(compiler):
+            time.sleep(10)  # the other one enters the context meanwhile, and leaves it later
+            step(3 + rank)
+            inside = backward.depth, backward.compiled_autograd_enabled
+        step(7)
+        return compiled, inside, (backward.depth, backward.compiled_autograd_enabled)
+
+    found = values(body, 3)
+
+    assert found[0] == ([0], (1, True), (0, False))
+    assert found[1][1:] == ((1, True), (0, False))
+    assert set(found[1][0]) <= {1}
+    assert found[2] == ([], 0, False)
+    assert (backward.depth, backward.compiled_autograd_enabled) == (0, False)
+    assert torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False) == (None, False)

@@ -84,6 +84,33 @@ def test_another_host_is_told_the_size_that_the_server_knows(tmp_path: Path) -> 
     assert reader == [(0, True), (3, True)]
 
 
+def test_a_sync_on_another_host_does_not_send_what_a_client_has(tmp_path: Path) -> None:
+    def program(rank: int, folder: Path) -> list[bytes]:
+        path, seen = folder / "a", []
+        file = path.open("wb", buffering=0) if rank == 0 else None
+        dist.barrier()
+        number = os.open(path, os.O_RDONLY)
+        dist.barrier()
+        if file is not None:
+            file.write(b"new")
+        for syncs in (1, 0):
+            dist.barrier()
+            if rank == syncs:
+                os.fsync(number)
+                os.sync()
+            dist.barrier()
+            seen.append(path.read_bytes())
+        os.close(number)
+        if file is not None:
+            file.close()
+        return seen
+
+    writer, reader = run(program, tmp_path)
+
+    assert writer == [b"new", b"new"]
+    assert reader == [b"", b"new"]
+
+
 def test_another_host_sees_bytes_once_they_are_synced_or_the_file_is_closed(tmp_path: Path) -> None:
     writer, reader = run(half_written, tmp_path)
 

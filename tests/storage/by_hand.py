@@ -3,8 +3,9 @@
 Its cache writes any block back at any time, it raises the sizes on the disk as a file system would, and its journal is
 cut anywhere. It shares no code with `simdist.storage`. Blocks are of two bytes, files of a few, programs of some calls.
 
-A program is a list of calls: ("create", name), ("write", name, offset, data), ("resize", name, size), ("close", name),
-("rename", name, to), ("unlink", name), ("fsync", name), ("fdatasync", name), ("fsync dir",).
+A program is a list of calls: ("create", name), ("write", name, offset, data), ("resize", name, size), ("allocate",
+name, size), ("close", name), ("rename", name, to), ("exchange", name, other), ("link", name, to), ("unnamed", name)
+for a file that only the program knows by that, ("unlink", name), ("fsync", name), ("fdatasync", name), ("fsync dir",).
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Machine:
     emptied: set[int] = field(default_factory=set)
     cleared: set[int] = field(default_factory=set)  # btrfs: entries whose folder was synced
     logging: bool = False  # btrfs: something was synced
+    room: dict[int, int] = field(default_factory=dict)  # blocks that have their place on the disk, by file
+    homeless: dict[int, set[int]] = field(default_factory=dict)  # blocks that were written and have none
 
     def _note(self, sets: dict[str, int | None], about: set[int], *, size: bool = False) -> int:
         self.journal.append((sets, about, size))
@@ -70,8 +73,32 @@ class Machine:
             self.files[number] = {Platter(b"", b"", sizes=(0,), seen=(0,))}
             self.names[rest[0]] = number
             self._note({rest[0]: number}, {number}, size=True)
+        elif what == "unnamed":
+            number = len(self.files)
+            self.files[number] = {Platter(b"", b"", sizes=(0,), seen=(0,))}
+            self.names[rest[0]] = number
+            self._note({}, {number}, size=True)
+        elif what == "link":
+            number = self.names[rest[1]] = self.names[rest[0]]
+            self._note({rest[1]: number}, {number})
+        elif what == "exchange":
+            one, two = self.names[rest[0]], self.names[rest[1]]
+            self.names[rest[0]], self.names[rest[1]] = two, one
+            if self.rule == "btrfs":  # each file by itself has its new name
+                self._note({rest[1]: one, rest[0]: None}, {one})
+                self._note({rest[0]: two}, {two})
+            else:
+                self._note({rest[0]: two, rest[1]: one}, {one, two})
         elif what == "write":
-            self._each(self.names[rest[0]], lambda p: _written(p, rest[1], rest[2]))
+            number = self.names[rest[0]]
+            blocks = set(range(rest[1] // BLOCK, -(-(rest[1] + len(rest[2])) // BLOCK)))
+            self.homeless[number] = self._homeless(number) | {b for b in blocks if b >= self.room.get(number, 0)}
+            self._each(number, lambda p: _written(p, rest[1], rest[2]))
+        elif what == "allocate":
+            number = self.names[rest[0]]
+            if rest[1] > len(next(iter(self.files[number])).cache):
+                self._resize(number, rest[1])
+            self._house(number, -(-rest[1] // BLOCK))
         elif what == "resize":
             number = self.names[rest[0]]
             size = len(next(iter(self.files[number])).cache)
@@ -115,13 +142,26 @@ class Machine:
                     waiting.append(follower)
         self.files[number] = found
 
+    def _homeless(self, number: int) -> set[int]:
+        return self.homeless.get(number, set())
+
+    def _house(self, number: int, blocks: int) -> None:
+        self.room[number] = max(self.room.get(number, 0), blocks)
+        self.homeless[number] = {block for block in self._homeless(number) if block >= self.room[number]}
+
     def _resize(self, number: int, size: int) -> None:
+        blocks = -(-size // BLOCK)
+        if size < len(next(iter(self.files[number])).cache):
+            self.room[number] = min(self.room.get(number, 0), blocks)
+            self.homeless[number] = {block for block in self._homeless(number) if block < blocks}
         place = self._note({}, {number}, size=True) if self.rule != "posix" else -1
         self._each(number, lambda p: _resized(p, size, place, ordered=self.rule != "posix"))
 
     def _allocate(self, number: int) -> None:
-        if self.rule == "ext4" and any(p.dirty for p in self.files[number]):
-            self._resize(number, len(next(iter(self.files[number])).cache))
+        if self.rule == "ext4" and self._homeless(number):
+            size = len(next(iter(self.files[number])).cache)
+            self._resize(number, size)
+            self._house(number, -(-size // BLOCK))
 
     def _sync(self, number: int, *, data_only: bool) -> None:
         about = [n for n, entry in enumerate(self.journal) if number in entry[1] and (entry[2] or not data_only)]
@@ -138,6 +178,7 @@ class Machine:
         self.files[number] = {
             Platter(p.cache, p.cache, sizes=(len(p.cache),), seen=(len(p.cache),)) for p in self.files[number]
         }
+        self._house(number, -(-len(next(iter(self.files[number])).cache) // BLOCK))
 
     def _by_itself(self, p: Platter) -> Iterator[Platter]:
         """What the cache may do next with a file: write a block back, raise the size."""

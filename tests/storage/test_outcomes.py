@@ -10,44 +10,67 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simdist.kernel import stream
-from simdist.storage import PROFILES, Disk, Image
+from simdist.storage import PROFILES, Disk, Image, Inode
 from tests.storage.by_hand import BLOCK, Call, Held, possible
 
 RULES = ("ext4", "xfs", "btrfs", "posix")
 _NAMES = st.sampled_from("ab")
 _CALLS = st.one_of(
     st.tuples(st.just("write"), _NAMES, st.integers(0, 3), st.sampled_from([b"x", b"yz"])),
-    st.tuples(st.just("resize"), _NAMES, st.integers(0, 3)),
+    st.tuples(st.sampled_from(["resize", "allocate"]), _NAMES, st.integers(0, 3)),
     st.tuples(st.sampled_from(["create", "unlink", "fsync", "fdatasync", "close"]), _NAMES),
     st.just(("rename", "a", "b")),
+    st.just(("exchange", "a", "b")),
+    st.just(("unnamed", "#")),
+    st.tuples(st.just("write"), st.just("#"), st.integers(0, 1), st.sampled_from([b"x", b"yz"])),
+    st.tuples(st.sampled_from(["fsync", "fdatasync"]), st.just("#")),
+    st.tuples(st.just("link"), st.sampled_from("a#"), st.just("b")),
     st.just(("fsync dir",)),
 )
 
 
 def _sensible(calls: list[Call]) -> list[Call]:
     """Those calls that a real file system would take."""
-    there: set[str] = set()
+    there: dict[str, int] = {}  # names, and which file each is of
     kept: list[Call] = []
     for call in calls:
         what, *rest = call
-        if (what == "create") == bool(rest and rest[0] in there) and what != "fsync dir":
+        if (what in ("create", "unnamed")) == bool(rest and rest[0] in there) and what != "fsync dir":
+            continue
+        if what == "exchange" and rest[1] not in there:
+            continue
+        if len(rest) == 2 and there.get(rest[1]) == there[rest[0]]:
+            continue  # two names of one file
+        if what == "link" and rest[1] in there:
             continue
         kept.append(call)
-        if what == "create":
-            there.add(rest[0])
+        if what in ("create", "unnamed"):
+            there[rest[0]] = len(kept)
+        elif what == "link":
+            there[rest[1]] = there[rest[0]]
+        elif what == "exchange":
+            there[rest[0]], there[rest[1]] = there[rest[1]], there[rest[0]]
         elif what in ("unlink", "rename"):
-            there.discard(rest[0])
-            there.update(rest[1:])
+            number = there.pop(rest[0])
+            there.update(dict.fromkeys(rest[1:], number))
     return kept
 
 
 def _disk(rule: str, program: list[Call]) -> Disk:
     disk = Disk(dataclasses.replace(PROFILES[rule], block_bytes=BLOCK))
+    unnamed: dict[str, Inode] = {}
     for what, *rest in program:
-        file = disk.find(rest[0]) if rest and what != "create" else None
+        file = unnamed.get(rest[0]) or disk.find(rest[0]) if rest and what != "create" else None
         match what:
             case "create":
                 disk.create(rest[0])
+            case "unnamed":
+                unnamed[rest[0]] = disk.create_unnamed()
+            case "exchange":
+                disk.exchange(*rest)
+            case "link":
+                assert file is not None
+                disk.link(file, rest[1])
             case "rename":
                 disk.rename(*rest)
             case "unlink":
@@ -60,8 +83,8 @@ def _disk(rule: str, program: list[Call]) -> Disk:
                 assert file is not None
                 if what == "write":
                     disk.write(file, *rest[1:])
-                elif what == "resize":
-                    disk.resize(file, rest[1])
+                elif what in ("resize", "allocate"):
+                    (disk.resize if what == "resize" else disk.allocate)(file, rest[1])
                 elif what == "close":
                     disk.close(file)
                 else:
@@ -79,6 +102,8 @@ def _held(disk: Disk, image: Image) -> Held:
 @example([("create", "a"), ("write", "a", 0, b"yz"), ("fsync", "a"), ("resize", "a", 0), ("write", "a", 0, b"x")])
 @example([("create", "b"), ("fsync", "b"), ("create", "a"), ("write", "a", 0, b"yz"), ("rename", "a", "b")])
 @example([("create", "a"), ("write", "a", 3, b"x"), ("resize", "a", 1), ("write", "a", 2, b"yz")])
+@example([("create", "b"), ("create", "a"), ("allocate", "a", 1), ("write", "a", 0, b"yz"), ("rename", "a", "b")])
+@example([("create", "b"), ("create", "a"), ("write", "a", 3, b"x"), ("resize", "a", 1), ("rename", "a", "b")])
 @example([("create", "a"), ("write", "a", 0, b"yz"), ("resize", "a", 1), ("write", "a", 0, b"x")])
 @example([("create", "a"), ("create", "b"), ("write", "a", 0, b"x"), ("write", "b", 0, b"x"), ("fsync", "b")])
 def test_outcomes_are_those_that_a_file_system_can_bring_about(rule: str, program: list[Call]) -> None:

@@ -21,7 +21,6 @@ import importlib
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
@@ -29,9 +28,9 @@ from typing import Any
 import torch
 
 import simdist
-from simdist.c10d.surface import _compiled_batches
+from simdist.c10d.surface import _compiled_batches, _compiled_state
 from simdist.c10d.surface._scopes import FORWARD
-from simdist.process import Patches, SimProcess, Slot, current_process, current_runtime, original, real_methods
+from simdist.process import Patches, SimProcess, current_process, current_runtime, original, real_methods
 
 __all__ = ["CompiledCode"]
 
@@ -40,24 +39,6 @@ _INSIDE = "_in_optimized_module"  # what hooks ask; a rank may park in there
 _OURS = PurePath(str(simdist.__file__)).parent.as_posix() + "/"
 _POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _LOCK_NS = 1_000_000  # between two looks at a lock that another rank holds
-
-
-def _counters() -> tuple[Any, ...]:
-    convert: Any = sys.modules["torch._dynamo.convert_frame"]
-    utils: Any = sys.modules["torch._dynamo.utils"]
-    return convert.FRAME_COUNTER, convert.FRAME_COMPILE_COUNTER, utils.curr_frame
-
-
-def _set_counters(state: tuple[Any, ...]) -> None:
-    convert: Any = sys.modules["torch._dynamo.convert_frame"]
-    utils: Any = sys.modules["torch._dynamo.utils"]
-    convert.FRAME_COUNTER, convert.FRAME_COMPILE_COUNTER, utils.curr_frame = state
-
-
-# Of frames that were compiled: their numbers stand in what dynamo logs, and begin with each process.
-_COUNTERS: Slot[tuple[Any, ...]] = Slot(
-    "dynamo's counters", _counters, _set_counters, lambda process, of_host: (0, Counter(), 0)
-)
 
 
 class CompiledCode:
@@ -69,6 +50,7 @@ class CompiledCode:
         self._patches: Patches | None = None  # once a rank has called something compiled
         self._regions: dict[tuple[int, int], int] = {}  # by process and number that torch asked for
         self._ours: dict[int, int] = {}  # region -> process
+        self._left: dict[int, int] = {}  # likewise, those that a process has left by a reset
         self._present: dict[int, int] = {}  # the number that is set while a process has the baton; 0: the host
         self._inside: dict[int, bool] = {}  # likewise, whether it is inside a compiled module
 
@@ -82,6 +64,7 @@ class CompiledCode:
                 patches.replace(loaded, "_stance", loaded.DynamoStance("force_eager"))
             return
         patches.replace(self._frames, _NAME, self._translate)
+        patches.replace(torch, "compile", self._beginning(torch.compile))
         if loaded is not None:
             patches.replace(loaded, _NAME, self._translate)
 
@@ -104,6 +87,18 @@ class CompiledCode:
             code = reference()
             if code is not None and any(self._entries(code, region) for region in self._ours):
                 self._frames.reset_code(code)
+
+    def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Whoever looks at what dynamo counts after this finds the rank's."""
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            process = current_process()
+            if process is not None and self._patches is None:
+                self._begin(process)
+            return original(*args, **kwargs)
+
+        return compile
 
     def _translate(self, number: int) -> int:
         process = current_process()
@@ -135,6 +130,8 @@ class CompiledCode:
         patches.replace(rules, "SKIP_DIRS_RE", re.compile(rf"^[^\s<]*({'|'.join(map(re.escape, skipped))})"))
         patches.replace(convert, "_get_total_cache_entry_count", self._count_of_rank)
         patches.replace(convert, "compile_lock", _CompileLock(convert.compile_lock))
+        patches.wrap(convert, "get_compile_id", _id_of_rank)
+        patches.replace(torch._dynamo, "reset", self._reset_of_rank(torch._dynamo.reset))
         _compiled_batches.install(patches)
         for reference in list(convert.input_codes.seen):
             code = reference()
@@ -146,7 +143,7 @@ class CompiledCode:
         runtime = current_runtime()
         assert runtime is not None
         runtime.slots.add(self._switch)
-        runtime.separate(_COUNTERS)
+        runtime.separate(_compiled_state.LEARNED)
         runtime.separate(FORWARD)
 
     def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
@@ -161,11 +158,38 @@ class CompiledCode:
     def _entries(self, code: Any, region: int) -> int:
         return len(self._frames._get_cache_entries_for_region(code, region))
 
+    def _reset_of_rank(self, original: Callable[[], None]) -> Callable[[], None]:
+        """A rank forgets what it compiled: it goes on in regions that are new, and others keep theirs."""
+
+        @functools.wraps(original)
+        def reset() -> None:
+            process = current_process()
+            if process is None:
+                original()
+                return
+            for key in [key for key in self._regions if key[0] == process.pid]:
+                self._left[self._regions.pop(key)] = process.pid
+            _compiled_state.reset()
+
+        return reset
+
     def _count_of_rank(self, code: Any) -> int:
         process = current_process()
         if process is None:
             return int(self._frames._get_total_cache_entry_count(code))
-        return sum(self._entries(code, region) for region, pid in self._ours.items() if pid == process.pid)
+        return sum(
+            self._entries(code, region)
+            for region, pid in self._ours.items()
+            if pid == process.pid and region not in self._left
+        )
+
+
+def _id_of_rank(original: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    @functools.wraps(original)
+    def get_compile_id(frame_state: dict[str, Any]) -> Any:
+        return original(frame_state if current_process() is None else _compiled_state.numbered(frame_state))
+
+    return get_compile_id
 
 
 def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:

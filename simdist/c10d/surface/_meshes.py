@@ -5,8 +5,8 @@ of the same shape are equal although the plan depends on where in the mesh the r
 has a member of `DeviceMesh` that tells threads apart (`_thread_id`); on a rank it is a number of that rank's process.
 
 What draws its random numbers on devices is one object for a process, which begins with a broadcast; whoever finds one
-there does not. `context_parallel` puts a function that knows the rank's mesh in the place of attention, with handlers
-and rules for its operators.
+there does not. A rule by which an operator shards is that of the rank that registers it. `context_parallel` puts a
+function that knows the rank's mesh in the place of attention, with handlers and rules for its operators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from simdist.process import Patches, Replacement, current_process, followed, when_imported
+from simdist.process import (
+    Patches,
+    Replacement,
+    Slot,
+    current_process,
+    current_runtime,
+    followed,
+    imported_for_all,
+    when_imported,
+)
 
 __all__ = ["install"]
 
@@ -29,6 +38,7 @@ _NAME = "_thread_id"
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _RANDOM = "torch.distributed.tensor._random"
 _PLANS = "torch.distributed.tensor._redistribute"
+_RULES = "torch.distributed.tensor._sharding_prop"
 _CONTEXTS = "torch.distributed.tensor.experimental._context_parallel"
 
 
@@ -64,6 +74,68 @@ def _of_losses(loss: Any) -> tuple[Replacement, ...]:
             handlers.update(entries)
 
     return tuple(followed("operators of DTensor", writers, lambda: dict(handlers), load))
+
+
+class _Rules:
+    """The rules by which operators shard that ranks have registered, for each the rank's own.
+
+    Only their operators' entries are exchanged: `of_host` has what stood there before.
+    """
+
+    def __init__(self, propagation: Any, propagator: Any) -> None:
+        names = [f"op_{name}" for name in ("to_rules", "strategy_funcs", "single_dim_strategy_funcs", "to_schema_info")]
+        names.append("op_to_schema_info_for_single_dim_strategy")
+        self._tables: list[dict[Any, Any]] = [getattr(propagator, name) for name in names if hasattr(propagator, name)]
+        self._of_host: dict[Any, list[Any]] = {}
+        self.slot: Slot[dict[Any, list[Any]]] = Slot(
+            "rules for sharding", self._save, self._load, lambda process, of_host: of_host
+        )
+        self.writers = tuple(
+            Replacement(propagation.ShardingPropagator, name, self._following)
+            for name in ("register_sharding_prop_rule", "register_op_strategy", "register_single_dim_op_strategy")
+            if hasattr(propagation.ShardingPropagator, name)
+        )
+
+    def _entries(self, operator: Any) -> list[Any]:
+        return [table.get(operator) for table in self._tables]
+
+    def _save(self) -> dict[Any, list[Any]]:
+        return {operator: self._entries(operator) for operator in self._of_host}
+
+    def _load(self, state: dict[Any, list[Any]]) -> None:
+        for operator, of_host in self._of_host.items():
+            for table, entry in zip(self._tables, state.get(operator, of_host), strict=True):
+                if entry is None:
+                    table.pop(operator, None)
+                else:
+                    table[operator] = entry
+
+    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def register(propagator: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+            runtime = current_runtime()
+            if runtime is not None and not imported_for_all(sys._getframe(1)):
+                runtime.separate(self.slot)
+                self._of_host.setdefault(operator, self._entries(operator))
+            return original(propagator, operator, *args, **kwargs)
+
+        return register
+
+    def forget(self) -> None:
+        """The world has ended, and what the host had stands there again."""
+        self._of_host.clear()
+
+
+@functools.cache
+def _of_rules(propagation: Any, propagator: Any) -> _Rules:
+    return _Rules(propagation, propagator)
+
+
+def _tell_of_rules(patches: Patches) -> None:
+    tensors: Any = sys.modules["torch.distributed.tensor._api"]
+    rules = _of_rules(sys.modules[_RULES], tensors.DTensor._op_dispatcher.sharding_propagator)
+    patches.on_undo(rules.forget)
+    patches.redirect(rules.writers)
 
 
 @functools.cache
@@ -117,6 +189,7 @@ def _tell_of_contexts(patches: Patches) -> None:
 
 
 when_imported(f"{_CONTEXTS}._attention", _tell_of_contexts)
+when_imported("torch.distributed.tensor", _tell_of_rules)
 when_imported(_LOSS, lambda patches: patches.redirect(_of_losses(sys.modules[_LOSS])))
 when_imported(_RANDOM, lambda patches: patches.redirect(_of_random_numbers(sys.modules[_RANDOM])))
 

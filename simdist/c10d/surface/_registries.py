@@ -23,7 +23,16 @@ from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
 from simdist.c10d.surface._cxx_trees import import_now
-from simdist.process import Patches, Replacement, Runtime, Slot, current_runtime, followed, imported_for_all
+from simdist.process import (
+    Patches,
+    Replacement,
+    Runtime,
+    Slot,
+    current_runtime,
+    followed,
+    imported_for_all,
+    when_imported,
+)
 
 __all__ = ["Registry", "install"]
 
@@ -193,6 +202,34 @@ _REPLACEMENTS = (
         _set_next_hook,
     ),
 )
+
+
+@functools.cache
+def _of_module(name: str) -> tuple[Replacement, ...]:
+    """What is there once a module has been imported."""
+    module: Any = sys.modules[name]
+    if name == _OPTIMIZERS:
+        table, writer = module.functional_optim_map, (module, "register_functional_optim")
+        return tuple(_separating("functional optimizers", [table], [writer]))
+    if name == _TIMER:
+        return tuple(_variables("the client of timers", module, ("_timer_client",), ("configure",)))
+
+    def load(state: tuple[dict[Any, Any], Any]) -> None:
+        handlers, module._default_metrics_handler = state
+        module._metrics_map.clear()
+        module._metrics_map.update(handlers)
+
+    def save() -> tuple[dict[Any, Any], Any]:
+        return dict(module._metrics_map), module._default_metrics_handler
+
+    return tuple(followed("handlers of metrics", [(module, "configure")], save, load))
+
+
+_OPTIMIZERS = "torch.distributed.optim.utils"
+_TIMER = "torch.distributed.elastic.timer.api"
+_METRICS = "torch.distributed.elastic.metrics.api"
+for _name in (_OPTIMIZERS, _TIMER, _METRICS):
+    when_imported(_name, lambda patches, name=_name: patches.redirect(_of_module(name)))  # type: ignore[misc]
 
 
 def install(patches: Patches) -> None:

@@ -1,0 +1,337 @@
+"""What libraries' own C code tells the system of its files: SQLite, LMDB and others that sync for themselves.
+
+The calls of libraries that know how to sync are led here (`_linked.py`), and those that ranks look up by `ctypes`. When
+they sync, what they and others have changed is taken in first, then the file is durable, as if Python code had called
+`os.fsync`. Their `open`, `rename` and `unlink` are seen so that what was durable before is known. Such calls are
+recorded and not announced: C code can't be stopped in the middle, so that no fault strikes between two of them, only
+before and after the whole. Writes are found by their result, except for files that are open with O_SYNC or O_DSYNC,
+where each is a sync.
+
+Only calls on a rank's own threads count. `reaches_c_code` says whether all this works here.
+
+Invariant: while no world with a disk lives, the slots hold what they held before.
+
+In doubt: a thread of a library that opens or syncs a file waits for the GIL in here; a library that waits for such a
+thread and keeps the GIL would wait for ever. None is known that does.
+"""
+
+from __future__ import annotations
+
+import _imp
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from simdist.files._linked import Slot, put_into, slots_of
+from simdist.files._mounted import MountedDisk, OpenFile
+from simdist.files._present import Spot, flags_of, present_disks, reached, spot
+from simdist.files._raw import file_at
+from simdist.process import Patches, current_process
+
+__all__ = ["install", "reaches_c_code"]
+
+_INT, _LONG, _NAME, _PLACE = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_char_p, ctypes.c_void_p
+# Of the C library: what each takes after what it gives. Their last arguments may be left out.
+_SYNCS = {
+    "fsync": (_INT, _INT),
+    "fdatasync": (_INT, _INT),
+    "syncfs": (_INT, _INT),
+    "sync": (None,),
+    "msync": (_INT, _PLACE, ctypes.c_size_t, _INT),
+}
+_NAMES = {
+    "open": (_INT, _NAME, _INT, ctypes.c_uint),
+    "open64": (_INT, _NAME, _INT, ctypes.c_uint),
+    "openat": (_INT, _INT, _NAME, _INT, ctypes.c_uint),
+    "openat64": (_INT, _INT, _NAME, _INT, ctypes.c_uint),
+    "rename": (_INT, _NAME, _NAME),
+    "renameat": (_INT, _INT, _NAME, _INT, _NAME),
+    "renameat2": (_INT, _INT, _NAME, _INT, _NAME, ctypes.c_uint),
+    "unlink": (_INT, _NAME),
+}
+_WRITES = {
+    "write": (_LONG, _INT, _PLACE, ctypes.c_size_t),
+    "pwrite": (_LONG, _INT, _PLACE, ctypes.c_size_t, _LONG),
+    "pwrite64": (_LONG, _INT, _PLACE, ctypes.c_size_t, _LONG),
+    "writev": (_LONG, _INT, _PLACE, _INT),
+    "pwritev": (_LONG, _INT, _PLACE, _INT, _LONG),
+    "pwritev64": (_LONG, _INT, _PLACE, _INT, _LONG),
+}
+_ALL = _SYNCS | _NAMES | _WRITES
+_MS_SYNC = 4
+_SYNCED_WRITES = os.O_SYNC | getattr(os, "O_DSYNC", 0) if hasattr(os, "O_SYNC") else 0
+# Python's own calls are seen as Python's, and torch never syncs.
+_LEFT_OUT = ("libpython", "python", "mmap.", "libtorch", "libc10", "libc.so", "ld-linux", "libpthread")
+
+_slots: dict[Slot, int] = {}  # that hold something else now, and what they held
+_synced: dict[int, tuple[MountedDisk, int]] = {}  # open with O_SYNC or O_DSYNC, by descriptor: the inode's number
+
+
+def install(patches: Patches) -> None:
+    """Notice such calls, also of libraries that are loaded later."""
+    patches.on_undo(_undo)
+    if not reaches_c_code():
+        return
+    _reach()
+    patches.wrap(_imp, "create_dynamic", _loading)
+    patches.wrap(ctypes, "_dlopen", _loading)
+    patches.wrap(ctypes.CDLL, "__getitem__", _looked_up)
+
+
+@functools.cache
+def reaches_c_code() -> bool:
+    """True if calls of C code can be seen on this machine."""
+    return bool(slots_of(("fsync",), without=("libtorch",))) and set(_SYNCS) <= _known()
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    """The functions that the C library has: not all have the same."""
+    return frozenset(name for name in _ALL if hasattr(_c_library(), name))
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _loading(original: Any) -> Any:
+    @functools.wraps(original)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        loaded = original(*args, **kwargs)
+        if present_disks() is not None:
+            _reach()
+        return loaded
+
+    return load
+
+
+def _undo() -> None:
+    there = set(slots_of(tuple(_ALL), without=_LEFT_OUT)) if _slots else set()
+    for slot, held in _slots.items():
+        if slot in there:  # its library may have been unloaded
+            put_into((slot,), {slot.name: held})
+    _slots.clear()
+    _synced.clear()
+
+
+def _reach(*, writes: bool = False) -> None:
+    """Lead the calls here of every library that can sync."""
+    slots = slots_of(tuple(_ALL), without=_LEFT_OUT)
+    able = {slot.library for slot in slots if slot.name in _SYNCS and slot.library}
+    wanted = _known().difference(() if writes or _synced else _WRITES)
+    chosen = [slot for slot in slots if slot.library in able and slot.name in wanted and slot not in _slots]
+    _slots.update(put_into(chosen, {name: _address_of(name) for name in wanted}))
+
+
+def _looked_up(original: Any) -> Any:
+    @functools.wraps(original)
+    def look_up(library: ctypes.CDLL, name: Any) -> Any:
+        """A function that a rank calls by `ctypes`: likewise, if it is the C library's."""
+        found = original(library, name)
+        if (name not in _SYNCS and name not in _NAMES) or type(library) is not ctypes.CDLL or current_process() is None:
+            return found
+        place = ctypes.cast(found, ctypes.c_void_p).value
+        if name not in _known() or place != ctypes.cast(_function(name)[1], ctypes.c_void_p).value:
+            return found
+        return library._FuncPtr(_address_of(name))
+
+    return look_up
+
+
+@functools.cache
+def _function(name: str) -> tuple[Any, Any]:
+    """What C code calls in place of a function, and the function."""
+    gives, *takes = _ALL[name]
+    real = ctypes.CFUNCTYPE(gives, *takes, use_errno=True)((name, _c_library()))
+    stands_in = _STANDS_IN[name]
+
+    def call(*args: Any) -> Any:
+        if current_process() is None:
+            return real(*args)
+        return stands_in(real, *args)
+
+    return ctypes.CFUNCTYPE(gives, *takes, use_errno=True)(call), real
+
+
+def _address_of(name: str) -> int:
+    return ctypes.cast(_function(name)[0], ctypes.c_void_p).value or 0
+
+
+def _then(real: Any, args: tuple[Any, ...], note: Callable[[], None]) -> Any:
+    """Call the function, then note what it did; the caller finds its result and its error number."""
+    result = real(*args)
+    number = ctypes.get_errno()
+    if result != -1:
+        note()
+    ctypes.set_errno(number)
+    return result
+
+
+# -- syncs -----------------------------------------------------------------------------------------------------------
+
+
+def _fsync(real: Any, fd: int, *, data_only: bool = False) -> Any:
+    found = reached(fd)
+    if found is None:
+        return real(fd)
+    disk, file = found
+    disk.synced_unseen(file.process, file.inode, file.path, data_only=data_only)
+    return 0  # nobody cuts the real one's power
+
+
+def _fdatasync(real: Any, fd: int) -> Any:
+    return _fsync(real, fd, data_only=True)
+
+
+def _syncfs(real: Any, fd: int) -> Any:
+    found = reached(fd)
+    if found is None:
+        return real(fd)
+    found[0].synced_unseen(found[1].process, None, "")
+    return 0
+
+
+def _sync(real: Any) -> Any:
+    disks, process = present_disks(), current_process()
+    if disks is None or process is None or disks.busy:
+        return real()
+    for disk in disks.of(process.host):
+        disk.synced_unseen(process, None, "")
+    return None
+
+
+def _msync(real: Any, address: int, length: int, flags: int) -> Any:
+    disks, process = present_disks(), current_process()
+
+    def note() -> None:
+        file = file_at(address) if flags & _MS_SYNC and disks is not None and not disks.busy else None
+        if file is not None and disks is not None and process is not None:
+            for disk in disks.of(process.host):
+                disk.scan()
+                found = disk.mapped(*file)
+                if found is not None:
+                    disk.synced_unseen(process, *found, data_only=True)
+
+    return _then(real, (address, length, flags), note)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def _place(path: bytes | None, folder: int = -100, *, follow: bool = True) -> Spot | None:
+    if path is None:
+        return None
+    if folder >= 0 and not os.path.isabs(path):
+        above = reached(folder)
+        path = None if above is None else os.fsencode(above[0].real(above[1].path)) + b"/" + path
+    return None if path is None else spot(path, follow=follow)
+
+
+def _open(real: Any, path: bytes | None, flags: int, mode: int) -> Any:
+    return _opened(real, (path, flags, mode), _place(path) if flags & _CHANGING else None, flags)
+
+
+def _openat(real: Any, folder: int, path: bytes | None, flags: int, mode: int) -> Any:
+    place = _place(path, folder) if flags & _CHANGING else None
+    return _opened(real, (folder, path, flags, mode), place, flags)
+
+
+_CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+def _opened(real: Any, args: tuple[Any, ...], place: Spot | None, flags: int) -> Any:
+    if place is None:
+        return real(*args)
+    _keep(place)
+    number = real(*args)
+    error = ctypes.get_errno()
+    if number >= 0:
+        inode = place.disk.find(place.place)
+        if inode is not None:
+            place.disk.disk.pin(inode)
+            if flags & _SYNCED_WRITES:
+                _synced[number] = place.disk, inode.number
+                _reach(writes=True)
+    ctypes.set_errno(error)
+    return number
+
+
+def _keep(place: Spot) -> None:
+    """What is durable of a file is kept before C code may change it."""
+    inode = place.disk.find(place.place)
+    if inode is not None:
+        place.disk.disk.pin(inode)
+
+
+def _rename(real: Any, source: bytes | None, target: bytes | None) -> Any:
+    return _renamed(real, (source, target), _place(source, follow=False), _place(target, follow=False))
+
+
+def _renameat(real: Any, *args: Any) -> Any:
+    above, source, beneath, target, *_ = args
+    return _renamed(real, args, _place(source, above, follow=False), _place(target, beneath, follow=False))
+
+
+def _renamed(real: Any, args: tuple[Any, ...], *named: Spot | None) -> Any:
+    places = [place for place in named if place is not None]
+    for place in places:
+        _keep(place)
+
+    def note() -> None:
+        for place in reversed(places):  # the new name first: then the old one is gone by it
+            place.disk.find(place.place)
+
+    return _then(real, args, note)
+
+
+def _unlink(real: Any, path: bytes | None) -> Any:
+    place = _place(path, follow=False)
+    if place is None:
+        return real(path)
+    _keep(place)
+
+    def note() -> None:
+        place.disk.find(place.place)
+
+    return _then(real, (path,), note)
+
+
+# -- writes to files that are open with O_SYNC or O_DSYNC ------------------------------------------------------------
+
+
+def _write(real: Any, fd: int, *args: Any) -> Any:
+    known = _synced.get(fd)
+    if known is None:
+        return real(fd, *args)
+
+    def note() -> None:
+        found = reached(fd)
+        if found is None or (found[0], found[1].inode.number) != known or not flags_of(fd) & _SYNCED_WRITES:
+            del _synced[fd]  # the number is another file's by now
+            return
+        disk, file = found
+        opened = OpenFile.with_flags(file.inode, file.process, file.path, flags_of(fd))
+        disk.synced_unseen(file.process, file.inode, file.path, data_only=opened.syncs == "data")
+
+    return _then(real, (fd, *args), note)
+
+
+_STANDS_IN: dict[str, Callable[..., Any]] = {
+    "fsync": _fsync,
+    "fdatasync": _fdatasync,
+    "syncfs": _syncfs,
+    "sync": _sync,
+    "msync": _msync,
+    "open": _open,
+    "open64": _open,
+    "openat": _openat,
+    "openat64": _openat,
+    "rename": _rename,
+    "renameat": _renameat,
+    "renameat2": _renameat,
+    "unlink": _unlink,
+    **dict.fromkeys(_WRITES, _write),
+}
