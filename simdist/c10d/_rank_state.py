@@ -33,7 +33,9 @@ class RankState:
         "profile",
         "ranks_in_making",
         "unwaited",
+        "waits_in_cxx",
         "warned_of_options",
+        "works_of_joins",
         "world",
     )
 
@@ -49,12 +51,14 @@ class RankState:
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
         self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
+        self.waits_in_cxx = 0  # how many calls of C++ are under way that wait for the futures they ask for
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on
         self.nccl: Any = None  # what NCCL keeps, from its first group on
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
         self.making: Making | None = None  # likewise, what else is known of it
+        self.works_of_joins: Any = None  # by DDP's reducer, what its next backward waits for; None: no model has joined
 
 
 @dataclass(slots=True)
