@@ -131,9 +131,9 @@ class TorchState:
         _meshes.install(self._patches)
         self._compiled.install(self._patches)
         if self._has_devices:
-            from simdist.c10d import _nccl_names
+            from simdist.c10d import _ddp_times, _nccl_names
 
-            _replacements.install_for_devices(self._patches)
+            _ddp_times.install(self._patches)
             _nccl_names.install(self._patches, _makers.make_nccl_group)
 
     def uninstall(self) -> None:

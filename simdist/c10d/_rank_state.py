@@ -20,6 +20,7 @@ class RankState:
 
     __slots__ = (
         "backends",
+        "ddp_times",
         "debug_level",
         "default_dtype",
         "failed",
@@ -58,6 +59,7 @@ class RankState:
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
         self.making: Making | None = None  # likewise, what else is known of it
+        self.ddp_times: Any = None  # of modules on devices, by DDP's reducer and by its logger; None: there are none
         self.works_of_joins: Any = None  # by DDP's reducer, what its next backward waits for; None: no model has joined
 
 

@@ -20,7 +20,7 @@ from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
 from simdist.process import Patches, Replacement, current_process, current_runtime, when_imported
 
-__all__ = ["install", "install_for_devices"]
+__all__ = ["install"]
 
 _registry: Any = _c  # has what the stubs leave out
 
@@ -43,20 +43,6 @@ def install(patches: Patches) -> None:
     patches.wrap(torch._C.Future, "wait", _future_wait)
     patches.wrap(torch.futures, "wait_all", _wait_all)
     patches.wrap(torch.futures, "collect_all", _collect_all)
-
-
-def install_for_devices(patches: Patches) -> None:
-    """Replace what asks for a part of a CUDA build that virtual devices have not."""
-    patches.wrap(_registry.Logger, "set_runtime_stats_and_log", _without_timer)
-
-
-def _without_timer(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def log(self: Any) -> None:
-        # DDP's statistics come from a timer that a CUDA build registers for its devices (torch 2.13).
-        if current_process() is None:
-            original(self)
-
-    return log
 
 
 def _refused_rpc(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -303,7 +303,7 @@ class NcclGroup(NcclMember):
             streams.races.use(key, reads, writes, name, user_line(user_frame(sys._getframe(1))))
             end.clock = streams.races.known_to(key)
         if simulation.bus.hears(WorkIssued):
-            shapes = [list(each.shape) for each in outputs]
+            shapes = [list(each.shape) for each in inputs]  # what ProcessGroupNCCL hands its RecordFunction
             simulation.bus.tell(WorkIssued(work, name, shapes, asynchronous))
         member.pending[work] = None
         if asynchronous:
