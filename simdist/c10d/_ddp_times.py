@@ -142,12 +142,16 @@ def _watching(original: Callable[..., None]) -> Callable[..., None]:
     def init(model: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
         original(model, parameters, *args, **kwargs)
         process = current_process()
-        if process is None or not parameters or not parameters[0].is_cuda:
+        if process is None or not parameters:
+            return
+        with _torch._C.DisableTorchFunctionSubclass():  # one that is shared out says nothing of itself
+            index = parameters[0].get_device()
+        if index < 0:
             return
         state = process.torch_state
         if state.ddp_times is None:
             state.ddp_times = weakref.WeakKeyDictionary()
-        times = _Times(process, parameters[0].get_device())
+        times = _Times(process, index)
         state.ddp_times[model.reducer] = state.ddp_times[model.logger] = times
 
     return init

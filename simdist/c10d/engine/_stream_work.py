@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from simdist.c10d.surface._compat import Future
 from simdist.c10d.surface._events import WorkWaited
 from simdist.c10d.surface._work import SimFuture, SimWork
@@ -37,6 +39,7 @@ class StreamWork(SimWork):
     aborted = False  # it is over because its connection was given up
     host_limit_ns = 0  # what every wait of the host has, if it waits at all
     blocks = False  # the host waits for it too: a barrier
+    in_one = False  # its future has all that it fills in one tensor
     waited = False
 
     def begin(self, index: int, streams: Streams, end: Mark, issued_ns: int, timeout_ns: int) -> None:
@@ -135,6 +138,7 @@ class StreamWork(SimWork):
         if self.future is None:
             self.waited = True
             self.future = StreamFuture(self.process, self.index, self.streams, self.end)
+            self.future.in_one = self.in_one
             self.future.set_result(self.outputs)
         assert isinstance(self.future, StreamFuture)
         return self.future
@@ -153,6 +157,8 @@ class StreamWork(SimWork):
 class StreamFuture(SimFuture):
     """A future of a device: done, while what it stands for may go on on a stream."""
 
+    in_one = False  # it shows its tensors as one, with a dimension more
+
     def __init__(self, process: SimProcess, index: int, streams: Streams, mark: Mark) -> None:
         super().__init__(process)
         self._index, self._streams, self._mark = index, streams, mark
@@ -160,12 +166,15 @@ class StreamFuture(SimFuture):
     def wait(self) -> Any:
         """Its value; the current stream waits for it."""
         self._join()
-        return Future.wait(self)
+        return self._shown(Future.wait(self))
 
     def value(self) -> Any:
         """As `wait`."""
         self._join()
-        return super().value()
+        return self._shown(super().value())
+
+    def _shown(self, value: Any) -> Any:
+        return [torch.stack(value)] if self.in_one else value
 
     def then(self, callback: Callable[[Any], Any]) -> StreamFuture:
         """Call `callback` now, on a stream that waits for this one; a future of what it returns."""

@@ -279,6 +279,8 @@ class NcclGroup(NcclMember):
             begin = latest([begin, streams.mark(index, own)])
         work = NcclWork.make(member, name, calls[-1].sequence, outputs)
         work.group, work.op_type, work.blocks, work.calls = self, op_type, blocks, []
+        # It is gathered into one tensor, which the future has, and copied from there.
+        work.in_one = op_type == "ALLGATHER" and len({each.shape for each in outputs}) == 1
         work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
         work.numel_in, work.numel_out = (sum(each.numel() for each in tensors) for tensors in (inputs, outputs))
         work.connection = connection
