@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._calls import Calls, lists_of, root_of
+from simdist.c10d.surface._calls import Calls, root_of
 from simdist.c10d.surface._compat import ProcessGroup, said_by
 from simdist.c10d.surface._layout import delivered, put, source, targets, then
 from simdist.c10d.surface._operation import Shapes
@@ -134,7 +134,7 @@ class Copies(Calls):
         """Gather every rank's tensor on a root."""
         opts, root, _ = root_of(self, "gather", (output_tensors, input_tensors), opts, root)
         tensor, outputs = self._arguments.rooted_list(
-            "gather", "output", input_tensors, lists_of(output_tensors), root, self.rank(), self._size
+            "gather", "output", input_tensors, output_tensors, root, self.rank(), self._size
         )
         data = source(tensor)
         flats = None if outputs is None else targets(outputs)
@@ -154,7 +154,7 @@ class Copies(Calls):
         """Give each rank one tensor of a root's list."""
         opts, root, _ = root_of(self, "scatter", (output_tensors, input_tensors), opts, root)
         tensor, inputs = self._arguments.rooted_list(
-            "scatter", "input", output_tensors, lists_of(input_tensors), root, self.rank(), self._size
+            "scatter", "input", output_tensors, input_tensors, root, self.rank(), self._size
         )
         data = _flat(tensor)
         sent = None if inputs is None else [_flat(part) for part in inputs]
