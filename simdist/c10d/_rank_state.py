@@ -33,6 +33,7 @@ class RankState:
         "nccl",
         "profile",
         "ranks_in_making",
+        "stands_for_threads",
         "unwaited",
         "waits_in_cxx",
         "warned_of_options",
@@ -52,6 +53,7 @@ class RankState:
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
         self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
+        self.stands_for_threads = False  # it is a thread of torch's threaded groups, which take what no process does
         self.waits_in_cxx = 0  # how many calls of C++ are under way that wait for the futures they ask for
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on

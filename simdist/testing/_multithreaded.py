@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
 from simdist._world import World, WorldSpec
+from simdist.process import current_process
 from simdist.result import RunResult
 
 __all__ = ["MultiThreadedTestCase", "SimulatedThreads", "spawn_threads_and_init_comms"]
@@ -109,6 +110,9 @@ def spawn_threads_and_init_comms(
 
 @contextlib.contextmanager
 def _group(backend: str) -> Any:
+    process = current_process()
+    assert process is not None
+    process.torch_state.stands_for_threads = True
     dist.init_process_group(backend)
     if backend == "nccl":
         torch.cuda.set_device(dist.get_rank())

@@ -186,6 +186,9 @@ class Copies(Calls):
         ]
         outputs, inputs = [[] if sizes is None else self._arguments.split_sizes(sizes) for sizes in given]
         if outputs is None or inputs is None:
+            if self._member.process.torch_state.stands_for_threads:
+                sizes = [each.tolist() if isinstance(each, Tensor) else each for each in given]
+                return self.all_to_all_single(output, tensor, *sizes, opts)
             raise said_by(
                 ProcessGroup.all_to_all_single, self, output, tensor, *given, *([] if opts is None else [opts])
             )
