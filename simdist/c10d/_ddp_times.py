@@ -131,8 +131,9 @@ class _Times:
 
 def install(patches: Patches) -> None:
     """Measure what C++ can't."""
-    for name, make in _METHODS.items():
-        patches.wrap(_registry.Reducer, name, make)
+    patches.wrap(_registry.Reducer, "prepare_for_forward", _begins(_Times.begin_forward))
+    patches.wrap(_registry.Reducer, "prepare_for_backward", _begins(_Times.begin_backward))
+    patches.wrap(_registry.Reducer, "_set_ddp_runtime_logging_sample_rate", _sample)
     patches.wrap(_registry.Logger, "set_runtime_stats_and_log", _without_timer)
     patches.wrap(DistributedDataParallel, "_ddp_init_helper", _watching)
     patches.wrap(DistributedDataParallel, "_get_ddp_logging_data", _logged)
@@ -209,10 +210,3 @@ def _without_timer(original: Callable[[Any], None]) -> Callable[[Any], None]:
                 times.log()
 
     return log
-
-
-_METHODS = {
-    "prepare_for_forward": _begins(_Times.begin_forward),
-    "prepare_for_backward": _begins(_Times.begin_backward),
-    "_set_ddp_runtime_logging_sample_rate": _sample,
-}

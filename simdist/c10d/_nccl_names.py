@@ -109,7 +109,7 @@ def _hash_tensors(tensors: list[torch.Tensor]) -> int:
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if tensor.numel() and storage.nbytes():
-            memory = torch.empty(0, dtype=torch.int8, device=tensor.device).set_(storage).tolist()  # type: ignore[call-overload]
+            memory = torch.empty(0, dtype=torch.int8, device=tensor.device).set_(storage).tolist()
             of_byte = {byte: _combined(len(memory), byte & _SIZE_T) for byte in range(-128, 128)}
             for byte in memory:
                 found = _combined(found, of_byte[byte])

@@ -62,7 +62,7 @@ def test_a_reentrant_backward_ends_a_first_iteration_with_a_static_graph(backend
         for _ in range(2):
             model.zero_grad()
             taken = torch.full((2, 4), rank + 1.0, device=device, requires_grad=True)
-            checkpoint(model, taken, use_reentrant=True).sum().backward()  # type: ignore[no-untyped-call]
+            checkpoint(model, taken, use_reentrant=True).sum().backward()
         return [each.grad.cpu() for each in model.parameters() if each.grad is not None]
 
     def alone() -> list[torch.Tensor]:
@@ -93,7 +93,7 @@ def test_a_hook_may_hand_ddp_a_future_that_a_thread_completes() -> None:
             threading.Thread(target=reduce).start()
             return made
 
-        model.register_comm_hook(None, hook)  # type: ignore[no-untyped-call]
+        model.register_comm_hook(None, hook)
         model(torch.full((1, 1), rank + 1.0)).sum().backward()
         return float(next(model.parameters()).grad)  # type: ignore[arg-type]
 

@@ -20,7 +20,8 @@ def gathered(device: str) -> list[float]:
     made = functional.all_gather_into_tensor_out(mine, 2, group.group_name, out=room)
     functional.wait_tensor(made)
     assert made is room
-    return room.tolist()
+    found: list[float] = room.tolist()
+    return found
 
 
 def on_cpu() -> list[float]:

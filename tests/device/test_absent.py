@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed._symmetric_memory as symmetric
+import torch.distributed._symmetric_memory
 from torch import nn
 
 from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, on_devices, values
 
 _cuda: Any = torch.cuda
+_symmetric: Any = torch.distributed._symmetric_memory
 
 
 def graphed() -> None:
@@ -28,9 +29,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: _cuda.make_graphed_callables(nn.Linear(2, 2).cuda(), (torch.ones(1, 2, device="cuda"),)),
         "run the step eagerly",
     ),
-    "symmetric memory": (lambda: symmetric.empty(4, device="cuda"), "use the collectives of torch.distributed"),
+    "symmetric memory": (lambda: _symmetric.empty(4, device="cuda"), "use the collectives of torch.distributed"),
     "rendezvous of symmetric memory": (
-        lambda: symmetric.rendezvous(torch.ones(4, device="cuda"), "0"),
+        lambda: _symmetric.rendezvous(torch.ones(4, device="cuda"), "0"),
         "use the collectives of torch.distributed",
     ),
     "operators of symmetric memory": (

@@ -43,7 +43,7 @@ class Talks(MultiProcessTestCase):
         super()._run(rank, test_name, file_name, parent_pipe)
 
     def _spawn_processes(self) -> None:
-        process = torch.multiprocessing.get_context("spawn").Process
+        process: Any = torch.multiprocessing.get_context("spawn").Process
         pipes = [torch.multiprocessing.Pipe() for _ in range(self.world_size)]
         self.ends = [mine for mine, _ in pipes]
         theirs = iter([end for _, end in pipes])
@@ -124,17 +124,22 @@ class Talks(MultiProcessTestCase):
         if not self.is_main:
             assert self.rank != 1, "rank 1 is to blame"
 
-    def _check_return_codes(self, elapsed_time: float) -> None:  # type: ignore[override]  # as torch 2.6 declares it
+    def _check_return_codes(self, elapsed_time: float) -> None:  # as torch 2.6 declares it
         if "killed" not in self._current_test_name():
             super()._check_return_codes(elapsed_time)
 
 
-class Upstream(common_distributed.MultiProcessTestCase):  # type: ignore[misc]  # torch's class is untyped
+_TorchCase: Any = common_distributed.MultiProcessTestCase
+
+
+class Upstream(_TorchCase):  # type: ignore[misc]  # torch's class is untyped
     """As a file of torch has it, which `simulated` derives from."""
 
     __test__ = False
+    main_end: Any
+    ends: list[Any]
     world_size, is_main = Talks.world_size, Talks.is_main
-    _spawn_processes = Talks._spawn_processes
+    _spawn_processes: Any = Talks._spawn_processes
     test_a_question_and_an_answer = Talks.test_a_question_and_an_answer
 
     def setUp(self) -> None:

@@ -187,8 +187,8 @@ class Copies(Calls):
         outputs, inputs = [[] if sizes is None else self._arguments.split_sizes(sizes) for sizes in given]
         if outputs is None or inputs is None:
             if self._member.process.torch_state.stands_for_threads:
-                sizes = [each.tolist() if isinstance(each, Tensor) else each for each in given]
-                return self.all_to_all_single(output, tensor, *sizes, opts)
+                output_sizes, input_sizes = (each.tolist() if isinstance(each, Tensor) else each for each in given)
+                return self.all_to_all_single(output, tensor, output_sizes, input_sizes, opts)
             raise said_by(
                 ProcessGroup.all_to_all_single, self, output, tensor, *given, *([] if opts is None else [opts])
             )

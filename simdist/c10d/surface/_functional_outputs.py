@@ -17,7 +17,7 @@ from simdist.process import Patches
 __all__ = ["install"]
 
 _registry: Any = _c  # has what the stubs leave out
-_library: Any = torch._C._dispatch_library  # type: ignore[attr-defined]
+_library: Any = torch._C._dispatch_library
 _SPACE, _NAME = "_c10d_functional", "all_gather_into_tensor_out"
 _ELSEWHERE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # a key that still has torch's kernel
 

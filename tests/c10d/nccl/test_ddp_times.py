@@ -14,6 +14,8 @@ from tests.c10d.nccl.worlds import join, results
 
 TIMES = ("forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time")
 CYCLES_PER_MS = 1_755_000
+_cuda: Any = torch.cuda
+_registry: Any = torch._C._distributed_c10d
 
 
 def logged(model: Any, *names: str) -> list[Any]:
@@ -28,7 +30,7 @@ def test_times_of_a_module_on_devices_are_those_of_its_stream() -> None:
         found = []
         for _ in range(4):
             output = model(torch.ones(2, 4, device="cuda"))
-            torch.cuda._sleep(CYCLES_PER_MS)
+            _cuda._sleep(CYCLES_PER_MS)
             output.sum().backward()
             found.append(logged(model, "iteration", *TIMES, "avg_backward_comm_time"))
         return found[1:]
@@ -96,6 +98,7 @@ def test_the_hash_of_tensors_is_that_of_a_build_with_nccl() -> None:
     def body() -> int:
         join()
         memory = torch.tensor([index * 7 & 255 for index in range(300)], dtype=torch.uint8, device="cuda")
-        return torch._C._distributed_c10d._hash_tensors([memory[1:2]])  # type: ignore[attr-defined,no-any-return]
+        found: int = _registry._hash_tensors([memory[1:2]])
+        return found
 
     assert results(body) == [2759264832948263272] * 2

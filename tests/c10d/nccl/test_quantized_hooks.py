@@ -31,9 +31,9 @@ def test_hooks_that_quantize_average_gradients(name: str) -> None:
     def body() -> list[float]:
         rank = join()
         model = DistributedDataParallel(nn.Linear(2, 1, bias=False).cuda(), device_ids=[rank])
-        model.register_comm_hook(None, getattr(quantization_hooks, name))  # type: ignore[no-untyped-call]
+        model.register_comm_hook(None, getattr(quantization_hooks, name))
         model(of(rank + 1, rank + 1).reshape(1, 2)).sum().backward()
-        return next(model.parameters()).grad.flatten().tolist()  # type: ignore[union-attr, no-any-return]
+        return next(model.parameters()).grad.flatten().tolist()  # type: ignore[union-attr]
 
     for found in results(body):
         assert found == pytest.approx([1.5, 1.5], abs=0.05)
