@@ -88,6 +88,8 @@ class StreamWork(SimWork):
         process = self.process
         if process.torch_state.unwaited:
             process.torch_state.unwaited.pop(self, None)
+        if process.torch_state.profile is not None:
+            process.torch_state.profile.note_wait(self)
         process.simulation.check()
         self.synchronize()
         limit_ns = round(timeout.total_seconds() * 1e9) or self.host_limit_ns
