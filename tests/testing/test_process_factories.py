@@ -179,6 +179,24 @@ class OlderRun(MultiProcessTestCase):
         assert self.rank in range(3)
 
 
+def unless_skipped(check: Any) -> Any:
+    def wrapper(self: Any, *args: Any) -> Any:
+        return check(self, *args)
+
+    return wrapper
+
+
+class Decorated(OlderRun):
+    """With a judge as torch 2.6 declares it, behind a decorator that says nothing of it."""
+
+    __test__ = False
+    judged: list[float]
+
+    @unless_skipped
+    def _check_return_codes(self, elapsed_time: float) -> None:
+        self.judged = [elapsed_time]
+
+
 def outcome(case: unittest.TestCase) -> unittest.TestResult:
     result = unittest.TestResult()
     case.run(result)
@@ -228,6 +246,13 @@ def test_a_class_of_torch_keeps_what_it_overrides() -> None:
 
 def test_run_is_called_with_the_arguments_that_it_has() -> None:
     assert outcome(OlderRun("test_runs")).wasSuccessful()
+
+
+def test_a_judge_behind_a_decorator_is_called_with_the_arguments_that_it_has() -> None:
+    case = Decorated("test_runs")
+
+    assert outcome(case).wasSuccessful()
+    assert len(case.judged) == 1
 
 
 def test_what_is_no_process_is_refused_by_name() -> None:
