@@ -35,6 +35,7 @@ from simdist.process import (
     Slots,
     collector_of,
     encoded,
+    separate_attributes,
     shut_down,
     waits_of_threads,
 )
@@ -55,6 +56,7 @@ _AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
 _FREE_PORTS = 45_000  # later lives have theirs from here: ports next to the known one are often the program's own
 _FIRST_PID = 1000
 _AGENT_PID = 500  # of the launcher's agent, on each host
+_NO_RANK = -1  # the launcher's own
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
@@ -79,6 +81,8 @@ class WorldSpec(RunSettings):
     echo_last_lines: bool = False  # `echo` gets a last line without an end, too, when its process has ended
     # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
+    # Runs in a process of its own on the first host while the ranks do: what has launched them, and talks to them.
+    launcher: Callable[[], None] | None = None
     checked: bool = False  # whoever made this has checked the settings
 
     def __post_init__(self) -> None:
@@ -163,6 +167,7 @@ class World:
         self._disk: Disks | None = None
         self._store: StoreServer | None = None  # the agent's, of the present life
         self._lives: list[list[SimProcess]] = []
+        self._launcher: SimProcess | None = None
         self._leaked: list[str] = []
         self._finished: RunResult | None = None  # told when the world is gone
         self._undo = contextlib.ExitStack()
@@ -230,7 +235,11 @@ class World:
                 hosts=tuple(self._hosts.values()),
                 seed=self._spec.seed,
             )
+            if self._spec.launcher is not None and chosen is False:
+                separate_attributes(self._runtime)
             self._start_life(0)
+            if self._spec.launcher is not None:
+                self._start_launcher(self._spec.launcher)
             self._undo = stack.pop_all()
 
     def advance(self, until_ns: int) -> bool:
@@ -398,6 +407,34 @@ class World:
             simulation.bus.record(started(simulation.now_ns, process.rank, life, process.pid, process.host.name))
         assert self._injector is not None
         self._injector.start_life(life, dict(enumerate(processes)))
+
+    def _start_launcher(self, function: Callable[[], None]) -> None:
+        """It is no rank: it has no result, and nothing is recorded of it."""
+        host = self._hosts[self._cluster.hosts[0]]
+        process = SimProcess(
+            self._simulation,
+            rank=_NO_RANK,
+            place=0,
+            pid=_AGENT_PID,
+            life=0,
+            host=host,
+            epoch_ns=self._epoch_ns,
+            environ={**self._base_environ, **encoded(dict(self._spec.env or {})), **self._on_disks(host.name)},
+            argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
+        )
+        process.lineage = " launcher"
+        self._launcher = process
+        process.torch_state = self._torch.new_rank(None)
+        process.random_states = self._slots.random.fresh(0, 0, process.lineage)
+        self._runtime.processes[process.pid] = process
+
+        def main() -> None:
+            _prepare_thread(process)
+            function()
+            shut_down(process)
+            process.end("returned", 0)
+
+        process.spawn(main, "the launcher")
 
     def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[Any, Any]:
         extra: dict[str, str] = {}
@@ -569,6 +606,9 @@ class World:
                 process.inbox.clear()
                 process.value = process.exception = None
         self._lives.clear()
+        if self._launcher is not None:
+            self._launcher.forget()
+            self._launcher = None
         self._simulation.tasks.clear()
         self._network.close()
         for host in self._hosts.values():

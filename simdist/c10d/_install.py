@@ -40,6 +40,7 @@ from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
 from simdist.c10d.surface import (
     _flags,
+    _functional_outputs,
     _generators,
     _host_stores,
     _memory,
@@ -127,14 +128,15 @@ class TorchState:
         _registry._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(c10d._world))
         self._patches.replace(c10d, "_backend", c10d._backend)  # torch writes it, and nobody reads it
+        _functional_outputs.install(self._patches, has_devices=self._has_devices)
         self._patches.install(_ALWAYS)
         self._backends.install(self._patches, _makers.make_sim_group, default=self._backend)
         _meshes.install(self._patches)
         self._compiled.install(self._patches)
         if self._has_devices:
-            from simdist.c10d import _nccl_names
+            from simdist.c10d import _ddp_times, _nccl_names
 
-            _replacements.install_for_devices(self._patches)
+            _ddp_times.install(self._patches)
             _nccl_names.install(self._patches, _makers.make_nccl_group)
 
     def uninstall(self) -> None:

@@ -60,6 +60,7 @@ def install(patches: Patches, make: Callable[..., Any]) -> None:
     patches.replace(torch._C, "_nccl_version_suffix", lambda: b"")
     patches.replace(_c, "_dump_nccl_trace", _dump)
     patches.replace(_c, "_dump_nccl_trace_json", _dump_json)
+    patches.replace(_c, "_hash_tensors", _hash_tensors)
     patches.replace(_c, "_reset_fr_recording_nccl", lambda: _recorder().reset())
     patches.redirect(_REPLACEMENTS)
     # Dynamo looks up arguments by name; a redirected function has none.
@@ -92,6 +93,27 @@ def _dump_json(includeCollectives: bool | None = None, onlyActive: bool | None =
     return _recorder().dump_json(
         _process().simulation.now_ns, collectives=includeCollectives is not False, active=bool(onlyActive)
     )
+
+
+_SIZE_T = (1 << 64) - 1
+
+
+def _combined(seed: int, value: int) -> int:
+    """`c10::hash_combine`."""
+    return (seed ^ (value + 0x9E3779B9 + (seed << 6) + (seed >> 2))) & _SIZE_T
+
+
+def _hash_tensors(tensors: list[torch.Tensor]) -> int:
+    """`c10d::hashTensors`: of each byte of the memory of each, and the size of this memory; waits for what fills it."""
+    found = 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if tensor.numel() and storage.nbytes():
+            memory = torch.empty(0, dtype=torch.int8, device=tensor.device).set_(storage).tolist()
+            of_byte = {byte: _combined(len(memory), byte & _SIZE_T) for byte in range(-128, 128)}
+            for byte in memory:
+                found = _combined(found, of_byte[byte])
+    return found
 
 
 def _is_available(original: Callable[[], bool]) -> Callable[[], bool]:

@@ -20,6 +20,7 @@ class RankState:
 
     __slots__ = (
         "backends",
+        "ddp_times",
         "debug_level",
         "default_dtype",
         "failed",
@@ -32,8 +33,11 @@ class RankState:
         "nccl",
         "profile",
         "ranks_in_making",
+        "stands_for_threads",
         "unwaited",
+        "waits_in_cxx",
         "warned_of_options",
+        "works_of_joins",
         "world",
     )
 
@@ -49,12 +53,16 @@ class RankState:
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
         self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
+        self.stands_for_threads = False  # it is a thread of torch's threaded groups, which take what no process does
+        self.waits_in_cxx = 0  # how many calls of C++ are under way that wait for the futures they ask for
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on
         self.nccl: Any = None  # what NCCL keeps, from its first group on
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
         self.making: Making | None = None  # likewise, what else is known of it
+        self.ddp_times: Any = None  # of modules on devices, by DDP's reducer and by its logger; None: there are none
+        self.works_of_joins: Any = None  # by DDP's reducer, what its next backward waits for; None: no model has joined
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,12 @@ import torch.distributed.rpc
 from torch._C import _distributed_c10d as _c
 
 from simdist.c10d._fsdp_timings import keep_timings_apart
-from simdist.c10d.surface._work import SimFuture, wait_for_futures
+from simdist.c10d.surface._work import SimFuture, safe_for_backward, wait_for_futures
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
 from simdist.process import Patches, Replacement, current_process, current_runtime, when_imported
 
-__all__ = ["install", "install_for_devices"]
+__all__ = ["install"]
 
 _registry: Any = _c  # has what the stubs leave out
 
@@ -32,26 +33,16 @@ def install(patches: Patches) -> None:
     patches.redirect(_OF_RPC)
     patches.wrap(_registry, "_set_allow_inflight_collective_as_graph_input", _refused_registry)
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
+    for module in (dist, _registry):
+        patches.wrap(module, "_register_comm_hook", _register_hook)
+    patches.wrap(_registry.Reducer, "_set_forward_pass_work_handle", _set_work_of_join)
+    patches.wrap(_registry.Reducer, "_delay_all_reduce", _delay_all_reduce)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _logging_data)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", _ddp_init)
     # Futures that C++ makes (a comm hook's, seen by DDP's join) are of the base type and wait in C++.
     patches.wrap(torch._C.Future, "wait", _future_wait)
     patches.wrap(torch.futures, "wait_all", _wait_all)
     patches.wrap(torch.futures, "collect_all", _collect_all)
-
-
-def install_for_devices(patches: Patches) -> None:
-    """Replace what asks for a part of a CUDA build that virtual devices have not."""
-    patches.wrap(_registry.Logger, "set_runtime_stats_and_log", _without_timer)
-
-
-def _without_timer(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def log(self: Any) -> None:
-        # DDP's statistics come from a timer that a CUDA build registers for its devices (torch 2.13).
-        if current_process() is None:
-            original(self)
-
-    return log
 
 
 def _refused_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,6 +88,53 @@ def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:
         return _registry._register_comm_hook(reducer, None, hook)
 
     return register
+
+
+def _register_hook(original: Callable[..., None]) -> Callable[..., None]:
+    def register(reducer: Any, state: Any, hook: Callable[..., Any]) -> None:
+        if current_process() is None:
+            original(reducer, state, hook)
+            return
+
+        @functools.wraps(hook)
+        def call(state: Any, bucket: Any) -> Any:
+            future, process = hook(state, bucket), current_process()
+            return future if process is None else safe_for_backward(process, future)
+
+        original(reducer, state, call)
+
+    return register
+
+
+def _set_work_of_join(original: Callable[..., None]) -> Callable[..., None]:
+    def set_forward_pass_work_handle(reducer: Any, work: Any, use_static_world_size: bool) -> None:
+        original(reducer, work, use_static_world_size)
+        process = current_process()
+        if process is not None:
+            # C++ holds its half of the work only, and waits for it in backward: without its Python half, which knows
+            # when it is done, it would wait for ever (torch 2.13).
+            state = process.torch_state
+            if state.works_of_joins is None:
+                state.works_of_joins = weakref.WeakKeyDictionary()
+            state.works_of_joins[reducer] = work
+
+    return set_forward_pass_work_handle
+
+
+def _delay_all_reduce(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def delay_all_reduce(reducer: Any) -> None:
+        process = current_process()
+        if process is None:
+            original(reducer)
+            return
+        state = process.torch_state
+        state.waits_in_cxx += 1
+        try:
+            original(reducer)
+        finally:
+            state.waits_in_cxx -= 1
+
+    return delay_all_reduce
 
 
 def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch._C import _distributed_c10d as _c
 
 from simdist.device._state import present
 from simdist.errors import UnsupportedError
 from simdist.process import Patches, current_process
 
-__all__ = ["BINDINGS", "install"]
+__all__ = ["BINDINGS", "install", "refuse_symmetric_memory"]
+
+_registry: Any = _c  # has what the stubs leave out
 
 _GRAPHS = "CUDA graphs are not simulated; run the step eagerly, without torch.cuda.graph and make_graphed_callables"
 _JITERATOR = "torch.cuda.jiterator compiles CUDA C++, which is not simulated; write the function with torch's operators"
@@ -28,6 +31,12 @@ _RAW_NCCL = (
 _SHARING = (
     "memory of virtual devices is not shared between processes; send tensor.cpu() to the other one, or use a collective"
 )
+_SYMMETRIC = (
+    "symmetric memory is not simulated: its kernels read and write other GPUs' memory by themselves; use the "
+    "collectives of torch.distributed instead (all_reduce, all_gather_into_tensor, reduce_scatter_tensor, send and "
+    "recv), and leave torch._inductor.config._micro_pipeline_tp off"
+)
+_OF_SYMMETRIC_MEMORY = ("empty_strided_p2p", "rendezvous", "get_mempool_allocator", "set_backend")
 
 
 def _refusing(text: str) -> Callable[..., NoReturn]:
@@ -43,6 +52,13 @@ def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., 
             return (original if current_process() is None else replacement)(*args, **kwargs)
 
         return call
+
+    return make
+
+
+def _of_class(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        return staticmethod(_on_ranks(replacement)(original))
 
     return make
 
@@ -143,6 +159,15 @@ def _only_off(enabled: bool = True) -> None:
     """
     if enabled:
         raise UnsupportedError(_TUNING)
+
+
+def refuse_symmetric_memory(*_: Any, **__: Any) -> NoReturn:
+    """The kernel of operators that work on it.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(_SYMMETRIC)
 
 
 # Functions of `torch._C` in a CUDA build.
@@ -246,4 +271,6 @@ def install(patches: Patches) -> None:
     patches.wrap(torch.UntypedStorage, "_share_cuda_", _on_ranks(_refusing(_SHARING)))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", _on_ranks(_enter_nvtx))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__exit__", _on_ranks(_leave_nvtx))
+    for name in _OF_SYMMETRIC_MEMORY:
+        patches.wrap(_registry._SymmetricMemory, name, _of_class(refuse_symmetric_memory))
     patches.wrap(torch._TorchCompileInductorWrapper, "__call__", _compiling)

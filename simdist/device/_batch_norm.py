@@ -1,4 +1,8 @@
-"""The kernels of `torch.nn.SyncBatchNorm`, which exist on devices only (native/cuda/Normalization.cuh, torch 2.13)."""
+"""Batch norm: the kernels of `torch.nn.SyncBatchNorm`, which exist on devices only, and what the usual ones take.
+
+GPUs take halves with parameters and statistics of either type, where the CPU wants these to be alike; in backward they
+refuse some of that, in words of their own (native/cuda/Normalization.cu and .cuh, torch 2.13).
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ def _gather_stats(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    average, spread = torch.zeros_like(mean[0]), torch.zeros_like(mean[0])
+    average, spread = mean.new_zeros(mean.shape[1]), mean.new_zeros(mean.shape[1])
     number = 0.0
     for row, count in enumerate(counts.tolist()):
         factor = 1.0 / (number + count)
@@ -81,11 +85,12 @@ def _gather_stats(
 def _element(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> Tensor:
-    found = (_wide(input) - _spread(mean, input)) * _spread(invstd, input)
+    # In place from the first step on: batches are large, and fresh memory costs more than the arithmetic.
+    found = (_wide(input) - _spread(mean, input)).mul_(_spread(invstd, input))
     if weight is not None:
-        found = found * _spread(weight, input)
+        found = found.mul_(_spread(weight, input))
     if bias is not None:
-        found = found + _spread(bias, input)
+        found = found.add_(_spread(bias, input))
     return found.to(input.dtype)
 
 
@@ -101,7 +106,7 @@ def _reduce(
 ) -> tuple[Tensor | None, ...]:
     grad = _wide(grad)
     sums = grad.sum(_others(grad))
-    products = (grad * (_wide(input) - _spread(mean, input))).sum(_others(grad))
+    products = (_wide(input) - _spread(mean, input)).mul_(grad).sum(_others(grad))
     kind = products.dtype if weight is None else weight.dtype
     return (
         sums if input_g else None,
@@ -123,12 +128,94 @@ def _backward(
 ) -> Tensor:
     number = counts.sum()
     slope = _spread(products / number * invstd**2, input)
-    found = _wide(grad) - _spread(sums / number, input) - (_wide(input) - _spread(mean, input)) * slope
+    found = _wide(grad) - _spread(sums / number, input)
+    found = found.sub_((_wide(input) - _spread(mean, input)).mul_(slope))
     scale = invstd if weight is None else invstd * weight
-    return (found * _spread(scale, input)).to(input.dtype)
+    return found.mul_(_spread(scale, input)).to(input.dtype)
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+_WORDS = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
+_aten = torch.ops.aten
+
+
+def _single(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
+
+
+def _is_mixed(input: Tensor, others: list[Tensor | None]) -> bool:
+    """True for what a GPU takes and the CPU does not: halves with others that are not of one type."""
+    kinds = {each.dtype for each in others if each is not None}
+    return input.dtype in _HALVES and len(kinds) > 1
+
+
+def _batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    given = [weight, bias, running_mean, running_var]
+    for name, each in (("weight", weight), ("bias", bias)):
+        if each is not None and input.dtype not in (*_HALVES, each.dtype) and each.dtype in _WORDS:
+            expected, found = _WORDS[input.dtype], _WORDS[each.dtype]
+            if _channels_last(input):
+                raise RuntimeError(f"expected scalar type {expected} but found {found}")
+            raise RuntimeError(f"Expected {name} to have type {expected} but got {found}")
+    if not _is_mixed(input, given):
+        return _aten.native_batch_norm(input, *given, training, momentum, eps)
+    wide = [_single(each) for each in given]
+    made = _aten.native_batch_norm(input, *wide, training, momentum, eps)
+    for narrow, each in zip(given[2:], wide[2:], strict=True):
+        if narrow is not None and each is not narrow and training:
+            narrow.copy_(each)  # type: ignore[arg-type]  # neither is None
+    return made
+
+
+def _batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> Any:
+    op = _aten.native_batch_norm_backward
+    given = [weight, running_mean, running_var]
+    rest = train, eps, output_mask
+    if not _is_mixed(input, given):
+        return op(grad_out, input, *given, save_mean, save_invstd, *rest)
+    first = next(each.dtype for each in given if each is not None)
+    in_one_kernel = output_mask[0] and (train or output_mask[1] or output_mask[2]) and not _channels_last(input)
+    if in_one_kernel:
+        expected = input.dtype if first is input.dtype else torch.float32
+        for name, each in zip(("weight", "running_mean", "running_var"), given, strict=True):
+            if each is not None and each.dtype is not expected:
+                raise RuntimeError(f"Expected {name} to have type {_WORDS[expected]} but got {_WORDS[each.dtype]}")
+    wide = [_single(each) for each in (*given, save_mean, save_invstd)]
+    grad_input, *of_parameters = op(grad_out, input, *wide, *rest)
+    kind = torch.float32 if weight is None else weight.dtype
+    return grad_input, *(None if each is None else each.to(kind) for each in of_parameters)
+
+
+def _channels_last(input: Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if input.dim() in formats and input.is_contiguous(memory_format=formats[input.dim()]):
+        return True
+    return input.is_contiguous() and input.stride(1) == 1
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::native_batch_norm": _kernel(_batch_norm),
+    "aten::native_batch_norm_backward": _kernel(_batch_norm_backward),
     "aten::batch_norm_stats": _kernel(_stats),
     "aten::batch_norm_gather_stats_with_counts": _kernel(_gather_stats),
     "aten::batch_norm_elemt": _kernel(_element),

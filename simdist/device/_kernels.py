@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from simdist.device import _sparse, _special, _wider
+from simdist.device._absent import refuse_symmetric_memory
 from simdist.device._aliases import NotYet, account_holding, lowered, raised, refuse, use
 from simdist.device._claims import Outstanding
 from simdist.device._deferred import defer
@@ -50,6 +51,9 @@ _WHOLE = ("aten::convolution", "aten::convolution_backward")
 _OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels that are not just the CPU's
 
 _library: Any = None
+# Other namespaces of torch whose operators have kernels for CUDA in a build with it.
+_MORE = ("quantization",)
+_more_libraries: list[Any] = []
 _names: list[str] = []  # of the operators that have a kernel here
 _spare_key = "PrivateUse3"  # under which kernels in C++ find these
 _compiled: Any = None  # the module with kernels in C++, while those go first
@@ -97,6 +101,18 @@ def _register() -> None:
         if not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
             _library.m.impl(name.removeprefix("aten::"), "CUDA", _on_first_call(name))
             _names.append(name.removeprefix("aten::"))
+    for space in _MORE:
+        beside = library(space, "IMPL")
+        _more_libraries.append(beside)
+        for name in known._dispatch_get_registrations_for_dispatch_key("CPU"):
+            if name.startswith(f"{space}::") and not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+                beside.m.impl(name.removeprefix(f"{space}::"), "CUDA", _on_first_call(name))
+    symmetric = library("symm_mem", "IMPL")
+    _more_libraries.append(symmetric)
+    for name in known._dispatch_get_all_op_names():
+        space, _, inside = name.partition("::")
+        if space == "symm_mem" and not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+            symmetric.m.impl(inside, "CUDA", refuse_symmetric_memory)
     _sparse.register(_library, known)
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
@@ -138,8 +154,9 @@ def _on_first_call(name: str) -> Kernel:
 
 
 def _make(name: str) -> Kernel:
-    base, _, overload = name.removeprefix("aten::").partition(".")
-    op = getattr(getattr(torch.ops.aten, base), overload or "default")
+    space, _, inside = name.partition("::")
+    base, _, overload = inside.partition(".")
+    op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
     made = _OUR_OWN.get(name) or _kernel_of(op)
     if name in _wider.TYPES:
         made = _wider.widened(op, made, _wider.TYPES[name])
@@ -166,7 +183,7 @@ def _kernel_of(op: Any) -> Kernel:
 
 def _call_of(op: Any) -> Kernel:
     """The operator on CPU tensors; without what an autocast for the CPU would do to them."""
-    full = str(op).replace("aten.", "aten::", 1).removesuffix(".default")
+    full = str(op).replace(".", "::", 1).removesuffix(".default")
     known: Any = torch._C
     if known._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
         return functools.partial(op._op_dk, _CPU_KEY)

@@ -29,6 +29,7 @@ __all__ = ["TELLERS"]
 _KERNELS = "triton.runtime.jit"
 _TUNER = "triton.runtime.autotuner"
 _INTERPRETER = "triton.runtime.interpreter"
+_DRIVER = "triton.backends.nvidia.driver"
 # Of the interpreter, what computes numbers of its operands' type: the last of them tells in which the result is.
 _ARITHMETIC = ("binary_op", "unary_op", "ternary_op", "create_dot", "create_fma", "create_rsqrt", "create_erf")
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
@@ -186,9 +187,23 @@ def _of_tuner(patches: Patches) -> None:
     patches.wrap(sys.modules[_TUNER].Autotuner, "_bench", _timing)
 
 
+def _active(original: Callable[[], bool]) -> Any:
+    def is_active() -> bool:
+        # Torch has devices here, and the machine may have no driver for them: Triton takes its word, and asks for
+        # libcuda.so. Inductor does without a driver where Triton says that there is none.
+        return False if _has_devices() else original()
+
+    return staticmethod(is_active)
+
+
+def _of_driver(patches: Patches) -> None:
+    patches.wrap(sys.modules[_DRIVER].CudaDriver, "is_active", _active)
+
+
 # What is told that one of Triton's modules is there.
 TELLERS: dict[str, Callable[[Patches], None]] = {
     _KERNELS: _of_kernels,
     _INTERPRETER: _of_interpreter,
     _TUNER: _of_tuner,
+    _DRIVER: _of_driver,
 }

@@ -19,6 +19,7 @@ Open `_process.py` for the process itself, `_runtime.py` for who is running and 
 one group of replacements. Nothing here knows about torch or process groups.
 """
 
+from simdist.process._child_processes import adopt_connections, hand_connections, separate_attributes
 from simdist.process._collector import Rounds, collector_of
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded, variable_of
@@ -59,6 +60,7 @@ __all__ = [
     "StepReached",
     "Strike",
     "address_of_host",
+    "adopt_connections",
     "carry_out",
     "collector_of",
     "current_process",
@@ -67,6 +69,7 @@ __all__ = [
     "encoded",
     "followed",
     "global_generators",
+    "hand_connections",
     "handed_over",
     "imported_for_all",
     "original",
@@ -74,6 +77,7 @@ __all__ = [
     "real_methods",
     "refusal_of",
     "run_program",
+    "separate_attributes",
     "shut_down",
     "variable_of",
     "waits_of_threads",

@@ -127,12 +127,13 @@ class _Kind:
 class AttributeViews:
     """What each process has set on which module or class that all share, or that a child shares with its parent.
 
-    Without `sharing` only what ranks' children set is kept apart.
+    Without `sharing` only what ranks' children set is kept apart; what every process sets, if it is `of_all`.
     """
 
-    def __init__(self, runtime: Runtime, sharing: Sharing | None) -> None:
+    def __init__(self, runtime: Runtime, sharing: Sharing | None, *, of_all: bool = False) -> None:
         self._runtime = runtime
         self._sharing = sharing
+        self._of_all = of_all
         self._of_host: dict[tuple[int, str], tuple[_Kind, Any, str, Any]] = {}
         self._forked: set[SimProcess] = set()  # which have the user's modules for themselves
         self._of_rank: dict[SimProcess, dict[tuple[int, str], Any]] = {}
@@ -300,6 +301,8 @@ class AttributeViews:
         if not isinstance(name, str):
             return False
         if self._sharing is None:
+            if self._of_all and process.parent is None:
+                return True
             return process.parent is not None and not (process in self._forked and is_users(owner))
         if self._sharing.isolates(name):
             return process in self._forked and not is_users(owner)

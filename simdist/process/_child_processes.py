@@ -24,8 +24,8 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from multiprocessing import context, popen_fork, reduction, spawn, util
+from collections.abc import Callable, Iterable
+from multiprocessing import connection, context, popen_fork, reduction, spawn, util
 from multiprocessing import process as processes
 from typing import Any
 
@@ -40,7 +40,16 @@ from simdist.process._signal_masks import SignalMasks
 from simdist.process._threads import shut_down
 from simdist.records import child_started
 
-__all__ = ["HandedEnd", "launch_forked", "launch_spawned", "pipes_here", "wait_for_child"]
+__all__ = [
+    "HandedEnd",
+    "adopt_connections",
+    "hand_connections",
+    "launch_forked",
+    "launch_spawned",
+    "pipes_here",
+    "separate_attributes",
+    "wait_for_child",
+]
 
 _FIRST_PID = 20_000
 _START_NS = 1_000_000  # until a new process runs its first line; its parent is busy with its next ones meanwhile
@@ -220,12 +229,50 @@ def _attributes_in(runtime: Runtime, child: SimProcess, *, forked: bool) -> None
     """Without isolation ranks share what they set on modules and classes, but no real process does so with a child."""
     views: AttributeViews | None = runtime.extras.get(AttributeViews)
     if views is None:
-        views = runtime.extras[AttributeViews] = AttributeViews(runtime, None)
-        runtime.patches.on_undo(views.restore)
-        views.install(runtime.patches)
-        runtime.slots.add(lambda leaving, entering: views.switch(entering))
+        views = _views(runtime)
     if forked:
         views.inherit(child)
+
+
+def _views(runtime: Runtime, *, of_all: bool = False) -> AttributeViews:
+    views = runtime.extras[AttributeViews] = AttributeViews(runtime, None, of_all=of_all)
+    runtime.patches.on_undo(views.restore)
+    views.install(runtime.patches)
+    runtime.slots.add(lambda leaving, entering: views.switch(entering))
+    return views
+
+
+# -- a launcher ------------------------------------------------------------------------------------------------------
+
+
+def separate_attributes(runtime: Runtime) -> None:
+    """In a world without isolation: what a process sets on modules and classes is its own from now on."""
+    _views(runtime, of_all=True)
+
+
+def adopt_connections(process: SimProcess, made: Iterable[Any]) -> None:
+    """Let a process of the world have the ends of pipes that the host made, until the world ends."""
+    runtime = current_runtime()
+    assert runtime is not None
+    pipes_here(runtime).adopt(process, made)
+
+
+def hand_connections(values: Any, process: SimProcess) -> Any:
+    """Values as a process gets them that is started with them: with ends of its own for those that were adopted."""
+    runtime = current_runtime()
+    assert runtime is not None
+    pipes = pipes_here(runtime)
+
+    def own(value: Any) -> Any:
+        if isinstance(value, connection.Connection):
+            return pipes.copied_connection(value, process)
+        if type(value) in (list, tuple):
+            return type(value)(map(own, value))
+        if type(value) is dict:
+            return {key: own(each) for key, each in value.items()}
+        return value
+
+    return own(values)
 
 
 def _begin(

@@ -66,6 +66,7 @@ class Pipes:
         self._owners: dict[int, SimProcess] = {}  # likewise; every end has one
         self._inherited: dict[SimProcess, dict[int, int]] = {}  # a child's own ends, by its parent's numbers
         self._users: dict[SimProcess, None] = {}  # those that have, or had, an end
+        self._borrowed: dict[int, None] = {}  # ends that the host made, and has again when the world is over
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         # Under what a disk has laid over them by name, which would come back here.
         self._read: Callable[[int, int], bytes] = original(inspect.unwrap(os.read))
@@ -99,6 +100,26 @@ class Pipes:
     def hold(self, made: Any) -> None:
         """This object has an end, and is told to forget it when its process has ended."""
         self._connections.add(made)
+
+    def adopt(self, process: SimProcess, made: Iterable[Any]) -> None:
+        """Let a process have what the host has made, for as long as the world lives.
+
+        Nobody says which two are the ends of one pipe: whoever waits at one of them looks again whenever anything
+        happens to any.
+        """
+        channel = _Channel()
+        for each in made:
+            end = each.fileno()
+            if end not in self._owners:
+                os.set_blocking(end, False)
+                self._borrowed[end] = None
+                self._enter(end, channel, process)
+
+    def copied_connection(self, made: Any, process: SimProcess) -> Any:
+        """A `Connection` of a process for one that another process has."""
+        copied = connection.Connection(self.copy(made.fileno(), process), made.readable, made.writable)
+        self.hold(copied)
+        return copied
 
     def copy(self, end: int, process: SimProcess) -> int:
         """Another descriptor of the same pipe, or file, for a process."""
@@ -145,6 +166,7 @@ class Pipes:
         """Close an end, whoever has it."""
         channel = self._channels.pop(end)
         del self._owners[end]
+        self._borrowed.pop(end, None)
         for table in self._inherited.values():
             table.pop(end, None)  # the number will be another file's
             for number in [number for number, own in table.items() if own == end]:
@@ -154,7 +176,7 @@ class Pipes:
 
     def close_all_of(self, process: SimProcess) -> None:
         """A process has ended."""
-        ends = {end for end, owner in self._owners.items() if owner is process}
+        ends = {end for end, owner in self._owners.items() if owner is process and end not in self._borrowed}
         for made in list(self._connections):
             if made._handle in ends:
                 made._handle = None
@@ -169,7 +191,11 @@ class Pipes:
             made._handle = None
         for end in list(self._owners):
             self._owners.pop(end)
-            self._close(end)
+            if end in self._borrowed:
+                os.set_blocking(end, True)
+            else:
+                self._close(end)
+        self._borrowed.clear()
         self._channels.clear()
         self._inherited.clear()
         self._users.clear()

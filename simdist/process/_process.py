@@ -227,9 +227,9 @@ class SimProcess:
         self.exit_code = exit_code
         self.exception = exception
         self.ended_ns = simulation.now_ns
-        if self.parent is None:
+        if self.parent is None and self.rank >= 0:  # a launcher has no rank, and nothing is recorded of it
             simulation.bus.record(ended(simulation.now_ns, self.rank, status, exit_code, self.life))
-        else:
+        elif self.parent is not None:
             simulation.bus.record(child_ended(simulation.now_ns, self.rank, self.pid, status, exit_code))
         for listener in list(self.end_listeners):
             listener(self)

@@ -3,18 +3,30 @@
 Torch's class starts one process per rank, each of which makes the test object anew and runs the test method; the main
 process joins them and judges their exit codes. Here `_join_processes` runs a world whose ranks do the same. Everything
 else (`world_size`, `file_name`, skips, `special_return_code_checks`) is torch's own code.
+
+A suite may start its processes by a factory of its own, which gives each more arguments: the factory is called, and
+what it makes says what a rank runs. If there are pipes among the arguments, or the suite joins its processes by itself,
+its main process has something to do while the ranks run: then it is a process of the world too, the *launcher*, whose
+waits for pipes, for processes and for time are virtual ones.
+
+Suites are written for several versions of torch, in which `_run` and `_check_return_codes` do not take the same
+arguments; each is called with those that it has.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import random
 import sys
 import traceback
+import types
 import unittest
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,8 +35,10 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
 from simdist._world import World, WorldSpec
+from simdist.errors import UnsupportedError
 from simdist.faults import Fault
-from simdist.process import current_process
+from simdist.kernel import Task
+from simdist.process import SimProcess, adopt_connections, current_process, hand_connections
 from simdist.result import RankResult, RunResult
 from simdist.testing._multithreaded import SimulatedThreads
 
@@ -32,12 +46,14 @@ __all__ = ["MultiProcessTestCase", "SimulatedProcesses", "simulated"]
 
 _TorchCase: Any = common_distributed.MultiProcessTestCase
 _set_rng_seed: Any = common_utils.set_rng_seed
+_exit = sys.exit  # a suite may put something else there while its main process runs
 _FIRST_PID = 1000
 _SHUTDOWN_NS = 5_000_000  # from the end of a test until its process is gone: it joins a thread and ends the interpreter
+_KILLED = -15
 
 
 class _Pipe:
-    """One direction is enough: what a rank sends, the host reads after the world has ended."""
+    """One direction is enough: what a rank sends, the main process reads when the rank has ended."""
 
     def __init__(self) -> None:
         self._messages: deque[Any] = deque()
@@ -58,23 +74,100 @@ class _Pipe:
         self.closed = True
 
 
-class _Process:
-    """Looks like a `multiprocessing.Process` to the code that judges exit codes."""
+class _Joining:
+    """What the launcher is parked on while it waits for processes."""
 
-    def __init__(self, rank: int, pipe: _Pipe) -> None:
+    interruptible = True
+    timed = False
+
+    def __init__(self, awaited: Iterable[SimProcess]) -> None:
+        self._awaited = tuple(awaited)
+
+    def describe(self) -> str:
+        names = ", ".join(f"rank {each.rank}" for each in self._awaited)
+        return f"join of {names}"
+
+    def waits_for(self) -> list[Task]:
+        return [each.main for each in self._awaited if each.main is not None]
+
+
+class _Process:
+    """Looks like a `multiprocessing.Process` to the code that judges exit codes, and to what waits for it meanwhile.
+
+    `target`, `args` and `kwargs` are what its rank runs.
+    """
+
+    def __init__(self, rank: int, pipe: _Pipe, made: Any) -> None:
         self.rank = rank
         self.pid = _FIRST_PID + rank
         self.name = f"process {rank}"
         self.pipe = pipe
-        self.exitcode: int | None = None
+        self.target, self.args, self.kwargs = made
+        self.simulated: SimProcess | None = None  # once there is a world
         self.result: RankResult | None = None
+        self._code: int | None = None
+
+    @property
+    def exitcode(self) -> int | None:
+        """How its rank ended; None if it has not."""
+        there = self.simulated
+        if there is None:
+            return self._code
+        launcher = current_process()
+        if there.running and launcher is not None:
+            launcher.simulation.polls += 1
+            launcher.simulation.sleep(1)  # who asks again and again must see time pass
+        return None if there.running else there.exit_code
+
+    def end(self, result: RankResult) -> None:
+        """The world is over."""
+        self.simulated, self.result, self._code = None, result, result.exit_code
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until its rank has ended; does nothing before it began, or when the world is over."""
+        if self.simulated is not None:
+            _join([self.simulated], timeout)
+
+    def start(self) -> None:
+        """Nothing to do: the ranks begin together."""
 
     def terminate(self) -> None:
-        """Nothing to do: no simulated process outlives its world."""
+        """End its rank, as SIGTERM does; no simulated process outlives its world."""
+        if self.simulated is not None:
+            self.simulated.signal(-_KILLED)
+
+    def kill(self) -> None:
+        """End its rank, as SIGKILL does."""
+        if self.simulated is not None:
+            self.simulated.kill(9)
 
     def is_alive(self) -> bool:
-        """False: see `terminate`."""
-        return False
+        """True while its rank runs."""
+        return self.simulated is not None and self.exitcode is None
+
+
+def _join(processes: Iterable[SimProcess], timeout: float | None = None) -> None:
+    """Let the launcher wait until all of these have ended, or one with an error."""
+    launcher = current_process()
+    assert launcher is not None
+    simulation = launcher.simulation
+    awaited = [each for each in processes if each.running]
+    deadline_ns = None if timeout is None else simulation.now_ns + round(timeout * 1e9)
+
+    def told(_: SimProcess) -> None:
+        launcher.wake()
+
+    for each in awaited:
+        each.end_listeners[told] = None
+    wait = _Joining(awaited)
+    while any(each.running for each in awaited):
+        if not simulation.park(wait, deadline_ns):
+            break
+        launcher.drain()
+        if any(each.exit_code == _TorchCase.TEST_ERROR_EXIT_CODE for each in awaited):
+            break
+    for each in awaited:
+        each.end_listeners.pop(told, None)
 
 
 class SimulatedProcesses:
@@ -93,6 +186,7 @@ class SimulatedProcesses:
     simulation: RunResult | None = None
 
     # What torch's class gives; declared here because the mixin stands before it.
+    MAIN_PROCESS_RANK: int
     processes: list[Any]
     pid_to_pipe: dict[int, Any]
     rank: int
@@ -100,10 +194,37 @@ class SimulatedProcesses:
     world_size: Any
     destroy_pg_upon_exit: bool
     _current_test_name: Callable[[], str]
-    _check_return_codes: Callable[[Any, float], None]
+    _tested: Any = None  # the function of the test that is joined
+
+    # -- the main process --------------------------------------------------------------------------------------------
+
+    def join_or_run(self, fn: Any) -> Any:
+        """As torch's; a main process that talks to its ranks becomes the launcher of their world."""
+
+        @functools.wraps(fn)
+        def wrapper(self: SimulatedProcesses) -> None:
+            if self.rank != self.MAIN_PROCESS_RANK:
+                fn()
+            elif self.processes and self._talks():
+                self._run_world(lambda: self._join_processes(fn))
+            else:
+                self._join_processes(fn)
+
+        return types.MethodType(wrapper, self)
 
     def _start_processes(self, proc: Any) -> None:
-        self.processes = [_Process(rank, _Pipe()) for rank in range(int(self.world_size))]
+        self.processes = []
+        name, kwargs = self._current_test_name(), {"fake_pg": getattr(self, "fake_pg", False)}
+        for rank in range(int(self.world_size)):
+            pipe = _Pipe()
+            target: Any = type(self)._run  # type: ignore[attr-defined]  # torch's, or the suite's own
+            takes_more = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(target).parameters.values())
+            named = kwargs if takes_more else {}
+            what = {"target": target, "args": (rank, name, self.file_name, pipe), "kwargs": named}
+            made = (target, what["args"], named)
+            if proc is not None:
+                made = _made_by(proc(name=f"process {rank}", **what))
+            self.processes.append(_Process(rank, pipe, made))
         self.pid_to_pipe = {process.pid: process.pipe for process in self.processes}
 
     def _spawn_processes(self) -> None:
@@ -112,22 +233,75 @@ class SimulatedProcesses:
     def _fork_processes(self) -> None:
         self._start_processes(None)
 
+    def _talks(self) -> bool:
+        """True if the main process has something to do while its ranks run."""
+        joins = next(each for each in type(self).__mro__ if "_join_processes" in vars(each))
+        given = ((process.args, process.kwargs) for process in self.processes)
+        return joins not in (SimulatedProcesses, _TorchCase) or next(_connections(list(given)), None) is not None
+
     def _join_processes(self, fn: Any) -> None:
+        self._tested = fn
+        there = [process.simulated for process in self.processes if process.simulated is not None]
+        began_ns = 0
         try:
-            if self.processes:
-                self._run_world()
-            seconds = 0.0 if self.simulation is None else self.simulation.virtual_time_ns / 1e9
-            self._check_return_codes(fn, seconds)
+            if there:
+                began_ns = there[0].simulation.now_ns
+                _join(there)
+                for process in self.processes:
+                    process.terminate()
+                seconds = (there[0].simulation.now_ns - began_ns) / 1e9
+            else:
+                if self.processes:
+                    self._run_world()
+                seconds = 0.0 if self.simulation is None else self.simulation.virtual_time_ns / 1e9
+            self._judge(fn, seconds)
         finally:
             for pipe in self.pid_to_pipe.values():
                 pipe.close()
 
-    def _run_world(self) -> None:
-        run: Any = type(self)._run  # type: ignore[attr-defined]  # torch's, or the suite's own
-        name, file_name = self._current_test_name(), self.file_name
-        pipes = [process.pipe for process in self.processes]
+    def _judge(self, fn: Any, seconds: float) -> None:
+        """Call `_check_return_codes`, whose first argument older versions of torch have not."""
+        check: Any = self._check_return_codes
+        check(*_fitting(check, fn, seconds))
+
+    def _check_return_codes(self, *args: Any) -> None:
+        judge: Any = super()._check_return_codes  # type: ignore[misc]  # torch's
+        judge(*_fitting(judge, self._tested, args[-1]))
+
+    def _run_world(self, launcher: Callable[[], None] | None = None) -> None:
+        """Run the ranks; with a `launcher` also that, whose exception is raised here.
+
+        Raises:
+            Exception: the launcher's.
+        """
+        raised: list[BaseException] = []
+        told: list[bool] = []
+
+        def launch() -> None:
+            self._hand_over(world.processes)
+            begin.extend(self.processes)
+            for there in world.processes:
+                there.wake()
+            try:
+                assert launcher is not None
+                launcher()
+                told.append(True)
+            except Exception as error:
+                raised.append(error)
+            for process in self.processes:
+                process.terminate()
+
+        def rank_main(rank: int) -> None:
+            process = current_process()
+            while launcher is not None and not begin:
+                assert process is not None
+                process.simulation.park(_Beginning())
+            mine = self.processes[rank]
+            mine.target(*mine.args, **mine.kwargs)
+
+        begin: list[_Process] = []
         spec = WorldSpec(
-            call=lambda rank: run(rank, name, file_name, pipes[rank], fake_pg=getattr(self, "fake_pg", False)),
+            call=rank_main,
             world_size=len(self.processes),
             backend=self.sim_backend,
             seed=self.sim_seed,
@@ -135,14 +309,32 @@ class SimulatedProcesses:
             policy=self.sim_policy,
             stall_s=self.sim_stall_s,
             torchrun=False,
+            launcher=None if launcher is None else launch,
         )
-        result = self.simulation = World(spec).run()
+        world = World(spec)
+        result = self.simulation = world.run()
         for process, rank in zip(self.processes, result.ranks, strict=True):
-            process.exitcode = rank.exit_code
-            process.result = rank
+            process.end(rank)
             if rank.exception is not None:
                 # What escaped `run_test`, in a class of its own making: a process would have shown exit code 1.
                 process.pipe.send("".join(traceback.format_exception(rank.exception)))
+        if raised:
+            raise raised[0]
+        if launcher is not None and not told:
+            self._judge(self._tested, result.virtual_time_ns / 1e9)  # it waits for what never comes
+            raise AssertionError(f"the main process of the test waits for what never comes\n{result.deadlock or ''}")
+
+    def _hand_over(self, ranks: Iterable[SimProcess]) -> None:
+        """On the launcher: give each rank its arguments, and keep nothing of what is its own."""
+        this = current_process()
+        assert this is not None
+        given = [(process.args, process.kwargs) for process in self.processes]
+        adopt_connections(this, dict.fromkeys(_connections([given, vars(self)])))
+        for process, there in zip(self.processes, ranks, strict=True):
+            process.simulated = there
+            process.args, process.kwargs = hand_connections((process.args, process.kwargs), there)
+
+    # -- a rank ------------------------------------------------------------------------------------------------------
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
         """Run the test method on this rank, with torch's rules for exit codes."""
@@ -151,16 +343,74 @@ class SimulatedProcesses:
         try:
             getattr(self, test_name)()
         except unittest.SkipTest:
-            sys.exit(common_distributed.TEST_SKIPS["generic"].exit_code)
+            _exit(common_distributed.TEST_SKIPS["generic"].exit_code)
         except Exception:
             parent_pipe.send(traceback.format_exc())
-            sys.exit(_TorchCase.TEST_ERROR_EXIT_CODE)
+            _exit(_TorchCase.TEST_ERROR_EXIT_CODE)
         process = current_process()
         if process is not None:
             process.simulation.sleep(_SHUTDOWN_NS)
         if self.destroy_pg_upon_exit:
             with contextlib.suppress(AssertionError, ValueError):  # the test destroyed it itself
                 dist.destroy_process_group()
+
+
+class _Beginning:
+    """What a rank is parked on until the launcher has handed it its arguments."""
+
+    def describe(self) -> str:
+        return "the start of its process"
+
+    def waits_for(self) -> tuple[Task, ...]:
+        return ()
+
+
+def _made_by(process: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What a process that a suite's factory has made, and nobody has started, would run.
+
+    Raises:
+        UnsupportedError: it is no process of `multiprocessing`, or runs something in a way of its own.
+    """
+    try:
+        return process._target, process._args, process._kwargs
+    except AttributeError:
+        raise UnsupportedError(
+            f"the process factory of this suite made {process!r}, which does not say what it would run; simulated are "
+            "processes of multiprocessing (torch.multiprocessing.get_context(...).Process), made with target, args "
+            "and kwargs"
+        ) from None
+
+
+def _connections(value: Any, depth: int = 5) -> Iterator[Connection]:
+    """The ends of pipes in a value: in lists, tuples and dicts, and what these hold."""
+    if isinstance(value, Connection):
+        if not value.closed:
+            yield value
+    elif depth and isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _connections(each, depth - 1)
+    elif depth and isinstance(value, dict):
+        for each in value.values():
+            yield from _connections(each, depth - 1)
+
+
+def _fitting(check: Any, fn: Any, seconds: float) -> tuple[Any, ...]:
+    """The arguments of a `_check_return_codes`: the test's function and the time it took, or the time alone."""
+    parameters = [each.kind for each in inspect.signature(_declared(check)).parameters.values()]
+    both = inspect.Parameter.VAR_POSITIONAL in parameters or len(parameters) > 1
+    return (fn, seconds) if both else (seconds,)
+
+
+def _declared(check: Any) -> Any:
+    """The method as the suite declares it, behind a decorator that takes and hands on any arguments."""
+    function = getattr(check, "__func__", check)
+    kinds = [each.kind for each in inspect.signature(function).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        for cell in getattr(function, "__closure__", None) or ():
+            inner = cell.cell_contents
+            if inspect.isfunction(inner) and inner.__name__ == "_check_return_codes":
+                return types.MethodType(inner, check)
+    return check
 
 
 def _seed_generators() -> None:
@@ -181,8 +431,9 @@ def simulated(case: type, **attributes: Any) -> type:
     `attributes` become class attributes, such as `sim_seed=3`.
     """
     threaded = issubclass(case, common_distributed.MultiThreadedTestCase)
-    mixin = SimulatedThreads if threaded else SimulatedProcesses
-    return type(f"Simulated{case.__name__}", (mixin, case), {"__module__": case.__module__, **attributes})
+    # Behind the suite's own classes, and before torch's: what a suite overrides, it overrides here too.
+    bases = (SimulatedThreads, case) if threaded else (case, MultiProcessTestCase)
+    return type(f"Simulated{case.__name__}", bases, {"__module__": case.__module__, **attributes})
 
 
 class MultiProcessTestCase(SimulatedProcesses, _TorchCase):  # type: ignore[misc]  # torch's class is untyped

@@ -14,10 +14,12 @@ import unittest
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
 from simdist._world import World, WorldSpec
+from simdist.process import current_process
 from simdist.result import RunResult
 
 __all__ = ["MultiThreadedTestCase", "SimulatedThreads", "spawn_threads_and_init_comms"]
@@ -29,7 +31,8 @@ _Failure = tuple[int, tuple[Any, Any, Any]]
 class SimulatedThreads:
     """Mixin in front of a class derived from torch's `MultiThreadedTestCase`.
 
-    `sim_backend`, `sim_seed` and `sim_stall_s` set up the world of every test; `simulation` is what became of the last.
+    `sim_backend`, `sim_seed` and `sim_stall_s` set up the world of every test, in which each rank has a virtual device
+    over "nccl", its current one; `simulation` is what became of the last.
     """
 
     sim_backend: ClassVar[str] = "gloo"
@@ -66,7 +69,7 @@ class SimulatedThreads:
                 finally:
                     case.perThreadTearDown()
 
-        self.simulation = _run(run_rank, int(self.world_size), self.sim_seed, self.sim_stall_s)
+        self.simulation = _run(run_rank, int(self.world_size), self.sim_seed, self.sim_stall_s, self.sim_backend)
         failures += _hung(self.simulation)
         type(self)._check_return_codes(failures, 0, fn)  # type: ignore[attr-defined]  # torch's
 
@@ -99,7 +102,7 @@ def spawn_threads_and_init_comms(
                 except Exception:
                     failures.append((rank, sys.exc_info()))
 
-        result = _run(run_rank, world_size, 0, 30.0)
+        result = _run(run_rank, world_size, 0, 30.0, backend)
         _TorchCase._check_return_codes(failures + _hung(result), 0, func)
 
     return wrapper
@@ -107,14 +110,20 @@ def spawn_threads_and_init_comms(
 
 @contextlib.contextmanager
 def _group(backend: str) -> Any:
+    process = current_process()
+    assert process is not None
+    process.torch_state.stands_for_threads = True
     dist.init_process_group(backend)
+    if backend == "nccl":
+        torch.cuda.set_device(dist.get_rank())
     yield
     with contextlib.suppress(AssertionError, ValueError):  # the test destroyed it itself
         dist.destroy_process_group()
 
 
-def _run(call: Callable[[int], None], world_size: int, seed: int, stall_s: float) -> RunResult:
-    result = World(WorldSpec(call=call, world_size=world_size, seed=seed, stall_s=stall_s)).run()
+def _run(call: Callable[[int], None], world_size: int, seed: int, stall_s: float, backend: str) -> RunResult:
+    made = backend if backend in ("gloo", "nccl", "sim") else "gloo"  # the world's; torch knows others
+    result = World(WorldSpec(call=call, world_size=world_size, seed=seed, stall_s=stall_s, backend=made)).run()
     for rank in result.ranks:
         if rank.exception is not None and not isinstance(rank.exception, unittest.SkipTest):
             raise rank.exception  # from outside the test method: its set-up, or the group's

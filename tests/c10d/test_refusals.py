@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -304,3 +305,28 @@ def test_the_registry_of_works_for_compiled_code_is_refused_with_another_way() -
 
     assert "allow_inflight_collective_as_graph_input_ctx is not simulated" in text
     assert text.endswith("call wait() on the work before the compiled function")
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter", "broadcast", "reduce"])
+def test_a_root_beside_lists_is_refused_in_the_words_of_pybind(name: str) -> None:
+    def body(rank: int) -> list[str]:
+        group: Any = dist.distributed_c10d._get_default_group()
+        many, one = [[ones(), ones()]], [ones()]
+        given = {"gather": (many, one), "scatter": (one, many)}.get(name, (one,))
+        single = {"gather": (many[0], ones()), "scatter": (ones(), many[0])}.get(name, (ones(),))
+        return [attempt(lambda: getattr(group, name)(*given, 0)), attempt(lambda: getattr(group, name)(*single, 0.5))]
+
+    for said in in_group(body, 2):
+        for each in said:
+            assert each.startswith(f"TypeError: {name}(): incompatible function arguments. The following argument")
+
+
+def test_a_root_beside_single_tensors_is_taken() -> None:
+    def body(rank: int) -> list[float]:
+        group: Any = dist.distributed_c10d._get_default_group()
+        room, mine = [ones(1), ones(1)], ones(1) * (rank + 3)
+        group.gather(room if rank == 0 else [], mine, 0).wait()
+        group.scatter(mine, room if rank == 0 else [], 0).wait()
+        return [float(mine), *(float(each) for each in room)]
+
+    assert in_group(body, 2) == [[3.0, 3.0, 4.0], [4.0, 1.0, 1.0]]

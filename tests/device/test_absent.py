@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory
 from torch import nn
 
 from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, on_devices, values
 
 _cuda: Any = torch.cuda
+_symmetric: Any = torch.distributed._symmetric_memory
 
 
 def graphed() -> None:
@@ -26,6 +28,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "graphed callables": (
         lambda: _cuda.make_graphed_callables(nn.Linear(2, 2).cuda(), (torch.ones(1, 2, device="cuda"),)),
         "run the step eagerly",
+    ),
+    "symmetric memory": (lambda: _symmetric.empty(4, device="cuda"), "use the collectives of torch.distributed"),
+    "rendezvous of symmetric memory": (
+        lambda: _symmetric.rendezvous(torch.ones(4, device="cuda"), "0"),
+        "use the collectives of torch.distributed",
+    ),
+    "operators of symmetric memory": (
+        lambda: torch.ops.symm_mem.one_shot_all_reduce(torch.ones(4, device="cuda"), "sum", "0"),
+        "use the collectives of torch.distributed",
     ),
     "jiterator": (
         lambda: _cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")(torch.ones(1).cuda()),

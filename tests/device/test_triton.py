@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import simdist
-from tests.device.worlds import cuda, on_devices
+from tests.device.worlds import cuda, on_devices, values
 
 triton: Any = pytest.importorskip("triton", reason="the extra 'programs' has Triton")
 tl: Any = pytest.importorskip("triton.language")
@@ -82,3 +82,12 @@ def test_a_kernel_is_triton_s_own_again_after_the_world() -> None:
 
     assert simdist.run(body, world_size=1).values == [True]
     assert sys.modules["triton.runtime.jit"].JITFunction.run is runs
+
+
+def test_triton_finds_no_driver_on_ranks_with_devices() -> None:
+    driver = pytest.importorskip("triton.backends.nvidia.driver").CudaDriver
+
+    def body() -> tuple[bool, bool]:
+        return torch.cuda.is_available(), driver.is_active()  # it asks for libcuda.so if torch has devices
+
+    assert values(body) == [(True, False)]

@@ -87,3 +87,32 @@ def test_an_existing_class_becomes_a_simulated_one() -> None:
     case = simulated(Existing)
 
     assert outcome(case("test_backend")).wasSuccessful()
+
+
+class OnDevices(Suite):
+    sim_backend = "nccl"
+
+    def test_each_thread_has_a_device(self) -> None:
+        tensor = torch.ones(1, device="cuda")
+        dist.all_reduce(tensor)
+        self.assertEqual((tensor.item(), tensor.get_device()), (3.0, self.rank))
+
+
+class Sizes(unittest.TestCase):
+    __test__ = False
+
+    @spawn_threads_and_init_comms(world_size=2)
+    def test_sizes_in_tensors(self) -> None:
+        sizes, sent, room = torch.ones(2, dtype=torch.int64), torch.full((2,), dist.get_rank()), torch.zeros(2).long()
+        dist.all_to_all_single(room, sent, sizes, sizes)
+        self.assertEqual(room.tolist(), [0, 1])
+
+
+def test_a_threaded_suite_over_nccl_has_devices() -> None:
+    assert outcome(OnDevices("test_each_thread_has_a_device")).wasSuccessful()
+
+
+def test_split_sizes_may_be_tensors_as_in_torch_s_threaded_group() -> None:
+    result = outcome(Sizes("test_sizes_in_tensors"))
+
+    assert result.wasSuccessful(), result.errors

@@ -45,6 +45,7 @@ class StreamWork(SimWork):
     aborted = False  # it is over because its connection was given up
     host_limit_ns = 0  # what every wait of the host has, if it waits at all
     blocks = False  # the host waits for it too: a barrier
+    in_one = False  # its future has all that it fills in one tensor
     waited = False
 
     def begin(self, index: int, streams: Streams, end: Mark, issued_ns: int, timeout_ns: int) -> None:
@@ -93,6 +94,8 @@ class StreamWork(SimWork):
         process = self.process
         if process.torch_state.unwaited:
             process.torch_state.unwaited.pop(self, None)
+        if process.torch_state.profile is not None:
+            process.torch_state.profile.note_wait(self)
         process.simulation.check()
         self.synchronize()
         limit_ns = round(timeout.total_seconds() * 1e9) or self.host_limit_ns
@@ -143,6 +146,7 @@ class StreamWork(SimWork):
         if self.future is None:
             self.waited = True
             self.future = StreamFuture(self.process, self.index, self.streams, self.end)
+            self.future.in_one = self.in_one
             self.future.set_result(self.outputs)
         assert isinstance(self.future, StreamFuture)
         self.future.join_after_backward()
@@ -162,6 +166,8 @@ class StreamWork(SimWork):
 class StreamFuture(SimFuture):
     """A future of a device: done, while what it stands for may go on on a stream."""
 
+    in_one = False  # it shows its tensors as one, with a dimension more
+
     def __init__(self, process: SimProcess, index: int, streams: Streams, mark: Mark) -> None:
         super().__init__(process)
         self._index, self._streams, self._mark = index, streams, mark
@@ -169,12 +175,15 @@ class StreamFuture(SimFuture):
     def wait(self) -> Any:
         """Its value; the current stream waits for it."""
         self._join()
-        return Future.wait(self)
+        return self._shown(Future.wait(self))
 
     def value(self) -> Any:
         """As `wait`."""
         self._join()
-        return super().value()
+        return self._shown(super().value())
+
+    def _shown(self, value: Any) -> Any:
+        return [torch.stack(value)] if self.in_one else value
 
     def then(self, callback: Callable[[Any], Any]) -> StreamFuture:
         """Call `callback` now, on a stream that waits for this one; a future of what it returns."""

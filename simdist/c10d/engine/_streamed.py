@@ -156,7 +156,7 @@ class Connection:
         send.change_read()
         begin_ns = self.communicator.simulation.now_ns
         received_ns = sent_ns + self.communicator.latency_ns(send.rank, receive.rank, begin_ns)
-        ends_ns = {send: sent_ns, receive: received_ns}
+        ends_ns = {send: received_ns, receive: received_ns}  # a rendezvous: a send ends when its bytes are there
         if self._left or not fits:
             crc = self._collide(send, receive, ends_ns)
         else:

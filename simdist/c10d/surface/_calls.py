@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simdist.c10d.surface._compat import reduce_name, timeout_ns
+from simdist.c10d.surface._compat import ProcessGroup, reduce_name, said_by, timeout_ns
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._operation import Shapes
 from simdist.c10d.surface._work import SimWork
 
-__all__ = ["Calls", "reduction_of", "root_of"]
+__all__ = ["Calls", "lists_of", "reduction_of", "root_of"]
 
 Tensor = torch.Tensor
 
@@ -111,13 +112,26 @@ class Calls(GroupBackend):
         return timeout_ns(opts, self._timeout_ns) if hasattr(opts, "timeout") else self._timeout_ns
 
 
-def root_of(opts: Any, root: int | None) -> tuple[Any, int, int]:
-    """The options, if they are any, the root and its tensor; the root may stand in the options' place."""
-    if isinstance(opts, int):
-        opts, root = None, opts
+def root_of(group: Any, name: str, tensors: tuple[Any, ...], opts: Any, root: Any) -> tuple[Any, int, int]:
+    """The options, if they are any, the root and its tensor; the root may stand in the options' place.
+
+    Raises:
+        TypeError: pybind has no overload for that: a root beside lists, or neither a root nor options.
+    """
     if opts is None:
         return None, root or 0, 0
+    if not hasattr(opts, "rootRank"):
+        one = tensors[1] if name == "gather" else tensors[0]
+        if not isinstance(one, torch.Tensor) or not hasattr(opts, "__index__"):
+            raise said_by(getattr(ProcessGroup, name), group, *tensors, opts)
+        return None, operator.index(opts), 0
     return opts, opts.rootRank if root is None else root, getattr(opts, "rootTensor", 0)
+
+
+def lists_of(tensors: Any) -> Any:
+    """A list of lists of tensors; of one alone, as it may stand beside a single tensor and a root."""
+    alone = isinstance(tensors, (list, tuple)) and len(tensors) > 0 and isinstance(tensors[0], torch.Tensor)
+    return [tensors] if alone else tensors
 
 
 def reduction_of(opts: Any, operation: Any) -> str:

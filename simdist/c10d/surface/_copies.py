@@ -28,7 +28,7 @@ class Copies(Calls):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> SimWork:
         """Broadcast the root's `rootTensor` in place, into all tensors of a rank if there are several."""
-        opts, root, root_tensor = root_of(opts, root)
+        opts, root, root_tensor = root_of(self, "broadcast", (tensors,), opts, root)
         listed = self._arguments.rooted_tensors("broadcast", tensors, root, root_tensor, self._size)
         tensor = listed[root_tensor]
         data = _flat(tensor)
@@ -126,7 +126,7 @@ class Copies(Calls):
         root: int | None = None,
     ) -> SimWork:
         """Gather every rank's tensor on a root."""
-        opts, root, _ = root_of(opts, root)
+        opts, root, _ = root_of(self, "gather", (output_tensors, input_tensors), opts, root)
         tensor, outputs = self._arguments.rooted_list(
             "gather", "output", input_tensors, output_tensors, root, self.rank(), self._size
         )
@@ -146,7 +146,7 @@ class Copies(Calls):
         root: int | None = None,
     ) -> SimWork:
         """Give each rank one tensor of a root's list."""
-        opts, root, _ = root_of(opts, root)
+        opts, root, _ = root_of(self, "scatter", (output_tensors, input_tensors), opts, root)
         tensor, inputs = self._arguments.rooted_list(
             "scatter", "input", output_tensors, input_tensors, root, self.rank(), self._size
         )
@@ -178,6 +178,9 @@ class Copies(Calls):
         ]
         outputs, inputs = [[] if sizes is None else self._arguments.split_sizes(sizes) for sizes in given]
         if outputs is None or inputs is None:
+            if self._member.process.torch_state.stands_for_threads:
+                output_sizes, input_sizes = (each.tolist() if isinstance(each, Tensor) else each for each in given)
+                return self.all_to_all_single(output, tensor, output_sizes, input_sizes, opts)
             raise said_by(
                 ProcessGroup.all_to_all_single, self, output, tensor, *given, *([] if opts is None else [opts])
             )

@@ -140,7 +140,7 @@ class Reductions(Calls):
         root: int | None = None,
     ) -> SimWork:
         """Reduce to a root; what stays on the others is what Gloo leaves there."""
-        opts, root, root_tensor = root_of(opts, root)
+        opts, root, root_tensor = root_of(self, "reduce", (tensors,), opts, root)
         tensor = self._arguments.rooted_tensors("reduce", tensors, root, root_tensor, self._size)[0]
         data = _flat(tensor)
         limit_ns = self._limit(opts, timeout)

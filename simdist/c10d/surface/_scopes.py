@@ -4,7 +4,7 @@ Dispatch modes set flags of Python and of C++ that say whether any is on; compil
 that enters one while another is inside would find the other's, and keep it. So each process has them for itself, from
 the first mode of a world on. The module whose forward pass runs (`DistributedDataParallel`) only dynamo asks for: it is
 kept apart where something is compiled, and put back at the end of every world. And a world with devices must not find
-which kind of devices a world without has looked up, or the other way around.
+which kind of devices a world without has looked up, or the other way around. What is traced is a rank's own, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from torch.fx import _symbolic_trace
+from torch.fx.experimental import proxy_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch
 
@@ -61,6 +63,29 @@ FORWARD: Slot[Any] = Slot("forward pass", save_forward, load_forward, lambda pro
 _ENTERING = tuple(followed("dispatch modes", ((_modes.TorchDispatchMode, "__enter__"),), _save, _load))
 
 
+# -- tracing: a rank may park in a function that `torch.fx` or `make_fx` traces, as where that makes a group -----------
+
+_fx: Any = _symbolic_trace
+_proxies: Any = proxy_tensor
+_Traced = tuple[bool, Any, Any]
+
+
+def _save_tracing() -> _Traced:
+    patcher = _fx.CURRENT_PATCHER
+    if patcher is not None:
+        patcher.revert_all_patches()  # of methods of modules, through which all others call too
+    return _fx._is_fx_tracing_flag, patcher, _proxies._CURRENT_MAKE_FX_TRACER
+
+
+def _load_tracing(state: _Traced) -> None:
+    _fx._is_fx_tracing_flag, _fx.CURRENT_PATCHER, _proxies._CURRENT_MAKE_FX_TRACER = state
+    if _fx.CURRENT_PATCHER is not None:
+        _fx.CURRENT_PATCHER.reapply_all_patches()
+
+
+_TRACING = tuple(followed("tracing by torch.fx", ((_fx.Tracer, "trace"),), _save_tracing, _load_tracing))
+
+
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
@@ -74,3 +99,4 @@ when_imported(_CHECKPOINT, _forget_kind)
 def install(patches: Patches) -> None:
     """Give each process flags of its own."""
     patches.redirect(_ENTERING)
+    patches.redirect(_TRACING)

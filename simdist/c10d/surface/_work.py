@@ -8,7 +8,8 @@ C++ that waits for a pending future blocks the thread with the baton in its hand
 the end of backward. Therefore, when a future is asked for inside an autograd graph task, a callback is queued on the
 engine that parks until all futures of the rank are done; it runs before DDP's own. In the engine's final callbacks,
 where DDP with `static_graph=True` works in its first iteration, a queued callback comes too late: there `get_future`
-itself parks. (Seen with torch 2.13.)
+itself parks. The engine has no current node then; inside a reentrant backward it has that of the outer one, and the
+call of DDP, which is counted in `waits_in_cxx`, tells. (Seen with torch 2.13.)
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Member
 
-__all__ = ["IN_PLACE", "Blockers", "SimFuture", "SimWork", "wait_for_futures"]
+__all__ = ["IN_PLACE", "Blockers", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
 
 # Operations whose tensors hold something definite even after a failure: what the program put there, and sums of it. The
 # others fill tensors that may have held anything.
@@ -430,11 +431,40 @@ def wait_for_futures(process: SimProcess) -> None:
         raise error
 
 
+def safe_for_backward(process: SimProcess, future: Any) -> Any:
+    """What C++ may wait for at the end of backward in the place of a future that a program's hook returned."""
+    if not isinstance(future, Future):
+        return future  # for torch to refuse
+    if not isinstance(future, SimFuture):
+        if _torch._C.Future.done(future):
+            return future
+        future = _following(process, future)
+    _make_safe_for_backward(process, future)
+    return future
+
+
+def _following(process: SimProcess, future: Any) -> SimFuture:
+    """A future that a thread of the program completes, as one that its rank waits for."""
+    made = SimFuture(process)
+    _pending(process)[made] = None
+
+    def follow(done: Any) -> None:
+        try:
+            value = done.value()
+        except BaseException as error:
+            made.set_exception(error)
+        else:
+            made.set_result(value)
+
+    future.add_done_callback(follow)
+    return made
+
+
 def _make_safe_for_backward(process: SimProcess, future: SimFuture) -> None:
     graph = _current_graph_task_id()
     if graph == -1:
         return
-    if _current_autograd_node() is None:
+    if process.torch_state.waits_in_cxx or _current_autograd_node() is None:
         future._settle()  # in the engine's final callbacks: too late for a callback of ours
     if future._error is not None:
         future._seen()

@@ -3,11 +3,14 @@
 Kineto is one per process, and crashes when several threads start it at once. Torch's older profiler records per
 thread, so on a rank `torch.autograd.profiler.profile` runs on that one, and with it `torch.profiler.profile`, which is
 built on it. The group's operations are added as Gloo's own events: one `gloo:<operation>` per call, asynchronous, with
-input shapes. Traces are written as Kineto writes them (torch 2.13), so that what reads its files reads these.
+input shapes. Groups over NCCL have theirs, and beside each a `record_param_comms` that says in a trace what was called
+in which group, and one for each wait. Traces are written as Kineto writes them (torch 2.13), so that what reads its
+files reads these.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +35,24 @@ _USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: what `record_function` marks, an
 
 # (name, shapes, called at, work)
 ProfiledCall = tuple[str, list[list[int]], int, "SimWork"]
+_PARAMETERS, _WAIT = "record_param_comms", "wait"
+_FUNCTION_SCOPE = 0  # at::RecordScope::FUNCTION
+# What ProcessGroupNCCL calls its operations there, where it is not what it calls their works.
+_NAMES = {"all_reduce": "allreduce", "all_reduce_barrier": "barrier", "allreduce_coalesced": "allreduce_coalesced"}
+_TYPES = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
 
 
 class ProfiledCalls:
@@ -40,6 +61,7 @@ class ProfiledCalls:
     def __init__(self, process: SimProcess) -> None:
         self.calls: list[ProfiledCall] = []
         self.metadata: dict[str, Any] = {}  # that the trace gets
+        self.parameters: list[tuple[int, list[list[int]], dict[str, Any]]] = []  # of NCCL: when, shapes, and what
         self.end = process.simulation.bus.listen(WorkIssued, self._on_issue)
         self._process = process
 
@@ -47,7 +69,39 @@ class ProfiledCalls:
         work = event.work
         if work.process is self._process:
             shapes = [list(shape) for shape in event.shapes]
-            self.calls.append((event.name, shapes, work.process.simulation.now_ns, work))
+            now_ns = work.process.simulation.now_ns
+            self.calls.append((event.name, shapes, now_ns, work))
+            if work.member.communicator.backend.name == "nccl":
+                self.parameters.append((now_ns, shapes, _parameters(event.name, work)))
+
+    def note_wait(self, work: SimWork) -> None:
+        """The program waits for a work over NCCL."""
+        self.parameters.append((self._process.simulation.now_ns, [], _parameters(_WAIT, work)))
+
+
+def _parameters(name: str, work: SimWork) -> dict[str, Any]:
+    """What a trace says of a call (`saveNcclMeta`)."""
+    kind = name.partition(" ")[0]  # of messages the peers stand behind
+    communicator: Any = work.member.communicator
+    known = vars(work)
+    ranks = list(communicator.ranks)
+    steps = {after - before for before, after in itertools.pairwise(ranks)}
+    waits = kind == _WAIT
+    dtype = work.outputs[0].dtype if work.outputs and not waits else torch.uint8
+    return {
+        "Collective name": _NAMES.get(kind, kind),
+        "dtype": _TYPES.get(dtype, str(dtype).removeprefix("torch.").capitalize()),
+        "In msg nelems": 0 if waits else known["numel_in"],
+        "Out msg nelems": 0 if waits else known["numel_out"],
+        "Group size": len(ranks),
+        "Global rank start": ranks[0],
+        "Global rank stride": (steps.pop() if len(steps) == 1 else -1) if steps else 0,
+        "Process Group Name": communicator.name,
+        "Process Group Description": getattr(known["group"], "group_desc", ""),
+        "Process Group Ranks": str(ranks),
+        "Rank": work.member.rank,
+        "Seq": work.sequence,
+    }
 
 
 def install(patches: Patches) -> None:
@@ -113,9 +167,11 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         state = process.torch_state
         calls: list[ProfiledCall] = []
         metadata: dict[str, Any] = {}
+        parameters: list[tuple[int, list[list[int]], dict[str, Any]]] = []
         if state.profile is not None:
             state.profile.end()
-            calls, metadata, state.profile = state.profile.calls, state.profile.metadata, None
+            calls, metadata, parameters = state.profile.calls, state.profile.metadata, state.profile.parameters
+            state.profile = None
         events = _legacy._parse_legacy_records(records)
         now_ns = process.simulation.now_ns
         first = max((event.id for event in events), default=0) + 1
@@ -134,12 +190,27 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
                     stack=[],  # which averages of events ask for
                 )
             )
+        told: dict[int, dict[str, Any]] = {}
+        for number, (called_ns, shapes, what) in enumerate(parameters, first + len(calls)):
+            told[number] = what
+            events.append(
+                _util.FunctionEvent(
+                    id=number,
+                    name=_PARAMETERS,
+                    thread=0,
+                    start_us=called_ns / 1e3,
+                    end_us=called_ns / 1e3,
+                    input_shapes=shapes,
+                    scope=_FUNCTION_SCOPE,
+                    stack=[],
+                )
+            )
         self._function_events = _util.EventList(
             events, use_device=None, profile_memory=self.profile_memory, with_flops=self.with_flops
         )
         self._function_events._build_tree()
         self._needs_processing = False
-        self.kineto_results = _Results(process, self._function_events, metadata)
+        self.kineto_results = _Results(process, self._function_events, metadata, told)
         return False
 
     return leave
@@ -148,8 +219,11 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
 class _Results:
     """What is asked of Kineto's results after the fact."""
 
-    def __init__(self, process: SimProcess, events: Any, metadata: dict[str, Any]) -> None:
+    def __init__(
+        self, process: SimProcess, events: Any, metadata: dict[str, Any], told: dict[int, dict[str, Any]]
+    ) -> None:
         self._events = events
+        self._told = told  # of some events, by number
         self._metadata = metadata
         self._pid = process.pid
         self._base_ns = process.epoch_ns
@@ -165,6 +239,7 @@ class _Results:
             args = {"External id": event.id, "Record function id": 0, "Ev Idx": number}
             if event.input_shapes:
                 args["Input Dims"] = event.input_shapes
+            args |= self._told.get(event.id, {})
             kind = "user_annotation" if event.scope == _USER_SCOPE else "cpu_op"
             when = {"ts": event.time_range.start, "dur": event.time_range.elapsed_us()}
             events.append({"ph": "X", "cat": kind, "name": event.name, **place, **when, "args": args})

@@ -96,12 +96,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "TypeError: Tensors must have identical type",
     ),
     "a gather's list": (
-        lambda: group().gather([[of(1), of(2)]], [of(1)], 0),
+        lambda: group().gather([of(1), of(2)], of(1), 0),
         "ValueError: ProcessGroupNCCL::gather: Incorrect output list size 2. Output list size should be 1, same as "
         "size of the process group.",
     ),
     "a root": (
-        lambda: group().broadcast([of(1)], 3),
+        lambda: group().broadcast(of(1), 3),
         "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid argument (run "
         "with NCCL_DEBUG=WARN for details), NCCL version 2.29.7\n"
         "ncclInvalidArgument: Invalid value for an argument.\n"

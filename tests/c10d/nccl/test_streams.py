@@ -335,3 +335,18 @@ def test_what_one_collective_fills_another_may_read_at_once() -> None:
 
     assert first == [[3, 3], [3, 7], [3, 3], 8]
     assert second == [[3, 3], [7, 3], [3, 3], 8]
+
+
+def test_a_send_ends_with_its_receive() -> None:
+    def body() -> float:
+        rank = join()
+        move: Any = dist.isend if rank == 0 else dist.irecv
+        work = move(of(1, 2), 1 - rank)
+        work.wait()
+        torch.cuda.synchronize()
+        taken: float = work._get_duration()
+        return taken
+
+    sent, received = results(body, env={"TORCH_NCCL_ENABLE_TIMING": "1"})
+
+    assert sent == received > 0.01  # milliseconds: a message takes its latency, not only its bytes

@@ -20,7 +20,7 @@ from simdist.c10d.backends.nccl._operands import (
     require_devices,
 )
 from simdist.c10d.backends.nccl._reductions import NcclReductions
-from simdist.c10d.surface._calls import root_of
+from simdist.c10d.surface._calls import lists_of, root_of
 from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._modes import visible
 from simdist.device import devices_of_this_process
@@ -40,7 +40,7 @@ class NcclProcessGroup(NcclReductions):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Any:
         """Broadcast the root's tensor in place."""
-        opts, root, _ = root_of(opts, root)
+        opts, root, _ = root_of(self, "broadcast", (tensors,), opts, root)
         tensor = _arguments.single(tensors)
 
         def make() -> list[Call]:
@@ -130,9 +130,9 @@ class NcclProcessGroup(NcclReductions):
         root: int | None = None,
     ) -> Any:
         """Gather every rank's tensor on a root."""
-        opts, root, _ = root_of(opts, root)
+        opts, root, _ = root_of(self, "gather", (output_tensors, input_tensors), opts, root)
         tensor = _arguments.single(input_tensors)
-        outputs = _arguments.require_lists("gather", tensor, output_tensors, root, self.rank(), self._size)
+        outputs = _arguments.require_lists("gather", tensor, lists_of(output_tensors), root, self.rank(), self._size)
 
         def make() -> list[Call]:
             data = flat(tensor)
@@ -152,9 +152,9 @@ class NcclProcessGroup(NcclReductions):
         root: int | None = None,
     ) -> Any:
         """Give each rank one tensor of a root's list."""
-        opts, root, _ = root_of(opts, root)
+        opts, root, _ = root_of(self, "scatter", (output_tensors, input_tensors), opts, root)
         tensor = _arguments.single(output_tensors)
-        inputs = _arguments.require_lists("scatter", tensor, input_tensors, root, self.rank(), self._size)
+        inputs = _arguments.require_lists("scatter", tensor, lists_of(input_tensors), root, self.rank(), self._size)
 
         def make() -> list[Call]:
             data = flat(tensor)

@@ -283,6 +283,8 @@ class NcclGroup(NcclMember):
         filled = outputs if asynchronous else [memory_of(each.data) for each in outputs]
         work = NcclWork.make(member, name, calls[-1].sequence, filled)
         work.group, work.op_type, work.blocks, work.calls = self, op_type, blocks, []
+        # It is gathered into one tensor, which the future has, and copied from there.
+        work.in_one = op_type == "ALLGATHER" and len({each.shape for each in outputs}) == 1
         work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
         work.numel_in, work.numel_out = (sum(each.numel() for each in tensors) for tensors in (inputs, outputs))
         work.connection = connection
@@ -308,7 +310,7 @@ class NcclGroup(NcclMember):
             streams.races.use(key, reads, writes, name, user_line(user_frame(sys._getframe(1))))
             end.clock = streams.races.known_to(key)
         if simulation.bus.hears(WorkIssued):
-            shapes = [list(each.shape) for each in outputs]
+            shapes = [list(each.shape) for each in inputs]  # what ProcessGroupNCCL hands its RecordFunction
             simulation.bus.tell(WorkIssued(work, name, shapes, asynchronous))
         member.pending[work] = None
         if asynchronous:

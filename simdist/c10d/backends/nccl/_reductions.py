@@ -94,7 +94,7 @@ class NcclReductions(NcclGroup):
         root: int | None = None,
     ) -> Any:
         """Reduce to a root; the tensors of the others stay as they are."""
-        opts, root, _ = root_of(opts, root)
+        opts, root, _ = root_of(self, "reduce", (tensors,), opts, root)
         tensor = _arguments.single(tensors)
 
         def make() -> list[Call]:

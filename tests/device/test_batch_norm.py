@@ -1,0 +1,103 @@
+"""Batch norm on devices: what a GPU takes that the CPU does not, and SyncBatchNorm where ranks have nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from tests.device.worlds import on_devices, values
+
+HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
+
+
+def batch(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.arange(48.0).reshape(*(shape or (2, 3, 8))).sin().to("cuda", dtype)
+
+
+def normed(input: torch.Tensor, parameters: torch.dtype, statistics: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """The result, the weight, and what became of the statistics."""
+    weight = torch.full((3,), 1.5, device="cuda", dtype=parameters, requires_grad=True)
+    mean, var = (torch.full((3,), each, device="cuda", dtype=statistics) for each in (0.25, 1.0))
+    return F.batch_norm(input, mean, var, weight, torch.zeros_like(weight), training=True), weight, mean, var
+
+
+@pytest.mark.parametrize("half", [HALF, BFLOAT])
+@pytest.mark.parametrize(("parameters", "statistics"), [("half", SINGLE), (SINGLE, "half")])
+@on_devices
+def test_halves_are_normed_with_parameters_and_statistics_of_either_type(
+    half: torch.dtype, parameters: Any, statistics: Any
+) -> None:
+    kinds = [half if each == "half" else each for each in (parameters, statistics)]
+    found, _, mean, var = normed(batch(half), *kinds)
+    expected, _, mean_in_single, var_in_single = normed(batch(half).float(), SINGLE, SINGLE)
+
+    assert [found.dtype, mean.dtype, var.dtype] == [half, kinds[1], kinds[1]]
+    torch.testing.assert_close(found, expected.to(half))
+    torch.testing.assert_close(mean, mean_in_single.to(kinds[1]))
+    torch.testing.assert_close(var, var_in_single.to(kinds[1]))
+
+
+@pytest.mark.parametrize(
+    ("half", "parameters", "statistics", "said"),
+    [
+        (HALF, HALF, SINGLE, "Expected running_mean to have type Half but got Float"),
+        (BFLOAT, BFLOAT, SINGLE, "Expected running_mean to have type BFloat16 but got Float"),
+        (HALF, SINGLE, HALF, "Expected running_mean to have type Float but got Half"),
+    ],
+)
+@on_devices
+def test_backward_refuses_statistics_of_another_type(
+    half: torch.dtype, parameters: torch.dtype, statistics: torch.dtype, said: str
+) -> None:
+    result, *_ = normed(batch(half).requires_grad_(), parameters, statistics)
+
+    with pytest.raises(RuntimeError, match=said):
+        result.sum().backward()
+
+
+@on_devices
+def test_backward_of_rows_takes_them() -> None:
+    input = batch(HALF, 16, 3).requires_grad_()
+    result, weight, *_ = normed(input, HALF, SINGLE)
+    result.square().sum().backward()
+
+    assert [weight.grad.dtype, input.grad.dtype] == [HALF, HALF]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [((2, 3, 8), "Expected weight to have type Float but got Half"), ((16, 3), "expected scalar type Float but found")],
+)
+@on_devices
+def test_singles_want_parameters_of_their_type(shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        normed(batch(SINGLE, *shape), HALF, SINGLE)
+
+
+def synchronized(sizes: list[int]) -> Callable[[], list[Any]]:
+    def body() -> list[Any]:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        norm = nn.SyncBatchNorm(2, momentum=1.0).cuda()
+        rows = torch.full((sizes[rank], 2, 3), rank + 1.0, device="cuda", requires_grad=True)
+        result = norm(rows)
+        result.sum().backward()
+        return [tuple(result.shape), norm.running_mean.tolist()]  # type: ignore[union-attr]
+
+    return body
+
+
+def test_sync_batch_norm_takes_an_empty_batch_from_one_rank_and_from_all() -> None:
+    one = values(synchronized([0, 4]), world_size=2, backend="nccl")
+    none = values(synchronized([0, 0]), world_size=2, backend="nccl")
+
+    assert [each[0] for each in one] == [(0, 2, 3), (4, 2, 3)]
+    assert [each[1] for each in one] == [[2.0, 2.0]] * 2
+    assert [each[0] for each in none] == [(0, 2, 3)] * 2
