@@ -114,7 +114,10 @@ class _Rules:
         @functools.wraps(original)
         def register(propagator: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
             runtime = current_runtime()
-            if runtime is not None and not imported_for_all(sys._getframe(1)):
+            contexts = sys.modules.get(f"{_CONTEXTS}._attention")
+            if contexts is not None and operator in contexts.custom_ops:
+                pass  # `_of_contexts` exchanges the rules of these, which come and go with a context
+            elif runtime is not None and not imported_for_all(sys._getframe(1)):
                 runtime.separate(self.slot)
                 self._of_host.setdefault(operator, self._entries(operator))
             return original(propagator, operator, *args, **kwargs)
