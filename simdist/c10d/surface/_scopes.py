@@ -83,7 +83,9 @@ def _load_tracing(state: _Traced) -> None:
         _fx.CURRENT_PATCHER.reapply_all_patches()
 
 
-_TRACING = tuple(followed("tracing by torch.fx", ((_fx.Tracer, "trace"),), _save_tracing, _load_tracing))
+# Each is called before it changes anything: what stands there then is the state of those who trace nothing.
+_TRACERS = (_fx.Tracer, "trace"), (_proxies, "_set_make_fx_tracer")
+_TRACING = tuple(followed("tracing by torch.fx", _TRACERS, _save_tracing, _load_tracing))
 
 
 _CHECKPOINT = "torch.utils.checkpoint"
