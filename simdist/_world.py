@@ -77,6 +77,7 @@ class WorldSpec(RunSettings):
     torchrun: bool = True  # set the environment that torchrun sets
     replay: str = ""
     echo_last_lines: bool = False  # `echo` gets a last line without an end, too, when its process has ended
+    prints_exceptions: bool = True  # a rank prints the exception it ends with; mp.spawn's hand it to their parent
     # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
     checked: bool = False  # whoever made this has checked the settings
@@ -465,7 +466,8 @@ class World:
             status, code, error = "raised", 1, raised
             if self._devices is None:
                 explain(raised, launched=self._spec.replay.startswith("simdist launch"))
-            self._print_exception(process, raised)
+            if self._spec.prints_exceptions or not isinstance(raised, Exception):
+                self._print_exception(process, raised)
             if self._runtime.isolation is not None:
                 self._runtime.isolation.handed_back(raised)
         shut_down(process)

@@ -632,6 +632,18 @@ def test_spawn_stops_the_others_when_one_fails() -> None:
     assert [rank.exit_code for rank in context.result.ranks] == [1, -15, -15]
 
 
+def test_what_spawned_processes_print_appears_as_under_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints(rank: int) -> None:
+        print("rank", rank)
+        print("no end", rank, file=sys.stderr, end="")
+        if rank == 1:
+            raise ValueError("handed to the parent, and printed by nobody")
+
+    spawn_fails(prints, nprocs=2)
+
+    assert capsys.readouterr() == ("rank 0\nrank 1\n", "no end 0\nno end 1\n")
+
+
 def test_spawn_takes_faults_and_a_seed() -> None:
     with pytest.raises(ProcessExitedException, match="process 0 terminated with signal SIGKILL"):
         simdist.spawn(lambda rank: time.sleep(1), nprocs=2, seed=3, faults=[Crash(rank=0, at_ns=5)])
