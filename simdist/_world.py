@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import os
@@ -33,8 +32,10 @@ from simdist.process import (
     Sharing,
     SimProcess,
     Slots,
+    Undoing,
     collector_of,
     encoded,
+    ignored_by_host,
     shut_down,
     waits_of_threads,
 )
@@ -166,8 +167,9 @@ class World:
         self._lives: list[list[SimProcess]] = []
         self._leaked: list[str] = []
         self._finished: RunResult | None = None  # told when the world is gone
-        self._undo = contextlib.ExitStack()
+        self._undo = Undoing()
         self._base_environ: dict[Any, Any] = {}
+        self._ignored: Sequence[int] = ()  # signals, by this process when the world began
 
     def run(self) -> RunResult:
         """Start every rank, run the world to its end, and leave no trace of it.
@@ -179,13 +181,13 @@ class World:
         self.start()
         try:
             result = self.finish()
+            self.close()
         except BaseException as error:
-            self._undo.close()
+            self._undo.close()  # also what an interrupted `close` has left
             if isinstance(error, StallError):
                 error.left_behind = tuple(self._leaked)
                 error.args = (*error.args[:-1], error.left_behind)
             raise
-        self.close()
         return result
 
     def start(self) -> None:
@@ -194,45 +196,52 @@ class World:
         Raises:
             SimdistError: another world is active in this process.
         """
+        self._ignored = ignored_by_host()
         self._base_environ = os.environ._data.copy()  # type: ignore[attr-defined]  # CPython's own attribute
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._cut_cycles)
-            if hasattr(os, "sched_getaffinity"):
-                self._runtime.cores = os.sched_getaffinity(0)
-            stack.enter_context(one_core())
-            stack.enter_context(collector_of(self._spec.world_size, in_rounds=self._in_rounds))
-            self._runtime.in_child = self._leave_to_parent
-            self._runtime.activate(self._spec.call)
-            self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
-            self._runtime.child_begins.append(self._torch.begin_child)
-            stack.callback(self._runtime.deactivate)
-            chosen = self._spec.isolate
-            if chosen is not False:
-                isolation = Isolation(self._runtime, Sharing(() if chosen is True else chosen, self._spec.share))
-                stack.callback(isolation.end)
-                isolation.begin()
-            stack.callback(self._slots.restore)
-            stack.callback(self._torch.uninstall)
-            self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
-            if self._devices is not None:
-                stack.callback(self._devices.uninstall)
-                self._devices.install()
-            stack.callback(self._end_threads)
-            if self._spec.disk is not None:
-                from simdist.files import mount
+        try:
+            self._make_ready()
+        except BaseException:
+            self._undo.close()
+            raise
 
-                assert isinstance(self._spec.disk, Mount)  # the settings were checked
-                self._disk = mount(self._spec.disk, self._runtime, self._hosts.values(), seed=self._spec.seed)
-            self._injector = Injector(
-                self._simulation,
-                self._network,
-                self._spec.faults,
-                self._lose_store,
-                hosts=tuple(self._hosts.values()),
-                seed=self._spec.seed,
-            )
-            self._start_life(0)
-            self._undo = stack.pop_all()
+    def _make_ready(self) -> None:
+        undo = self._undo
+        undo.add(self._cut_cycles)
+        if hasattr(os, "sched_getaffinity"):
+            self._runtime.cores = os.sched_getaffinity(0)
+        undo.enter(one_core())
+        undo.enter(collector_of(self._spec.world_size, in_rounds=self._in_rounds))
+        self._runtime.in_child = self._leave_to_parent
+        undo.add(self._runtime.deactivate)
+        self._runtime.activate(self._spec.call)
+        self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
+        self._runtime.child_begins.append(self._torch.begin_child)
+        chosen = self._spec.isolate
+        if chosen is not False:
+            isolation = Isolation(self._runtime, Sharing(() if chosen is True else chosen, self._spec.share))
+            undo.add(isolation.end)
+            isolation.begin()
+        undo.add(self._slots.restore)
+        undo.add(self._torch.uninstall)
+        self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
+        if self._devices is not None:
+            undo.add(self._devices.uninstall)
+            self._devices.install()
+        undo.add(self._end_threads)
+        if self._spec.disk is not None:
+            from simdist.files import mount
+
+            assert isinstance(self._spec.disk, Mount)  # the settings were checked
+            self._disk = mount(self._spec.disk, self._runtime, self._hosts.values(), seed=self._spec.seed)
+        self._injector = Injector(
+            self._simulation,
+            self._network,
+            self._spec.faults,
+            self._lose_store,
+            hosts=tuple(self._hosts.values()),
+            seed=self._spec.seed,
+        )
+        self._start_life(0)
 
     def advance(self, until_ns: int) -> bool:
         """Run all that happens up to virtual time `until_ns`, that instant included, and hand the baton back.
@@ -384,6 +393,7 @@ class World:
                 epoch_ns=self._epoch_ns,
                 echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
+                ignored=self._ignored,
             )
             process.shows_last_lines = self._spec.echo_last_lines
             said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)

@@ -25,6 +25,7 @@ from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._forked import COPIERS
 from simdist.process._host_names import address_of_host
+from simdist.process._ignored_signals import ignored_by_host
 from simdist.process._imports import imported_for_all
 from simdist.process._isolation import Isolation, handed_over, own, run_program
 from simdist.process._libraries import when_imported
@@ -38,6 +39,7 @@ from simdist.process._sharing import PER_RANK, Sharing
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._threads import shut_down, waits_of_threads
+from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 
 __all__ = [
@@ -58,7 +60,9 @@ __all__ = [
     "Slots",
     "StepReached",
     "Strike",
+    "Undoing",
     "address_of_host",
+    "call_all",
     "carry_out",
     "collector_of",
     "current_process",
@@ -68,6 +72,7 @@ __all__ = [
     "followed",
     "global_generators",
     "handed_over",
+    "ignored_by_host",
     "imported_for_all",
     "original",
     "own",

@@ -43,6 +43,7 @@ from simdist.process._logging import LoggingViews
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
 from simdist.process._sharing import Sharing
+from simdist.process._undoing import call_all
 
 __all__ = ["Isolation", "handed_over", "own", "run_program"]
 
@@ -158,14 +159,23 @@ class Isolation:
         runtime.isolation = self
 
     def end(self) -> None:
-        """Put back what the host had."""
-        self._switch(None, None)
-        self._attributes.restore()
-        self._logging.restore()
-        self._patches.undo()
-        sys.meta_path.extend(finder for finder in self._finders if finder not in (self._finder, *sys.meta_path))
-        self._views.clear()
+        """Put back what the host had, after a `begin` that failed too.
+
+        Raises:
+            BaseException: what the first step raised that failed; all others are taken.
+        """
         self._runtime.isolation = None
+        call_all(
+            lambda: self._switch(None, None),
+            self._attributes.restore,
+            self._logging.restore,
+            self._patches.undo,
+            self._keep_finders,
+            self._views.clear,
+        )
+
+    def _keep_finders(self) -> None:
+        sys.meta_path.extend(finder for finder in self._finders if finder not in (self._finder, *sys.meta_path))
 
     # -- at a hand-over ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 import signal as _signal
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
@@ -116,6 +116,7 @@ class SimProcess:
         place: int | None = None,
         argv: list[str],
         echo: Callable[[int, int, str, str], None] | None = None,
+        ignored: Iterable[int] = (),
     ) -> None:
         self.simulation = simulation
         self.rank = rank
@@ -158,6 +159,7 @@ class SimProcess:
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
         self.handlers: dict[int, Any] = {int(_signal.SIGINT): _signal.default_int_handler}  # what it has set, by signal
+        self.handlers.update(dict.fromkeys(ignored, _signal.SIG_IGN))
         self.pending: list[int] = []  # signals whose handlers have not run
         self.handled = 0  # how many have
         self.masks: SignalMasks | None = None  # of signals that threads block; None: nobody ever has

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +313,42 @@ def test_programs_without_a_time_can_be_ended_and_signalled_by_pid_and_group() -
         return [first.wait(), second.wait(timeout=1), third.wait()]
 
     assert simdist.run(body, world_size=1).values == [[-15, -2, -9]]
+
+
+def test_a_program_ignores_the_signals_that_its_rank_ignores() -> None:
+    def body() -> list[int]:
+        ended = []
+        for handler in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGINT, handler)
+            signal.signal(signal.SIGUSR1, handler)
+            program = ["sh", "-c", "kill -INT $$; kill -USR1 $$; exit 3"]
+            ended.append(subprocess.call(program))
+            ended.append(os.waitpid(os.posix_spawn("/bin/sh", program, {}), 0)[1])
+        return ended
+
+    assert simdist.run(body, world_size=1).values == [[3, 3 << 8, -2, 2]]
+
+
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """As a shell begins a job behind `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_background")
+def test_ranks_of_a_program_that_ignores_the_interrupt_begin_so_and_pass_it_on() -> None:
+    def body() -> tuple[bool, list[int]]:
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGINT)
+        program = ["sh", "-c", "kill -INT $$; exit 3"]
+        ended = [subprocess.call(program)]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ended.append(subprocess.call(program))
+        return ignored, ended
+
+    assert simdist.run(body, world_size=1).values == [(True, [3, -2])]
 
 
 def test_the_group_of_the_world_is_out_of_reach() -> None:
