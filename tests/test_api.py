@@ -393,7 +393,7 @@ def test_with_gloo_a_deadlock_is_told_when_it_forms_and_the_ranks_run_out_of_tim
     assert [rank.status for rank in result.ranks] == ["raised", "raised"]
     assert result.deadlock is not None
     assert result.deadlock.time_ns < MS
-    assert result.virtual_time_ns == result.deadlock.time_ns + 60_000 * MS
+    assert result.virtual_time_ns == result.deadlock.time_ns + 60_001 * MS
 
 
 # -- determinism ----------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class SimProcess:
         "inbox",
         "laid_over",
         "last_operation",
+        "least_s",
         "life",
         "lineage",
         "looked_ns",
@@ -88,6 +89,7 @@ class SimProcess:
         "random_states",
         "rank",
         "resume_listeners",
+        "seen_s",
         "shown_ns",
         "shows_last_lines",
         "simulation",
@@ -133,6 +135,8 @@ class SimProcess:
         self.looked_ns = -1  # what its `time.perf_counter` showed last
         self.counted_ns = -1  # what its `time.monotonic` did
         self.shown_ns = -1  # what its `time.time` did
+        self.seen_s = [-1.0, -1.0, -1.0]  # what each of these three showed last as a float
+        self.least_s = [0.0, 0.0, 0.0]  # and shows at least, behind a sleep
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host

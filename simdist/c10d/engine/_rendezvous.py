@@ -105,7 +105,8 @@ def connect(
         limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
 
     def wait_for_all() -> None:
-        deadline_ns = simulation.now_ns + limit_ns if backend.failure.has_timeouts and size > 1 else None
+        limited, late_ns = backend.failure.has_timeouts and size > 1, backend.failure.late_ns
+        deadline_ns = simulation.now_ns + limit_ns + late_ns if limited else None
         task, server = simulation.check(), store.server
         server.connected[task] = None
         try:

@@ -27,7 +27,9 @@ from simdist.kernel import Task
 from simdist.process import SimProcess, Strike, carry_out, current_process
 from simdist.records import store_asked
 
-__all__ = ["SimPrefixStore", "SimStore", "StoreServer"]
+__all__ = ["LATE_NS", "SimPrefixStore", "SimStore", "StoreServer"]
+
+LATE_NS = 1_000_000  # from when a wait has lasted as long as it may until it ends for that, unless it may not wait
 
 _POLL_NS = 100_000  # a round trip to the server on one machine
 _MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again and again, others have to get on
@@ -138,6 +140,10 @@ class _Connection:
         self.closed = False  # by the server
         self.strike: Callable[[], None] | None = None  # to call when the request is over whose caller has it now
         self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
+
+
+def _due_in(limit_ns: int) -> int:
+    return limit_ns + LATE_NS if limit_ns else 0
 
 
 def _in_ns(limit: timedelta) -> int:
@@ -475,7 +481,8 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
 
     def _judged(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> Strike | None:
         verdict = process.simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
-        return carry_out(process, verdict, f"store.{operation}", limit_ns=None if limit is None else _in_ns(limit))
+        limit_ns = None if limit is None else _due_in(_in_ns(limit))
+        return carry_out(process, verdict, f"store.{operation}", limit_ns=limit_ns)
 
     def _strike_later(self, process: SimProcess, when: str, action: Callable[[], None]) -> None:
         simulation, distance_ns = process.simulation, self.server.distance_ns(process.host.name)
@@ -517,7 +524,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     def _is_late(self, process: SimProcess, limit: timedelta) -> bool:
         """True if the request itself took as long as its caller waits for the answer."""
         asked_ns, now_ns = self._connection.asked_ns, process.simulation.now_ns
-        return now_ns > asked_ns and now_ns >= asked_ns + _in_ns(limit)
+        return now_ns > asked_ns and now_ns >= asked_ns + _due_in(_in_ns(limit))
 
     def _wait(
         self,
@@ -550,7 +557,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         if late:
             self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
         wait = _KeyWait(server, [name for name in names if not server.has(name)])
-        deadline_ns = self._connection.asked_ns + limit_ns
+        deadline_ns = self._connection.asked_ns + _due_in(limit_ns)
         with server.expect(task, names, arrived, over):
             while not over():
                 in_time = simulation.park(wait, deadline_ns)
