@@ -152,6 +152,7 @@ class TorchState:
             lambda: self._backends.load(None),
             self._patches.undo,
             lambda: _flags.restore(self._flags),
+            _flags.forget_imports,
             lambda: _scopes.load_forward(self._forward),
             self._compiled.uninstall,
             self._backends.uninstall,

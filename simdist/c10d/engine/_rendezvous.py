@@ -20,6 +20,7 @@ that is started again may complete a group that its earlier life's peers still w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
@@ -115,7 +116,9 @@ def connect(
                     store.require_server(process)
                 if not simulation.park(wait, deadline_ns) and not communicator.connected:
                     missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
-                    store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
+                    store._give_up(
+                        [f"{prefix}0/{missing}"], timedelta(milliseconds=timeout_ns // 1_000_000), "Wait timeout"
+                    )
         finally:
             server.connected.pop(task, None)
         process.drain()
