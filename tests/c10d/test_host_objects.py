@@ -21,6 +21,7 @@ from simdist.errors import SimdistError
 from tests.beside import wait_for_host
 
 stores: Any = dist  # the stubs leave them out
+views: Any = dist
 
 WAY_OUT = "make the store inside the rank's function, or use init_method='env://'"
 
@@ -41,14 +42,15 @@ def test_ranks_wait_for_keys_in_a_real_store_in_virtual_time(tmp_path: Path) -> 
                 store.set("key", "1")
             else:
                 store.wait(["key"], timedelta(seconds=2))
-                found += [store.get("key"), store.multi_get(["key"])]
+                found += [views.PrefixStore("view", store).check(["key"]), store.get("key")]
+                found.append(store.multi_get(["key"]))
             found.append(round(time.monotonic() - began, 2))
             time.sleep(1)
         return found
 
     first, second = simdist.run(body, world_size=2).values
 
-    assert first == [b"1", [b"1"], 1.5] * 3
+    assert first == [False, b"1", [b"1"], 1.5] * 3
     assert second == [1.5] * 3
 
 
