@@ -46,6 +46,7 @@ from simdist.c10d.surface import (
     _meshes,
     _operators,
     _registries,
+    _saved_files,
     _scopes,
     _workers,
 )
@@ -281,6 +282,7 @@ _ALWAYS = (
     _profiling.install,
     _operators.install,
     _registries.install,
+    _saved_files.install,
     _flight_record.install,
     _replacements.install,
     _generators.install,

@@ -23,6 +23,7 @@ from simdist.process._collector import Rounds, collector_of
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
+from simdist.process._file_times import wrote_file
 from simdist.process._forked import COPIERS
 from simdist.process._host_names import address_of_host
 from simdist.process._ignored_signals import ignored_by_host
@@ -84,4 +85,5 @@ __all__ = [
     "waits_of_threads",
     "when_imported",
     "words_at",
+    "wrote_file",
 ]

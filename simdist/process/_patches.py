@@ -176,8 +176,9 @@ class _Remembered:
 class Patches:
     """Attributes replaced for a while; `undo` puts every one back, the last first."""
 
-    # (owner, name) -> (original, replacement) of what `wrap` has made before: worlds start by the thousand.
-    _made: ClassVar[dict[tuple[int, str], tuple[Any, Any, Any]]] = {}
+    # (owner, name, code of `make`) -> (original, replacement) of what `wrap` has made before: worlds start by the
+    # thousand.
+    _made: ClassVar[dict[tuple[int, str, Any], tuple[Any, Any, Any]]] = {}
     # Methods of a type that nobody else can change.
     _made_in_type: ClassVar[dict[Any, _Methods]] = {}
     _remembered: ClassVar[dict[Any, _Remembered]] = {}  # by the functions that took the steps
@@ -218,9 +219,10 @@ class Patches:
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace `owner.name` by `make(original)`, which must depend on nothing but the original."""
         original = getattr(owner, name)
-        made = self._made.get((id(owner), name))
+        key = id(owner), name, getattr(make, "__code__", make)
+        made = self._made.get(key)
         if made is None or made[0] is not owner or made[1] is not original:
-            made = self._made[id(owner), name] = (owner, original, make(original))
+            made = self._made[key] = (owner, original, make(original))
         self.replace(owner, name, made[2])
 
     def wrap_in_type(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:

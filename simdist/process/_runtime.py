@@ -73,10 +73,17 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
         self.left_behind = _installed.LeftBehind()
+        self.extras[_installed.FileTimes] = _installed.FileTimes()
         _active = self
         _installed.install(self.patches, self.simulation)
         self.slots.remember_host()
         _installed.follow(self.patches, called)
+
+    def keep_file_times(self) -> None:
+        """From now on tell ranks virtual times of what they write; called before any has begun."""
+        from simdist.process import _installed
+
+        self.patches.install((_installed.install_file_times,))
 
     def separate(self, slot: Slot[Any]) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
