@@ -137,7 +137,7 @@ class _State:
         for name, key, container, copy in self._containers:
             if now.get(name, {}).get(key) is not container or same_content(copy, container):
                 continue
-            if not is_of_imports(copy, container, self._is_new):
+            if not is_of_imports(copy, container, self._is_new) and not self._is_harmless_elsewhere(container):
                 yield f"{name}.{key}", change_of(copy, container)
         for kind, attributes in self._classes.items():
             yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", attributes, vars(kind))
@@ -146,6 +146,10 @@ class _State:
         for name, value in self._settings.items():
             if name in settings and settings[name] != value and not is_of_imports(value, settings[name], self._is_new):
                 yield name, "set"
+
+    def _is_harmless_elsewhere(self, container: Any) -> bool:
+        """True if the very object is known to be harmless by another name: `from sys import modules`."""
+        return any(each is container and self._quiet(f"{name}.{key}") for name, key, each, _ in self._containers)
 
     def _is_new(self, thing: Any) -> bool:
         home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None

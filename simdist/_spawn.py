@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
 
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
@@ -16,7 +19,10 @@ _FIRST_PID = 1000
 
 
 class SpawnContext:
-    """A world that has not run yet. `result` is what became of it, once it has."""
+    """A world that has not run yet. `result` is what became of it, once it has.
+
+    What the processes print appears, line by line, in the streams of whoever joins them.
+    """
 
     def __init__(self, spec: WorldSpec) -> None:
         self._spec = spec
@@ -35,7 +41,7 @@ class SpawnContext:
             RunFailedError: all did well, but a fault never struck that is not optional.
         """
         if self.result is None:
-            self.result = World(self._spec).run()
+            self.result = World(replace(self._spec, echo=_to_streams())).run()
         failed = self.result.first_failure()
         if failed is not None:
             error = _exception(failed)
@@ -43,6 +49,18 @@ class SpawnContext:
             raise error
         self.result.raise_for_failure()
         return True
+
+
+def _to_streams() -> Callable[[int, int, str, str], None]:
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+
+    def echo(rank: int, time_ns: int, name: str, line: str) -> None:
+        stream = streams[name]
+        if stream is not None:  # as it is for a program without a console
+            stream.write(f"{line}\n")
+            stream.flush()
+
+    return echo
 
 
 def _exception(failed: RankResult) -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import os
@@ -33,8 +32,10 @@ from simdist.process import (
     Sharing,
     SimProcess,
     Slots,
+    Undoing,
     collector_of,
     encoded,
+    ignored_by_host,
     separate_attributes,
     shut_down,
     waits_of_threads,
@@ -79,6 +80,7 @@ class WorldSpec(RunSettings):
     torchrun: bool = True  # set the environment that torchrun sets
     replay: str = ""
     echo_last_lines: bool = False  # `echo` gets a last line without an end, too, when its process has ended
+    prints_exceptions: bool = True  # a rank prints the exception it ends with; mp.spawn's hand it to their parent
     # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
     # Runs in a process of its own on the first host while the ranks do: what has launched them, and talks to them.
@@ -170,8 +172,9 @@ class World:
         self._launcher: SimProcess | None = None
         self._leaked: list[str] = []
         self._finished: RunResult | None = None  # told when the world is gone
-        self._undo = contextlib.ExitStack()
+        self._undo = Undoing()
         self._base_environ: dict[Any, Any] = {}
+        self._ignored: Sequence[int] = ()  # signals, by this process when the world began
 
     def run(self) -> RunResult:
         """Start every rank, run the world to its end, and leave no trace of it.
@@ -183,13 +186,13 @@ class World:
         self.start()
         try:
             result = self.finish()
+            self.close()
         except BaseException as error:
-            self._undo.close()
+            self._undo.close()  # also what an interrupted `close` has left
             if isinstance(error, StallError):
                 error.left_behind = tuple(self._leaked)
                 error.args = (*error.args[:-1], error.left_behind)
             raise
-        self.close()
         return result
 
     def start(self) -> None:
@@ -198,49 +201,59 @@ class World:
         Raises:
             SimdistError: another world is active in this process.
         """
+        self._ignored = ignored_by_host()
         self._base_environ = os.environ._data.copy()  # type: ignore[attr-defined]  # CPython's own attribute
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._cut_cycles)
-            if hasattr(os, "sched_getaffinity"):
-                self._runtime.cores = os.sched_getaffinity(0)
-            stack.enter_context(one_core())
-            stack.enter_context(collector_of(self._spec.world_size, in_rounds=self._in_rounds))
-            self._runtime.in_child = self._leave_to_parent
-            self._runtime.activate(self._spec.call)
-            self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
-            self._runtime.child_begins.append(self._torch.begin_child)
-            stack.callback(self._runtime.deactivate)
-            chosen = self._spec.isolate
-            if chosen is not False:
-                isolation = Isolation(self._runtime, Sharing(() if chosen is True else chosen, self._spec.share))
-                stack.callback(isolation.end)
-                isolation.begin()
-            stack.callback(self._slots.restore)
-            stack.callback(self._torch.uninstall)
-            self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
-            if self._devices is not None:
-                stack.callback(self._devices.uninstall)
-                self._devices.install()
-            stack.callback(self._end_threads)
-            if self._spec.disk is not None:
-                from simdist.files import mount
+        try:
+            self._make_ready()
+        except BaseException:
+            self._undo.close()
+            raise
 
-                assert isinstance(self._spec.disk, Mount)  # the settings were checked
-                self._disk = mount(self._spec.disk, self._runtime, self._hosts.values(), seed=self._spec.seed)
-            self._injector = Injector(
-                self._simulation,
-                self._network,
-                self._spec.faults,
-                self._lose_store,
-                hosts=tuple(self._hosts.values()),
-                seed=self._spec.seed,
-            )
-            if self._spec.launcher is not None and chosen is False:
-                separate_attributes(self._runtime)
-            self._start_life(0)
-            if self._spec.launcher is not None:
-                self._start_launcher(self._spec.launcher)
-            self._undo = stack.pop_all()
+    def _make_ready(self) -> None:
+        undo = self._undo
+        undo.add(self._cut_cycles)
+        if hasattr(os, "sched_getaffinity"):
+            self._runtime.cores = os.sched_getaffinity(0)
+        undo.enter(one_core())
+        undo.enter(collector_of(self._spec.world_size, in_rounds=self._in_rounds))
+        self._runtime.in_child = self._leave_to_parent
+        undo.add(self._runtime.deactivate)
+        self._runtime.activate(self._spec.call)
+        if self._spec.disk is None:
+            self._runtime.keep_file_times()
+        self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
+        self._runtime.child_begins.append(self._torch.begin_child)
+        chosen = self._spec.isolate
+        if chosen is not False:
+            isolation = Isolation(self._runtime, Sharing(() if chosen is True else chosen, self._spec.share))
+            undo.add(isolation.end)
+            isolation.begin()
+        undo.add(self._slots.restore)
+        undo.add(self._torch.uninstall)
+        self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
+        if self._devices is not None:
+            undo.add(self._devices.uninstall)
+            self._devices.install()
+        undo.add(self._end_threads)
+        if self._spec.disk is not None:
+            from simdist.files import mount
+
+            assert isinstance(self._spec.disk, Mount)  # the settings were checked
+            self._disk = mount(self._spec.disk, self._runtime, self._hosts.values(), seed=self._spec.seed)
+        self._injector = Injector(
+            self._simulation,
+            self._network,
+            self._spec.faults,
+            self._lose_store,
+            hosts=tuple(self._hosts.values()),
+            seed=self._spec.seed,
+        )
+        launcher = self._spec.launcher
+        if launcher is not None and chosen is False:
+            separate_attributes(self._runtime)
+        self._start_life(0)
+        if launcher is not None:
+            self._start_launcher(launcher)
 
     def advance(self, until_ns: int) -> bool:
         """Run all that happens up to virtual time `until_ns`, that instant included, and hand the baton back.
@@ -392,6 +405,7 @@ class World:
                 epoch_ns=self._epoch_ns,
                 echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
+                ignored=self._ignored,
             )
             process.shows_last_lines = self._spec.echo_last_lines
             said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)
@@ -502,7 +516,8 @@ class World:
             status, code, error = "raised", 1, raised
             if self._devices is None:
                 explain(raised, launched=self._spec.replay.startswith("simdist launch"))
-            self._print_exception(process, raised)
+            if self._spec.prints_exceptions or not isinstance(raised, Exception):
+                self._print_exception(process, raised)
             if self._runtime.isolation is not None:
                 self._runtime.isolation.handed_back(raised)
         shut_down(process)

@@ -168,8 +168,8 @@ def spawn(
 
     No launcher's environment is set: `fn` initialises its group itself, as under the real one. As there, each process
     imports the user's modules for itself; `backend`, `isolate` and `share` are those of `run`. Objects of the user's
-    classes among `args` are made anew for it; other objects are shared, lists and tensors too. `daemon` and
-    `start_method` are accepted and mean nothing here.
+    classes among `args` are made anew for it; other objects are shared, lists and tensors too. What they print appears
+    in `sys.stdout` and `sys.stderr` of the caller. `daemon` and `start_method` are accepted and mean nothing here.
 
     Returns:
         None with `join`; otherwise a context whose `join` runs the world.
@@ -196,6 +196,8 @@ def spawn(
         share=checked["share"],
         stop_on_failure=True,
         torchrun=False,
+        echo_last_lines=True,
+        prints_exceptions=False,
         checked=True,
     )
     context = SpawnContext(spec)

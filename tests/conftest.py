@@ -9,6 +9,7 @@ import _thread
 import fcntl
 import gc
 import os
+import signal
 import socket
 import sys
 import threading
@@ -56,6 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write the golden files anew")
 
 
+# Behind `&` of a shell SIGINT is ignored, and so by all that is started: tests begin as in the foreground.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before any test module is imported: a `from time import sleep` there has to find the same function as the engine.
 time.sleep = _guarded_sleep  # replaced, not called
 sys.addaudithook(_on_audit)

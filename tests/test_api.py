@@ -393,7 +393,7 @@ def test_with_gloo_a_deadlock_is_told_when_it_forms_and_the_ranks_run_out_of_tim
     assert [rank.status for rank in result.ranks] == ["raised", "raised"]
     assert result.deadlock is not None
     assert result.deadlock.time_ns < MS
-    assert result.virtual_time_ns == result.deadlock.time_ns + 60_000 * MS
+    assert result.virtual_time_ns == result.deadlock.time_ns + 60_001 * MS
 
 
 # -- determinism ----------------------------------------------------------------------------------------------------
@@ -630,6 +630,18 @@ def test_spawn_stops_the_others_when_one_fails() -> None:
     assert ended == []
     assert context.result is not None
     assert [rank.exit_code for rank in context.result.ranks] == [1, -15, -15]
+
+
+def test_what_spawned_processes_print_appears_as_under_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints(rank: int) -> None:
+        print("rank", rank)
+        print("no end", rank, file=sys.stderr, end="")
+        if rank == 1:
+            raise ValueError("handed to the parent, and printed by nobody")
+
+    spawn_fails(prints, nprocs=2)
+
+    assert capsys.readouterr() == ("rank 0\nrank 1\n", "no end 0\nno end 1\n")
 
 
 def test_spawn_takes_faults_and_a_seed() -> None:

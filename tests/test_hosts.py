@@ -113,7 +113,7 @@ def test_peers_on_other_hosts_hear_nothing_and_time_out(driven: Callable[..., Dr
     assert [rank.ended_ns for rank in result.ranks[2:]] == [SECOND, SECOND]
     # What real Gloo says of a peer that is silent, 20 s after the call.
     assert all("Timed out waiting 20000ms" in str(rank.exception) for rank in result.ranks[:2])
-    assert result.virtual_time_ns == result.ranks[0].ended_ns == 23_000_200_000
+    assert result.virtual_time_ns == result.ranks[0].ended_ns == 23_001_200_000
 
 
 def test_peers_find_their_connections_closed_when_the_host_is_up_again(driven: Callable[..., Driven]) -> None:

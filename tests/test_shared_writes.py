@@ -223,3 +223,24 @@ def test_what_an_imported_module_registers_for_itself_is_not_told(
         json.encoder.ESCAPE_DCT.pop(symbol)
         sys.modules.pop("registers")
         warnings.filters[:] = filters  # type: ignore[index]
+
+
+def test_another_name_of_what_is_known_to_be_harmless_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "has_names.py").write_text("from sys import modules\nfrom linecache import cache as lines\nOWN = {}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import has_names  # type: ignore[import-not-found]
+
+    module: Any = has_names
+
+    def main() -> None:
+        module.lines["has_names"] = module.OWN["has_names"] = module.modules["made"] = types.ModuleType("made")
+
+    try:
+        with shared_writes() as written:
+            simdist.run(main, world_size=2).raise_for_failure()
+
+        assert written.lines() == ["has_names.OWN: 1 entry added"]
+    finally:
+        del module.lines["has_names"], module.modules["made"], sys.modules["has_names"]

@@ -48,6 +48,7 @@ from simdist.c10d.surface import (
     _operators,
     _rank_tables,
     _registries,
+    _saved_files,
     _scopes,
     _workers,
 )
@@ -60,7 +61,7 @@ from simdist.c10d.watch._strict import watch_strictly
 from simdist.cluster import Network
 from simdist.errors import SimdistError
 from simdist.kernel import Bus
-from simdist.process import Patches, SimProcess, current_process, variable_of
+from simdist.process import Patches, SimProcess, call_all, current_process, variable_of
 
 __all__ = ["TorchState"]
 
@@ -108,10 +109,16 @@ class TorchState:
         With `flags_apart` each rank has the settings for all of torch for itself.
         """
         global _present
-        _present = self
-        _makers.serve(self._makers)
         self._flags = _flags.remember()
         self._forward = _scopes.save_forward()
+        self._threads = torch.get_num_threads()
+        host = RankState(_c.get_debug_level())
+        host.init_method = c10d._default_pg_init_method
+        host.default_dtype = torch.get_default_dtype()
+        self._debug_level = host.debug_level
+        self._host = host  # from here on there is something to take back
+        _present = self
+        _makers.serve(self._makers)
         if flags_apart:
             _flags.separate(self._patches)
         _memory.bus = bus
@@ -119,11 +126,6 @@ class TorchState:
             watch_strictly(bus)
         if self._results:
             note_results(bus)
-        host = self._host = RankState(_c.get_debug_level())
-        host.init_method = c10d._default_pg_init_method
-        host.default_dtype = torch.get_default_dtype()
-        self._threads = torch.get_num_threads()
-        self._debug_level = host.debug_level
         torch.set_num_threads(1)
         _registry._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(c10d._world))
@@ -140,24 +142,35 @@ class TorchState:
             _nccl_names.install(self._patches, _makers.make_nccl_group)
 
     def uninstall(self) -> None:
-        """Put everything back."""
+        """Put everything back, after an `install` that failed too.
+
+        Raises:
+            BaseException: what the first step raised that failed; all others are taken.
+        """
         global _present
+        if self._host is None:
+            return
         _present = _memory.bus = None
         _makers.serve(None)
-        host = self._host
-        assert host is not None
-        self._backends.load(None)
-        self._patches.undo()
-        _flags.restore(self._flags)
-        _scopes.load_forward(self._forward)
-        self._compiled.uninstall()
-        self._backends.uninstall()
-        _registry._set_thread_isolation_mode(False)
-        torch.set_num_threads(self._threads)
-        self.switch(None, None)
-        if _c.get_debug_level() != host.debug_level:  # a rank may have asked C++ itself
-            _set_debug_level_of_torch(host.debug_level)
-        self.servers.clear()
+        call_all(
+            lambda: self._backends.load(None),
+            self._patches.undo,
+            lambda: _flags.restore(self._flags),
+            _flags.forget_imports,
+            lambda: _scopes.load_forward(self._forward),
+            self._compiled.uninstall,
+            self._backends.uninstall,
+            lambda: _registry._set_thread_isolation_mode(False),
+            lambda: torch.set_num_threads(self._threads),
+            lambda: self.switch(None, None),
+            self._restore_debug_level,
+            self.servers.clear,
+        )
+
+    def _restore_debug_level(self) -> None:
+        assert self._host is not None
+        if _c.get_debug_level() != self._host.debug_level:  # a rank may have asked C++ itself
+            _set_debug_level_of_torch(self._host.debug_level)
 
     def new_rank(self, debug: str | None = None) -> RankState:
         """The state of a fresh process; `debug` is its TORCH_DISTRIBUTED_DEBUG, unless that is the host's own.
@@ -274,6 +287,7 @@ _ALWAYS = (
     _operators.install,
     _registries.install,
     _rank_tables.install,
+    _saved_files.install,
     _flight_record.install,
     _replacements.install,
     _generators.install,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -444,7 +445,8 @@ def _require_built_in(backend: Any) -> None:
 def _prefix_store(prefix: str, store: Any) -> Any:
     if isinstance(store, SimStore):
         return SimPrefixStore(prefix, store)
-    if is_hosts(store):
+    # Torch makes a view of a group's store before all else; the program's own it may wait in.
+    if is_hosts(store) and sys._getframe(2).f_globals.get("__name__") == c10d.__name__:
         raise refusal(store)
     return _c.PrefixStore(prefix, store)  # of a store that is no store at all, such as torch's FakeStore
 

@@ -16,7 +16,7 @@ from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core, require_cpu_build
-from simdist.process import Patches, SimProcess, current_process, when_imported
+from simdist.process import Patches, SimProcess, call_all, current_process, when_imported
 
 __all__ = ["DeviceState"]
 
@@ -103,14 +103,20 @@ class DeviceState:
         core().switch(on=True)
 
     def uninstall(self) -> None:
-        """Put everything back."""
-        _kernels.unwrap_kernels()
-        core().switch(on=False)
-        enter(None)
-        self._patches.undo()
-        self.switch(None, None)
-        self._hardware.close()
-        _variables.pop("_get_device_properties", None)
+        """Put everything back, after an `install` that failed too.
+
+        Raises:
+            BaseException: what the first step raised that failed; all others are taken.
+        """
+        call_all(
+            _kernels.unwrap_kernels,
+            lambda: core().switch(on=False),
+            lambda: enter(None),
+            self._patches.undo,
+            lambda: self.switch(None, None),
+            self._hardware.close,
+            lambda: _variables.pop("_get_device_properties", None),
+        )
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """Swap what `torch.cuda` keeps in its module: called whenever another process gets the baton."""

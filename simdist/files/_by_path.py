@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from simdist.files._mounted import OpenFile
 from simdist.files._present import Spot, asks, is_there, reached, spot
@@ -23,6 +23,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _TMPFILE = getattr(os, "O_TMPFILE", -1)
 _DESCRIPTOR = re.compile(r"/proc/(?:self|thread-self|[0-9]+)/fd/([0-9]+)|/dev/fd/([0-9]+)")
 _Make = Callable[[Any], Any]
+_Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, Any]]]
 
 
 def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
@@ -300,8 +301,8 @@ def _served(found: Spot, said: os.stat_result) -> os.stat_result:
     data = None if clients is None or inode is None else clients.served(found.process, inode)
     if data is None:
         return said
-    fields = {name: getattr(said, name) for name in dir(said) if name.startswith("st_")}
-    return os.stat_result((*said[:6], len(data), *said[7:]), fields | {"st_size": len(data)})
+    kind, (plain, named) = cast("_Reduced", said.__reduce__())  # Python 3.13 takes no field twice
+    return kind((*plain[:6], len(data), *plain[7:]), named)
 
 
 def _access(original: Any) -> Any:

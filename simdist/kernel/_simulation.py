@@ -163,9 +163,11 @@ class Simulation(Turns):
             task.name for task in self.tasks if task.started and task.state is not _DONE and task.name not in leaked
         ]
         self._deadlines.clear()
-        self._switch_context(None)
-        self.current = None
-        self.current_ident = 0
+        try:
+            self._switch_context(None)
+        finally:
+            self.current = None
+            self.current_ident = 0
         if any(task.insisted for task in self.tasks):
             settle()
         for task in self.tasks:

@@ -24,8 +24,10 @@ from simdist.process._collector import Rounds, collector_of
 from simdist.process._entropy import drawn_from
 from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
+from simdist.process._file_times import wrote_file
 from simdist.process._forked import COPIERS
 from simdist.process._host_names import address_of_host
+from simdist.process._ignored_signals import ignored_by_host
 from simdist.process._imports import imported_for_all
 from simdist.process._isolation import Isolation, handed_over, own, run_program
 from simdist.process._libraries import when_imported
@@ -39,6 +41,7 @@ from simdist.process._sharing import PER_RANK, Sharing
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._threads import shut_down, waits_of_threads
+from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 
 __all__ = [
@@ -59,8 +62,10 @@ __all__ = [
     "Slots",
     "StepReached",
     "Strike",
+    "Undoing",
     "address_of_host",
     "adopt_connections",
+    "call_all",
     "carry_out",
     "collector_of",
     "current_process",
@@ -71,6 +76,7 @@ __all__ = [
     "global_generators",
     "hand_connections",
     "handed_over",
+    "ignored_by_host",
     "imported_for_all",
     "original",
     "own",
@@ -83,4 +89,5 @@ __all__ = [
     "waits_of_threads",
     "when_imported",
     "words_at",
+    "wrote_file",
 ]

@@ -175,9 +175,9 @@ class AttributeViews:
                 namespace.update(made)
                 _changed(each)
         _changed(kind.base)
+        self._exchanged += fresh  # before it is done: `restore` may come at any moment
         for each, _ in fresh:
             _slot(each).value = ours
-        self._exchanged += fresh
 
     def without(self, load: Callable[..., Any]) -> Callable[..., Any]:
         """A function that loads compiled code, done while nothing is noticed: a metaclass that is made there, and has
@@ -210,7 +210,7 @@ class AttributeViews:
         for namespace, before in self._methods:
             for name, method in before.items():
                 if method is _MISSING:
-                    del namespace[name]
+                    namespace.pop(name, None)
                 else:
                     namespace[name] = method
         for kind in self._kinds:

@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing import connection, context, popen_fork, reduction, spawn, util
 from multiprocessing import process as processes
+from pathlib import Path
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
@@ -168,7 +169,7 @@ def launch_spawned(popen: Any, process_obj: Any) -> None:
 
 
 def _prepare(runtime: Runtime, told: dict[str, Any]) -> None:
-    """`multiprocessing.spawn.prepare`, but for what all processes share: the search path and the working directory."""
+    """`multiprocessing.spawn.prepare`, but for the search path where all processes share it: without isolation."""
     current = _module.current_process()
     current.name = told["name"]
     current.authkey = told["authkey"]
@@ -178,7 +179,10 @@ def _prepare(runtime: Runtime, told: dict[str, Any]) -> None:
         util.get_logger().setLevel(told["log_level"])
     sys.argv = list(told["sys_argv"])
     context._default_context.set_start_method(told["start_method"], force=True)
+    if told["dir"] != str(Path.cwd()):
+        os.chdir(told["dir"])
     if runtime.isolation is not None:
+        sys.path = list(told["sys_path"])
         runtime.isolation.import_main()
 
 

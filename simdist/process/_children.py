@@ -3,7 +3,8 @@
 `subprocess`, `os.system`, `os.popen`, `os.posix_spawn` and `os.spawnv` with its kin start what they always start, in
 real time and with the baton in hand: virtual time stands still meanwhile. When a program ends in virtual time is
 `_programs`' affair, and waiting for it by its pid that of `_waits`. What a child gets from its parent without being
-told is the rank's and not the host's: the environment, and files for the streams, which end up in the rank's output.
+told is the rank's and not the host's: the environment, the signals that it ignores, and files for the streams, which
+end up in the rank's output.
 
 In doubt: what a child prints comes into the rank's output when somebody waits for the child, or the rank writes or
 ends, so a rank that writes while a child of its own does so too sees their lines in an order that no seed decides.
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from simdist.process._ignored_signals import program_ignores
 from simdist.process._process import SimProcess
 from simdist.process._program_output import let_others_run_while_reading
 from simdist.process._programs import Program, Spawned
@@ -57,7 +59,8 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             meant = number if told is None else standard_number(process, told)
             if meant:
                 given[name] = for_program(process, meant)
-        original(self, args, bufsize, executable, **given)
+        with program_ignores(process):
+            original(self, args, bufsize, executable, **given)
         _began(process, self, args, sys._getframe(1))
         let_others_run_while_reading(process, self)
 
@@ -155,7 +158,8 @@ def _posix_spawn(original: Callable[..., int]) -> Callable[..., int]:
         process.simulation.check()
         streams: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         streams += [(os.POSIX_SPAWN_DUP2, for_program(process, number), number) for number in STREAMS]
-        pid = original(path, argv, env, file_actions=[*streams, *(file_actions or ())], **settings)
+        with program_ignores(process):
+            pid = original(path, argv, env, file_actions=[*streams, *(file_actions or ())], **settings)
         _began(process, Spawned(pid), [path], sys._getframe(1))
         return pid
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from simdist.process._lateness import CALENDAR, LOOK_NS, MONOTONIC, PERF_COUNTER, Shown, seen
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
@@ -30,7 +31,6 @@ __all__ = ["install", "taken_early"]
 
 _USUAL = {signal.SIGINT}  # the handlers of a process that has set none
 _COUNTING = ("process_time", "thread_time")
-_LOOK_NS = 1_000  # more than what a float of seconds since 1970 can tell apart
 _LEAD_NS = 1_000_000  # a calendar is never further ahead: who polls it waits for virtual time
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
@@ -81,7 +81,7 @@ def _measured_s(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
-        return original() if process is None else _look(process) / 1e9
+        return original() if process is None else seen(process, PERF_COUNTER, _look(process) / 1e9)
 
     return clock
 
@@ -113,7 +113,9 @@ def _monotonic(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
-        return original() if process is None else _counted_ns(process, sys._getframe(1)) / 1e9
+        if process is None:
+            return original()
+        return seen(process, MONOTONIC, _counted_ns(process, sys._getframe(1)) / 1e9)
 
     return clock
 
@@ -132,7 +134,7 @@ def _calendar_ns(process: SimProcess) -> int:
     now_ns = process.epoch_ns + process.simulation.read_clock()
     if _is_program():
         if now_ns <= process.shown_ns:
-            now_ns = min(process.shown_ns + _LOOK_NS, now_ns + _LEAD_NS)
+            now_ns = min(process.shown_ns + LOOK_NS, now_ns + _LEAD_NS)
         process.shown_ns = now_ns
     return now_ns
 
@@ -141,7 +143,9 @@ def _time(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
-        return original() if process is None else _calendar_ns(process) / 10**9  # rounded once, unlike with a float
+        if process is None:
+            return original()
+        return seen(process, CALENDAR, _calendar_ns(process) / 10**9)  # rounded once, unlike with a float
 
     return clock
 
@@ -186,12 +190,15 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         simulation = process.simulation
         # At least one: who sleeps until a moment that a float has rounded would never get there.
         duration_ns = max(1, round(seconds * 1e9)) if seconds else 0
+        shown = Shown(process)
         simulation.bus.record(slept(simulation.now_ns, process.rank, duration_ns))
         simulation.polls += 1
         if process.handlers.keys() == _USUAL and not process.pending:
-            simulation.sleep(duration_ns)
+            simulation.sleep(duration_ns + shown.extra_ns if duration_ns else 0)
         else:
             _sleep_with_handlers(process, simulation.now_ns + duration_ns)
+        if duration_ns:
+            shown.show_no_less(process, seconds, duration_ns)
         process.drain()
 
     return sleep

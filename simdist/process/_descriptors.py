@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
+from simdist.process._lateness import due_at
 from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
@@ -49,7 +50,7 @@ def _wait(process: SimProcess, look: Callable[[], Any], timeout_ns: int | None) 
     runtime.notice_writes()
     simulation = process.simulation
     task = simulation.check()
-    deadline_ns = None if timeout_ns is None else simulation.now_ns + timeout_ns
+    deadline_ns = None if timeout_ns is None else due_at(process, timeout_ns)
     wait = _Polling(timed=timeout_ns is not None)
     process.polling[task] = None
     try:

@@ -32,13 +32,15 @@ from simdist.process import (
     _waits,
     _warnings,
 )
+from simdist.process._file_times import FileTimes
+from simdist.process._file_times import install as install_file_times
 from simdist.process._following import follow
 from simdist.process._left_behind import LeftBehind
 from simdist.process._locks import Locks
 from simdist.process._patches import Patches
 from simdist.process._redirect import original
 
-__all__ = ["LeftBehind", "follow", "install"]
+__all__ = ["FileTimes", "LeftBehind", "follow", "install", "install_file_times"]
 
 # What does not depend on the world.
 _ALWAYS = tuple(

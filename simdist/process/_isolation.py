@@ -43,6 +43,7 @@ from simdist.process._logging import LoggingViews
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
 from simdist.process._sharing import Sharing
+from simdist.process._undoing import call_all
 
 __all__ = ["Isolation", "handed_over", "own", "run_program"]
 
@@ -50,7 +51,26 @@ _bootstrap: Any = bootstrap
 _runpy: Any = runpy
 
 
+_LOAD = "__simdist_load__"  # in a `_Program` that has not been imported: the function that does it
 _PATHS = ("path", "meta_path", "path_hooks")  # lists in `sys` that say where modules come from
+
+
+class _Program(ModuleType):
+    """`__main__` of a process that was not started with a program of its own: the program that the host runs.
+
+    It is imported when something first asks for what it holds, or a child begins.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        load = vars(self).get(_LOAD)
+        if load is not None and not name.startswith("__"):
+            try:
+                load(self)
+            except Exception as error:
+                raise AttributeError(f"the program, which holds {name!r}, can't be imported: {error!r}") from error
+            if name in vars(self):
+                return vars(self)[name]
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
 class _View:
@@ -113,9 +133,8 @@ class Isolation:
         self._attributes = AttributeViews(runtime, sharing)
         self._specs: dict[str, Any] = {}  # by module: found once for all ranks
         self._codes: dict[str, bytes] = {}  # likewise, marshalled
-        self._program: Any = (
-            None  # the spec of `__mp_main__` for processes that ranks spawn, while a script is `__main__`
-        )
+        # File and spec of the program, for `__mp_main__` of processes that spawn; None: that of the host's `__main__`.
+        self._program: tuple[str, Any] | None = None
         self._imported = False  # something, since the present view was read
         self._count = 0  # of entries in `sys.modules` then
         self._known: frozenset[str] = frozenset()  # their names when the world began
@@ -140,14 +159,23 @@ class Isolation:
         runtime.isolation = self
 
     def end(self) -> None:
-        """Put back what the host had."""
-        self._switch(None, None)
-        self._attributes.restore()
-        self._logging.restore()
-        self._patches.undo()
-        sys.meta_path.extend(finder for finder in self._finders if finder not in (self._finder, *sys.meta_path))
-        self._views.clear()
+        """Put back what the host had, after a `begin` that failed too.
+
+        Raises:
+            BaseException: what the first step raised that failed; all others are taken.
+        """
         self._runtime.isolation = None
+        call_all(
+            lambda: self._switch(None, None),
+            self._attributes.restore,
+            self._logging.restore,
+            self._patches.undo,
+            self._keep_finders,
+            self._views.clear,
+        )
+
+    def _keep_finders(self) -> None:
+        sys.meta_path.extend(finder for finder in self._finders if finder not in (self._finder, *sys.meta_path))
 
     # -- at a hand-over ------------------------------------------------------------------------------------------
 
@@ -159,6 +187,8 @@ class Isolation:
             mine = ModuleType("builtins")
             mine.__dict__.update(builtins.__dict__)
             view = self._views[entering] = _View(mine, map(list, self._host.paths))
+            if self._sharing.isolates("__main__"):
+                view.modules |= dict.fromkeys(("__main__", "__mp_main__"), self._main())
         present, modules, system = self._present, sys.modules, vars(sys)
         if view is present:
             return
@@ -313,25 +343,40 @@ class Isolation:
 
     def import_main(self) -> None:
         """In a spawned process: import the program, under the name that guards keep from running."""
-        if self._sharing.isolates("__main__") and "__main__" not in sys.modules:
-            self._import_main()
+        load = vars(sys.modules["__main__"]).get(_LOAD)
+        if load is not None:
+            load(sys.modules["__main__"])
 
     def _import(self, name: str) -> ModuleType:
-        if name == "__main__" and name not in sys.modules:
-            self._import_main()
+        if name == "__main__":
+            self.import_main()
         if name in sys.modules:
             return sys.modules[name]
         imported: ModuleType = _bootstrap._gcd_import(name)
         return imported
 
-    def _import_main(self) -> None:
-        """Import the program as multiprocessing's spawn does: as `__mp_main__`, which is `__main__` as well."""
-        file = self._program or self._host.modules["__main__"].__file__
-        loader = importlib.machinery.SourceFileLoader("__mp_main__", file)
-        spec = importlib.machinery.ModuleSpec("__mp_main__", loader, origin=file)
-        spec.has_location = True
-        self._specs["__mp_main__"] = spec
-        sys.modules["__main__"] = _bootstrap._load(self.spec_for("__mp_main__"))
+    def _main(self) -> ModuleType:
+        """What a new process finds as `__main__`, and as `__mp_main__`: as multiprocessing's spawn makes it."""
+        host = self._host.modules.get("__main__")
+        file, spec = self._program or (getattr(host, "__file__", None), getattr(host, "__spec__", None))
+        main = _Program("__mp_main__")
+        if file is not None:
+            if spec is None:
+                spec = importlib.machinery.ModuleSpec("__mp_main__", None, origin=file)
+                spec.has_location = True
+            main.__file__, main.__spec__, main.__package__ = file, copy.copy(spec), spec.parent
+            vars(main)[_LOAD] = self._load_main
+        return main
+
+    def _load_main(self, main: ModuleType) -> None:
+        names = vars(main)
+        load = names.pop(_LOAD)
+        try:
+            self.execute(main, importlib.machinery.SourceFileLoader("__mp_main__", names["__file__"]))
+        except BaseException:
+            names[_LOAD] = load  # whoever asks next is told, too
+            raise
+        main.__class__ = ModuleType
 
     def run_program(self, script: str, *, module: bool) -> None:
         """Run a script, or a module as `python -m` does, as the rank's `__main__`."""
@@ -339,19 +384,20 @@ class Isolation:
         names = main.__dict__
         self._imported = True
         sys.modules["__main__"] = main
+        sys.modules.pop("__mp_main__", None)
         if module:
             _, spec, code = _runpy._get_module_details(script)
-            self._program = spec.origin
+            self._program = spec.origin, spec
             names.update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader, __cached__=spec.cached)
             sys.argv[0] = spec.origin
         else:
             loader = importlib.machinery.SourceFileLoader("__main__", script)
-            self._program = script
+            self._program = script, None
             names.update(__spec__=None, __package__=None, __loader__=loader, __cached__=None)
             if script not in self._codes:
                 self._codes[script] = marshal.dumps(loader.get_code("__main__"))
             code = marshal.loads(self._codes[script])
-        names.update(__file__=self._program, __builtins__=self._present.builtins)
+        names.update(__file__=self._program[0], __builtins__=self._present.builtins)
         exec(code, names)
 
     def handed_back(self, thing: Any) -> Any:

@@ -36,6 +36,7 @@ from typing import Any
 
 from simdist.errors import InternalError
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
+from simdist.process._lateness import due_at
 from simdist.process._lock_kinds import KINDS, RECURSIVE, Kind
 from simdist.process._waiting_words import parked_in
 
@@ -116,7 +117,6 @@ class Locks:
             ValueError, OverflowError: as the original.
             TaskKilled: as `Simulation.park`; only if it would have to wait.
         """
-        simulation = self.simulation
         task = self.running()
         if timeout != -1 and not (blocking and isinstance(timeout, int | float) and 0 <= timeout <= _LONGEST_S):
             return kind.take(lock, blocking, timeout)
@@ -130,14 +130,14 @@ class Locks:
         if self._of_family and self._is_shared(lock, task):
             if not blocking or timeout == 0:
                 return False
-            limit_ns = None if timeout == -1 else simulation.now_ns + nanoseconds(timeout)
+            limit_ns = None if timeout == -1 else due_at(task.context, nanoseconds(timeout))
             return self._wait(kind, lock, task, limit_ns)
         holder = self.holder_of(lock)
         if holder is not None and holder.context is not task.context:
             return self._stand_in(kind, lock, task)
         if not blocking or timeout == 0:
             return False
-        deadline_ns = None if timeout == -1 else simulation.now_ns + nanoseconds(timeout)
+        deadline_ns = None if timeout == -1 else due_at(task.context, nanoseconds(timeout))
         if holder is None:
             return self._wait_for_host(kind, lock, task, deadline_ns)
         return self._wait(kind, lock, task, deadline_ns)
@@ -187,9 +187,8 @@ class Locks:
         Raises:
             Empty: `timeout` passed first.
         """
-        simulation = self.simulation
         task = self.running()
-        deadline_ns = None if timeout is None else simulation.now_ns + nanoseconds(timeout)
+        deadline_ns = None if timeout is None else due_at(task.context, nanoseconds(timeout))
         wait = LockWait(self, queue, task, "SimpleQueue.get", timed=timeout is not None)
         line = self._waiting.setdefault(queue, deque())
         line.append(wait)

@@ -4,12 +4,16 @@ Worlds start by the thousand, and nearly all that one replaces is what the one b
 same things. So what functions install is remembered as a list of steps (`Patches.install`), which the next world takes
 without calling them.
 
+An error while a world starts or ends must not keep the next one from starting: a step is written down before it is
+taken, `undo` of one that was not taken does nothing, and one that fails does not keep `undo` from the others.
+
 Invariant: a step is taken only if it replaces what stood there the first time; where something else stands, since
 somebody has put a mock of his own there, the functions are called anew. `undo` puts back what stood there, last first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -18,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from simdist.process._redirect import Batch, Redirection, can_be_redirected
+from simdist.process._undoing import call_all
 
 __all__ = ["Patches", "Replacement"]
 
@@ -61,7 +66,8 @@ class _Attribute:
 
     def undo(self) -> None:
         if self.original is _MISSING:
-            delattr(self.owner, self.name)
+            with contextlib.suppress(AttributeError):
+                delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, self.original)
 
@@ -136,14 +142,15 @@ class _Remembered:
         self._elsewhere = [each for each in attributes if each not in in_modules]
         self._looked_at = [(vars(each.owner), each.name, each.original) for each in self._elsewhere]
 
-    def do(self) -> bool:
-        """Take the steps; False, and none is taken, if what they replace is not what stood there the first time."""
+    def fits(self) -> bool:
+        """False if what the steps replace is not what stood there the first time."""
         for namespace, name, original, _ in self._in_modules:
             if namespace.get(name, _MISSING) is not original:
                 return False
-        for looked_at, name, original in self._looked_at:
-            if looked_at.get(name, _MISSING) is not original:
-                return False
+        return all(there.get(name, _MISSING) is original for there, name, original in self._looked_at)
+
+    def do(self) -> None:
+        """Take the steps."""
         self._functions.do()
         for methods in self._methods:
             methods.do()
@@ -151,28 +158,27 @@ class _Remembered:
             namespace[name] = replacement
         for each in self._elsewhere:
             setattr(each.owner, each.name, each.replacement)
-        return True
 
     def undo(self) -> None:
         for each in self._elsewhere:
             each.undo()
         for namespace, name, original, _ in self._in_modules:
             if original is _MISSING:
-                del namespace[name]
+                namespace.pop(name, None)
             else:
                 namespace[name] = original
         for methods in self._methods:
             methods.undo()
         self._functions.undo()
-        for action in reversed(self._actions):
-            action()
+        call_all(*reversed(self._actions))
 
 
 class Patches:
     """Attributes replaced for a while; `undo` puts every one back, the last first."""
 
-    # (owner, name) -> (original, replacement) of what `wrap` has made before: worlds start by the thousand.
-    _made: ClassVar[dict[tuple[int, str], tuple[Any, Any, Any]]] = {}
+    # (owner, name, code of `make`) -> (original, replacement) of what `wrap` has made before: worlds start by the
+    # thousand.
+    _made: ClassVar[dict[tuple[int, str, Any], tuple[Any, Any, Any]]] = {}
     # Methods of a type that nobody else can change.
     _made_in_type: ClassVar[dict[Any, _Methods]] = {}
     _remembered: ClassVar[dict[Any, _Remembered]] = {}  # by the functions that took the steps
@@ -186,8 +192,9 @@ class Patches:
         What they replace by what must depend on nothing but what stands there, and no name may be among them twice.
         """
         known = self._remembered.get(installers)
-        if known is not None and known.do():
+        if known is not None and known.fits():
             self._done.append(known)
+            known.do()
             return
         before = len(self._done)
         for install in installers:
@@ -212,9 +219,10 @@ class Patches:
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace `owner.name` by `make(original)`, which must depend on nothing but the original."""
         original = getattr(owner, name)
-        made = self._made.get((id(owner), name))
+        key = id(owner), name, getattr(make, "__code__", make)
+        made = self._made.get(key)
         if made is None or made[0] is not owner or made[1] is not original:
-            made = self._made[id(owner), name] = (owner, original, make(original))
+            made = self._made[key] = (owner, original, make(original))
         self.replace(owner, name, made[2])
 
     def wrap_in_type(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
@@ -248,6 +256,9 @@ class Patches:
         self._done.append(_Action(action))
 
     def undo(self) -> None:
-        """Put everything back."""
-        while self._done:
-            self._done.pop().undo()
+        """Put everything back.
+
+        Raises:
+            BaseException: what the first step raised that failed; all others are undone.
+        """
+        call_all(*(each.undo for each in reversed(self._done)), self._done.clear)

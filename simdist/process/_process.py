@@ -7,7 +7,7 @@ import os
 import signal as _signal
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
@@ -70,6 +70,7 @@ class SimProcess:
         "inbox",
         "laid_over",
         "last_operation",
+        "least_s",
         "life",
         "lineage",
         "looked_ns",
@@ -88,6 +89,7 @@ class SimProcess:
         "random_states",
         "rank",
         "resume_listeners",
+        "seen_s",
         "shown_ns",
         "shows_last_lines",
         "simulation",
@@ -116,6 +118,7 @@ class SimProcess:
         place: int | None = None,
         argv: list[str],
         echo: Callable[[int, int, str, str], None] | None = None,
+        ignored: Iterable[int] = (),
     ) -> None:
         self.simulation = simulation
         self.rank = rank
@@ -132,6 +135,8 @@ class SimProcess:
         self.looked_ns = -1  # what its `time.perf_counter` showed last
         self.counted_ns = -1  # what its `time.monotonic` did
         self.shown_ns = -1  # what its `time.time` did
+        self.seen_s = [-1.0, -1.0, -1.0]  # what each of these three showed last as a float
+        self.least_s = [0.0, 0.0, 0.0]  # and shows at least, behind a sleep
         self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host
@@ -158,6 +163,7 @@ class SimProcess:
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
         self.handlers: dict[int, Any] = {int(_signal.SIGINT): _signal.default_int_handler}  # what it has set, by signal
+        self.handlers.update(dict.fromkeys(ignored, _signal.SIG_IGN))
         self.pending: list[int] = []  # signals whose handlers have not run
         self.handled = 0  # how many have
         self.masks: SignalMasks | None = None  # of signals that threads block; None: nobody ever has

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from simdist.errors import SimdistError
 from simdist.frames import is_ours, torch_folder, user_frame
 from simdist.kernel import Task, TaskState
+from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._redirect import original
 from simdist.records import program_ended, program_started
@@ -106,7 +107,7 @@ class Program:
     def pass_time(self, timeout_s: float | None = None) -> bool:
         """Let virtual time pass until it ends; False if the timeout came first."""
         simulation = self.process.simulation
-        deadline_ns = None if timeout_s is None else simulation.now_ns + max(0, round(timeout_s * 1e9))
+        deadline_ns = None if timeout_s is None else due_at(self.process, max(0, round(timeout_s * 1e9)))
         while simulation.now_ns < self.ends_ns:
             if deadline_ns is not None and simulation.now_ns >= deadline_ns:
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from simdist.process._patches import Patches, Replacement
 from simdist.process._process import SimProcess
 from simdist.process._programs import Programs
 from simdist.process._slots import Slot, Slots
+from simdist.process._undoing import call_all
 
 if TYPE_CHECKING:
     from simdist.process._isolation import Isolation
@@ -58,7 +60,7 @@ class Runtime:
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
     def activate(self, *called: Any) -> None:
-        """Install every replacement; `called` is what runs on the ranks.
+        """Install every replacement; `called` is what runs on the ranks. `deactivate` takes back what an error leaves.
 
         Raises:
             SimdistError: another world is active.
@@ -70,11 +72,18 @@ class Runtime:
             raise SimdistError(
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
-        _active = self
         self.left_behind = _installed.LeftBehind()
+        self.extras[_installed.FileTimes] = _installed.FileTimes()
+        _active = self
         _installed.install(self.patches, self.simulation)
         self.slots.remember_host()
         _installed.follow(self.patches, called)
+
+    def keep_file_times(self) -> None:
+        """From now on tell ranks virtual times of what they write; called before any has begun."""
+        from simdist.process import _installed
+
+        self.patches.install((_installed.install_file_times,))
 
     def separate(self, slot: Slot[Any]) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
@@ -91,23 +100,36 @@ class Runtime:
             _descriptors.notice_writes(self.patches)
 
     def deactivate(self) -> None:
-        """Put everything back."""
+        """Put everything back. May be called without `activate`, and after one that failed.
+
+        Raises:
+            BaseException: what the first step raised that failed; the next world can start all the same.
+        """
+        call_all(
+            self.patches.undo,
+            self.programs.end,
+            self._leave,
+            *(functools.partial(_let_go, process) for process in self.processes.values()),
+            self.processes.clear,
+            self.extras.clear,
+            self.thread_begins.clear,
+            self.child_begins.clear,
+        )
+
+    def _leave(self) -> None:
         global _active
-        self.patches.undo()
-        self.programs.end()
         if _active is self:
             _active = None
             self.left_behind.restore()
-        for process in self.processes.values():
-            for descriptor in process.descriptors.values():
-                descriptor.close()
-            process.let_go()
-            if process.parent is not None:
-                process.forget()
-        self.processes.clear()
-        self.extras.clear()
-        self.thread_begins.clear()
-        self.child_begins.clear()
+
+
+def _let_go(process: SimProcess) -> None:
+    """Close what a process has open."""
+    for descriptor in process.descriptors.values():
+        descriptor.close()
+    process.let_go()
+    if process.parent is not None:
+        process.forget()
 
 
 def _leave_to_parent() -> None:

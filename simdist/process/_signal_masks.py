@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled, TaskState
+from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import current_process
 
@@ -118,7 +119,7 @@ class SignalMasks:
         process = self._process
         simulation = process.simulation
         task = simulation.check()
-        deadline_ns = None if timeout_ns is None else simulation.now_ns + timeout_ns
+        deadline_ns = None if timeout_ns is None else due_at(process, timeout_ns)
         wait = _SignalWait(name, numbers, interruptible=name != "sigwait")
         found, in_time = self._take(task, numbers), True
         while found is None and in_time:

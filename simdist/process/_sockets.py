@@ -29,6 +29,7 @@ from typing import Any
 
 from simdist.kernel import Task, TaskKilled
 from simdist.process._host_names import address_of_host
+from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
 
@@ -134,7 +135,7 @@ class Sockets:
             return
         simulation = process.simulation
         task = simulation.check()
-        deadline_ns = None if timeout_s is None else simulation.now_ns + math.ceil(timeout_s * 1e9)
+        deadline_ns = None if timeout_s is None else due_at(process, math.ceil(timeout_s * 1e9))
         wait = self._waits[task] = _Wait(event, what, _names(sock))
         try:
             while True:

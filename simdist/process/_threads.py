@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled, TaskState
+from simdist.process._lateness import due_at
 from simdist.process._locks import give_back, nanoseconds
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_process, current_runtime
@@ -126,7 +127,8 @@ class Handle:
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, or `timeout` passed."""
         simulation = self._task.simulation
-        deadline_ns = None if timeout is None or timeout < 0 else simulation.now_ns + nanoseconds(timeout)
+        limited = timeout is not None and timeout >= 0
+        deadline_ns = due_at(self._task.context, nanoseconds(timeout or 0)) if limited else None
         thread = self._threads.objects.get(self._task)
         wait = Joining(self._task, getattr(thread, "name", ""), timed=deadline_ns is not None)
         process = current_process()

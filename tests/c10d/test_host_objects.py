@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from simdist.errors import SimdistError
 from tests.beside import wait_for_host
 
 stores: Any = dist  # the stubs leave them out
+views: Any = dist
 
 WAY_OUT = "make the store inside the rank's function, or use init_method='env://'"
 
@@ -27,11 +30,59 @@ def host_stores(folder: Path) -> list[Any]:
     return [stores.HashStore(), stores.FileStore(str(folder / "file"), 2), stores.PrefixStore("x", stores.HashStore())]
 
 
-WAITS: list[Callable[[Any], Any]] = [
-    lambda store: store.get("key"),
-    lambda store: store.wait(["key"]),
-    lambda store: store.multi_get(["key"]),
-]
+def test_ranks_wait_for_keys_in_a_real_store_in_virtual_time(tmp_path: Path) -> None:
+    stores = host_stores(tmp_path)
+
+    def body() -> list[Any]:
+        found: list[Any] = []
+        for store in stores:
+            began = time.monotonic()
+            if os.environ["RANK"] == "1":
+                time.sleep(1.5)
+                store.set("key", "1")
+            else:
+                store.wait(["key"], timedelta(seconds=2))
+                found += [views.PrefixStore("view", store).check(["key"]), store.get("key")]
+                found.append(store.multi_get(["key"]))
+            found.append(round(time.monotonic() - began, 2))
+            time.sleep(1)
+        return found
+
+    first, second = simdist.run(body, world_size=2).values
+
+    assert first == [False, b"1", [b"1"], 1.5] * 3
+    assert second == [1.5] * 3
+
+
+def test_a_key_that_never_comes_into_a_real_store_is_told_in_its_words(tmp_path: Path) -> None:
+    hash_store, file_store, _ = host_stores(tmp_path)
+
+    def body(store: Any) -> list[Any]:
+        store.set_timeout(timedelta(seconds=2))
+        waits: tuple[Callable[[], Any], ...] = (
+            lambda: store.wait(["no"]),
+            lambda: store.wait(["no"], timedelta(milliseconds=500)),
+            lambda: store.get("no"),
+        )
+        told = []
+        for wait in waits:
+            began_ns = time.monotonic_ns()
+            with pytest.raises(RuntimeError) as caught:
+                wait()
+            told.append((type(caught.value).__name__, str(caught.value), time.monotonic_ns() - began_ns))
+        return told
+
+    second, late = 1_000_000_000, 1_000_000
+    assert simdist.run(body, world_size=1, args=(hash_store,)).values == [
+        [("DistStoreError", "Wait timeout", limit + late) for limit in (2 * second, second // 2, 2 * second)]
+    ]
+    assert simdist.run(body, world_size=1, args=(file_store,)).values == [
+        [
+            ("RuntimeError", "Wait timeout", 3 * second + late),  # it counts in whole seconds
+            ("RuntimeError", "Wait timeout", second + late),
+            ("RuntimeError", "Timeout waiting for key: no after 2000 ms", 3 * second + late),
+        ]
+    ]
 
 
 def test_a_rank_is_told_that_a_real_store_would_keep_the_others_waiting(tmp_path: Path) -> None:
@@ -40,22 +91,18 @@ def test_a_rank_is_told_that_a_real_store_would_keep_the_others_waiting(tmp_path
     def body() -> list[str]:
         told = []
         for store in stores:
-            store.set("key", "1")
-            for wait in WAITS:
-                with pytest.raises(SimdistError) as caught:
-                    wait(store)
-                told.append(str(caught.value))
+            with pytest.raises(SimdistError) as caught:
+                store.queue_pop("key")
+            told.append(str(caught.value))
         return told
 
     found = simdist.run(body, world_size=1).values[0]
 
     assert found == [
-        f"rank 0: {name} of a real {kind}, made outside the simulation, would wait in real time, and no other rank "
+        f"rank 0: queue_pop of a real {kind}, made outside the simulation, would wait in real time, and no other rank "
         f"could run; {WAY_OUT}"
         for kind in ("HashStore", "FileStore", "PrefixStore")
-        for name in ("get", "wait", "multi_get")
     ]
-    assert stores[0].get("key") == b"1"
 
 
 def test_a_group_at_a_real_store_is_refused(tmp_path: Path) -> None:

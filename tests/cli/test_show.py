@@ -61,7 +61,9 @@ def test_event_lines_show_the_same(simdist: Simdist, tmp_path: Path) -> None:
     chrome, lines = (simdist("show", tmp_path / name).stdout for name in ("run.json", "run.jsonl"))
 
     assert chrome == lines
-    assert "200 us     0  recv #0   from 1, float32[4]          30 min  30 min  RuntimeError" in lines.splitlines()
+    assert (
+        "200 us     0  recv #0   from 1, float32[4]          1800.001 s  1800.001 s  RuntimeError" in lines.splitlines()
+    )
 
 
 def test_every_problem_of_the_options_is_in_one_message(straggler: Path, simdist: Simdist) -> None:

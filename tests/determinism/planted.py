@@ -41,9 +41,8 @@ def processor_time() -> None:
 
 def time_of_a_file() -> None:
     begin()
-    with tempfile.NamedTemporaryFile() as file:
-        written = Path(file.name).stat().st_mtime_ns  # <- here
-    tell(written // 1000)
+    began = Path("/proc/self").stat().st_mtime_ns  # <- here
+    tell(began // 1000)
 
 
 def address_of_an_object() -> None:

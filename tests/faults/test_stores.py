@@ -18,6 +18,7 @@ from tests.faults.programs import MS, events_of
 CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 
 TRIP = 100_000  # ns, to the store and back
+LATE_NS = 1_000_000  # how late a store finds that a wait has run out of time
 
 
 def connect(timeout_s: float = 1.0) -> Any:
@@ -83,15 +84,15 @@ def test_a_request_that_takes_longer_than_its_timeout_fails_when_it_has_been_cal
     result = run(body, StoreDelay(delay_ns=100 * MS), world_size=1)
 
     assert result.values[0] == [
-        ("DistStoreError: wait timeout after 50ms, keys: /key", 250 * MS),
-        ("DistStoreError: wait timeout after 20ms, keys: /key", 370 * MS),
+        ("DistStoreError: wait timeout after 50ms, keys: /key", 250 * MS + LATE_NS),
+        ("DistStoreError: wait timeout after 20ms, keys: /key", 370 * MS + 2 * LATE_NS),
     ]
 
 
 def test_the_wait_for_a_key_counts_from_the_request() -> None:
     result = run(lambda: words(lambda: connect(0.05).get("never")), StoreDelay(delay_ns=30 * MS), world_size=1)
 
-    assert result.values == [("DistStoreError: wait timeout after 50ms, keys: /never", 80 * MS)]
+    assert result.values == [("DistStoreError: wait timeout after 50ms, keys: /never", 80 * MS + LATE_NS)]
 
 
 def test_a_store_that_a_rank_serves_itself_is_neither_slow_nor_lost() -> None:
@@ -121,7 +122,7 @@ def test_a_lost_store_ends_waits_and_answers_nobody() -> None:
         (
             "DistNetworkError: The client socket has timed out after 200ms while trying to connect to "
             "(127.0.0.1, 29500).",
-            207 * MS,
+            207 * MS + LATE_NS,
         ),
     ]
     (event,) = events_of(result, "fault")

@@ -111,7 +111,7 @@ def test_a_period_ends_where_nothing_else_can_happen(backend: str) -> None:
     else:
         assert statuses(result) == ["raised", "raised"]
         assert result.virtual_time_ns >= 1_800_000 * MS
-        assert max(map(len, struck(result))) == 30
+        assert max(map(len, struck(result))) == 31  # the last within the millisecond that Gloo is late
 
 
 def test_a_probability_is_drawn_from_the_seed_and_the_faults_own_words() -> None:

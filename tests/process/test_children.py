@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from simdist.errors import SimdistError, UnsupportedError
 from simdist.process import original
 
 SECOND = 1_000_000_000
+LATE_NS = 100_000  # how late a wait ends that runs out of time
+LATE_S = LATE_NS / 1e9
 ECHO = 'echo "$RANK of $WORLD_SIZE, $MINE"'
 
 
@@ -180,7 +182,7 @@ def test_other_ranks_and_threads_go_on_while_a_program_takes_its_time() -> None:
         dist.barrier()
         return [*times, round(time.monotonic(), 3)]
 
-    assert simdist.run(body, world_size=2, program_ns=5 * SECOND).values == [[2.0, 10.0]] * 2
+    assert simdist.run(body, world_size=2, program_ns=5 * SECOND).values == [[2 + LATE_S, 10.0]] * 2
 
 
 def test_a_program_is_there_until_its_virtual_time_is_over() -> None:
@@ -198,7 +200,7 @@ def test_a_program_is_there_until_its_virtual_time_is_over() -> None:
         return [*seen, time.monotonic(), program.returncode, program.communicate()]
 
     assert simdist.run(body, world_size=1, program_ns=5 * SECOND).values == [
-        [None, None, 3.0, None, 5.0, 7, (b"", None)]
+        [None, None, pytest.approx(3 + 2 * LATE_S), None, pytest.approx(5 + 2 * LATE_S), 7, (b"", None)]
     ]
 
 
@@ -213,7 +215,7 @@ def test_an_event_loop_waits_for_a_program_in_virtual_time() -> None:
     result = simdist.run(lambda: asyncio.run(ask()), world_size=2, program_ns=5 * SECOND)
 
     assert result.values == [(b"hello\n", 0, 5.0)] * 2
-    assert result.virtual_time_ns == 7 * SECOND
+    assert result.virtual_time_ns == 7 * SECOND + LATE_NS
 
 
 def test_an_event_loop_writes_to_a_program_that_a_thread_waits_for() -> None:
@@ -274,7 +276,7 @@ def test_run_with_a_timeout_kills_in_virtual_time() -> None:
         return time.monotonic(), str(caught.value)
 
     assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [
-        (2.0, "Command '['true']' timed out after 2 seconds")
+        (2 + LATE_S, "Command '['true']' timed out after 2 seconds")
     ]
 
 
@@ -299,7 +301,7 @@ def test_a_thread_that_waits_for_a_program_is_woken_by_the_signal_that_ends_it()
         threading.Timer(2, program.terminate).start()
         return program.wait(), time.monotonic()
 
-    assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [(-15, 2.0)]
+    assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [(-15, 2 + LATE_S)]
 
 
 def test_programs_without_a_time_can_be_ended_and_signalled_by_pid_and_group() -> None:
@@ -313,6 +315,42 @@ def test_programs_without_a_time_can_be_ended_and_signalled_by_pid_and_group() -
         return [first.wait(), second.wait(timeout=1), third.wait()]
 
     assert simdist.run(body, world_size=1).values == [[-15, -2, -9]]
+
+
+def test_a_program_ignores_the_signals_that_its_rank_ignores() -> None:
+    def body() -> list[int]:
+        ended = []
+        for handler in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGINT, handler)
+            signal.signal(signal.SIGUSR1, handler)
+            program = ["sh", "-c", "kill -INT $$; kill -USR1 $$; exit 3"]
+            ended.append(subprocess.call(program))
+            ended.append(os.waitpid(os.posix_spawn("/bin/sh", program, {}), 0)[1])
+        return ended
+
+    assert simdist.run(body, world_size=1).values == [[3, 3 << 8, -2, 2]]
+
+
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """As a shell begins a job behind `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_background")
+def test_ranks_of_a_program_that_ignores_the_interrupt_begin_so_and_pass_it_on() -> None:
+    def body() -> tuple[bool, list[int]]:
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGINT)
+        program = ["sh", "-c", "kill -INT $$; exit 3"]
+        ended = [subprocess.call(program)]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ended.append(subprocess.call(program))
+        return ignored, ended
+
+    assert simdist.run(body, world_size=1).values == [(True, [3, -2])]
 
 
 def test_the_group_of_the_world_is_out_of_reach() -> None:

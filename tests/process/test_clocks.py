@@ -4,6 +4,7 @@ import datetime
 import os
 import re
 import sched
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def test_the_calendar_begins_with_2026() -> None:
 def _divides_by_no_time() -> tuple[int, int, float, float]:
     began, ended = time.monotonic(), time.monotonic()
     at_ns = time.monotonic_ns()
-    threading.Event().wait(0.5)  # to the nanosecond, although Python looks at the clock several times
+    threading.Event().wait(0.5)
     return round(1 / (ended - began)), at_ns, time.monotonic(), time.perf_counter()
 
 
@@ -105,15 +106,15 @@ def test_programs_can_divide_by_a_duration_that_took_no_time() -> None:
     counted = simdist.run(_divides_by_no_time, world_size=1, isolate=True)
     calendar = simdist.run(_divides_by_no_time_of_the_calendar, world_size=1, isolate=True)
 
-    assert counted.values == [(10**9, 2, 0.5, 0.5)]
-    assert calendar.values == [(BEGIN_S, True, BEGIN_S * 10**9 + 250_000_000, BEGIN_S + 0.250001)]
+    assert counted.values == [(10**9, 2, 0.5001, 0.5001)]
+    assert calendar.values == [(BEGIN_S, True, BEGIN_S * 10**9 + 250_001_000, BEGIN_S + 0.250002)]
 
 
 def test_a_programs_calendar_runs_ahead_of_virtual_time_by_a_millisecond_at_most() -> None:
     looks, span = simdist.run(_looks_often, world_size=1, isolate=True).values[0]
 
     assert looks == [min(number, 1000) * 1000 for number in range(2000)]
-    assert span == pytest.approx(0.499002, abs=1e-6)
+    assert span == pytest.approx(0.500002, abs=1e-6)  # never less than the sleep, however far ahead it was
 
 
 @pytest.mark.parametrize(
@@ -322,5 +323,70 @@ def test_a_duration_that_is_measured_is_never_nothing(name: str) -> None:
 
     found = simdist.run(body, world_size=2, policy="random").values
 
-    assert found == [[pytest.approx(second * each, rel=1e-15) for each in (0, 1e-9, 2e-9, 1, 1.000000001)]] * 2
-    assert found[0][0] < found[0][1] < found[0][2] < found[0][3] == second < found[0][4]
+    assert (
+        found == [[pytest.approx(second * each, rel=1e-15) for each in (0, 1e-9, 2e-9, 1.000000002, 1.000000003)]] * 2
+    )
+    assert found[0][0] < found[0][1] < found[0][2] < second < found[0][3] < found[0][4]
+
+
+def looked(clock: Callable[[], float], wait: Callable[[float], Any], seconds: float, offset_s: float) -> float:
+    """What a program measures that looks at a clock around a wait, some time after it began."""
+    time.sleep(offset_s)
+    began = clock()
+    wait(seconds)
+    return clock() - began
+
+
+def lock_in_vain(seconds: float) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    assert not lock.acquire(timeout=seconds)
+
+
+CLOCKS = [getattr(time, name) for name in ("monotonic", "perf_counter", "time")]
+WAITS: dict[str, Callable[[float], Any]] = {
+    "sleep": time.sleep,
+    "event": lambda seconds: threading.Event().wait(seconds),
+    "lock": lock_in_vain,
+    "select": lambda seconds: select.select([], [], [], seconds),
+}
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("name", WAITS)
+def test_no_clock_shows_less_than_the_length_of_a_wait(name: str, isolate: bool) -> None:
+    def body() -> list[float]:
+        missing = []
+        for clock in CLOCKS:
+            for number in range(60):
+                seconds = 0.1 + number / 1000
+                missing.append(min(0.0, looked(clock, WAITS[name], seconds, number / 7) - seconds))
+        return missing
+
+    (missing,) = simdist.run(body, world_size=1, isolate=isolate).values
+
+    assert set(missing) == {0}
+
+
+def test_what_runs_out_of_time_ends_a_little_late_always_the_same() -> None:
+    def body() -> list[int]:
+        ended = []
+        for wait in list(WAITS.values())[1:]:
+            began_ns = time.monotonic_ns()
+            wait(0.3)
+            ended.append(time.monotonic_ns() - began_ns)
+        return ended
+
+    assert simdist.run(body, world_size=1).values == [[300_100_000] * 3]
+
+
+def test_sleeps_of_threads_side_by_side_do_not_add_up() -> None:
+    def body() -> list[float]:
+        threads = [threading.Thread(target=time.sleep, args=(seconds,)) for seconds in (0.3, 0.7, 1.1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [time.monotonic(), time.perf_counter(), time.time() - BEGIN_S]
+
+    assert simdist.run(body, world_size=1).values == [pytest.approx([1.1] * 3, abs=1e-6)]

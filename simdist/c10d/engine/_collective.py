@@ -205,11 +205,12 @@ class Collective:
         elif complete:
             self._start()
         elif communicator.has_timeouts:
+            due_ns = now + timeout_ns + communicator.backend.failure.late_ns
             if self.deadline_ns is None:
-                self.deadline_ns = now + timeout_ns
+                self.deadline_ns = due_ns
                 simulation.watch_deadline(self)
-            elif now + timeout_ns < self.deadline_ns:
-                self.move_deadline(now + timeout_ns)
+            elif due_ns < self.deadline_ns:
+                self.move_deadline(due_ns)
 
     def _compare(self, operation: Operation) -> bool:
         """Compare what the last to come called with what the first did; False if everyone has been told off."""

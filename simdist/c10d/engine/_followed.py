@@ -255,16 +255,16 @@ class Followed:
     def expire(self) -> None:
         """The earliest timeout of those who are stuck has come."""
         collective, communicator = self._collective, self._communicator
-        now = communicator.simulation.now_ns
+        now, failure = communicator.simulation.now_ns, communicator.backend.failure
         late = []
         for rank, arrival in collective.arrivals.items():
             outcome = self._flow.outcome(rank)
             if (
                 arrival.settled is None
                 and isinstance(outcome, Blocked)
-                and outcome.since_ns + arrival.timeout_ns <= now
+                and outcome.since_ns + arrival.timeout_ns + failure.late_ns <= now
             ):
-                text = communicator.backend.failure.timed_out(outcome.kind, arrival.timeout_ns)
+                text = failure.timed_out(outcome.kind, arrival.timeout_ns)
                 late.append((rank, Failed(now, text)))
         for rank, failed in late:
             self._flow.fail(rank, failed)
@@ -342,7 +342,8 @@ class Followed:
     def _watch(self) -> None:
         """Wait for the earliest timeout of those who are stuck."""
         flow, collective = self._flow, self._collective
-        if not self._communicator.backend.failure.has_timeouts:
+        failure = self._communicator.backend.failure
+        if not failure.has_timeouts:
             return
         timeouts = self._timeouts
         blocked, flow.blocked = flow.blocked, []
@@ -350,7 +351,8 @@ class Followed:
             outcome = flow.outcome(rank)
             if isinstance(outcome, Blocked):
                 since_ns = outcome.since_ns
-                heapq.heappush(timeouts, (since_ns + collective.arrivals[rank].timeout_ns, rank, since_ns))
+                due_ns = since_ns + collective.arrivals[rank].timeout_ns + failure.late_ns
+                heapq.heappush(timeouts, (due_ns, rank, since_ns))
         while timeouts:
             _, rank, since_ns = timeouts[0]
             outcome = flow.outcome(rank)

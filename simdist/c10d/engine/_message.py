@@ -114,7 +114,8 @@ class P2PWork(SimWork):
         if not self.done:
             simulation = self.process.simulation
             simulation.check()
-            deadline_ns = simulation.now_ns + limit_ns if communicator.backend.failure.has_timeouts else None
+            failure = communicator.backend.failure
+            deadline_ns = simulation.now_ns + limit_ns + failure.late_ns if failure.has_timeouts else None
             while not self.done:
                 if not simulation.park(self, deadline_ns) and not self.done:
                     communicator.mailbox.expire(self, limit_ns)

@@ -20,6 +20,7 @@ that is started again may complete a group that its earlier life's peers still w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
@@ -105,7 +106,8 @@ def connect(
         limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
 
     def wait_for_all() -> None:
-        deadline_ns = simulation.now_ns + limit_ns if backend.failure.has_timeouts and size > 1 else None
+        limited, late_ns = backend.failure.has_timeouts and size > 1, backend.failure.late_ns
+        deadline_ns = simulation.now_ns + limit_ns + late_ns if limited else None
         task, server = simulation.check(), store.server
         server.connected[task] = None
         try:
@@ -114,7 +116,9 @@ def connect(
                     store.require_server(process)
                 if not simulation.park(wait, deadline_ns) and not communicator.connected:
                     missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
-                    store._give_up([f"{prefix}0/{missing}"], timeout_ns // 1_000_000, "Wait timeout")
+                    store._give_up(
+                        [f"{prefix}0/{missing}"], timedelta(milliseconds=timeout_ns // 1_000_000), "Wait timeout"
+                    )
         finally:
             server.connected.pop(task, None)
         process.drain()

@@ -188,6 +188,7 @@ class Failure(Protocol):
     """Who sees what, when and in which words."""
 
     has_timeouts: bool  # False: what would time out is a deadlock
+    late_ns: int  # from when a wait has lasted as long as it may until it ends for that
     closing_ns: int  # from a timeout until the peers see the connection close
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:

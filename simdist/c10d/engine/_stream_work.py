@@ -125,10 +125,10 @@ class StreamWork(SimWork):
 
     def _wait_on_host(self, limit_ns: int) -> None:
         simulation = self.process.simulation
-        deadline_ns = max(simulation.now_ns, self.issued_ns + limit_ns)
+        failure = cast("StreamFailure", self.member.communicator.backend.failure)
+        deadline_ns = max(simulation.now_ns, self.issued_ns + limit_ns) + failure.late_ns
         while not self.done and not self._has_failed():
             if not simulation.park(self, deadline_ns) and not self.done:
-                failure = cast("StreamFailure", self.member.communicator.backend.failure)
                 raise failure.wait_timed_out(self, limit_ns)
             self.process.drain()
 

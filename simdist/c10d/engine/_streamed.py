@@ -385,7 +385,7 @@ class StreamCommunicator(Communicator):
             begin_ns = simulation.now_ns + (self.backend.connect_ns if len(connection.ranks) > 1 else 0)
             simulation.call_at(begin_ns, lambda: self._made(connection))
         wait = _Joining(connection)
-        deadline_ns = simulation.now_ns + limit_ns
+        deadline_ns = simulation.now_ns + limit_ns + self.failure.late_ns
         rest_limit_ns: int | None = None
         unknown = any(maker != member.rank for maker in makers)  # at first it does not even know that they have come
         while not connection.made:
@@ -396,7 +396,7 @@ class StreamCommunicator(Communicator):
                     raise self.failure.first_is_missing(connection, member.rank, str(error)) from error
             unknown = any(maker not in connection.ends for maker in makers)
             if not unknown and rest_ns and rest_limit_ns is None:
-                rest_limit_ns = simulation.now_ns + rest_ns
+                rest_limit_ns = simulation.now_ns + rest_ns + self.failure.late_ns
             if not simulation.park(wait, deadline_ns if unknown else rest_limit_ns) and not connection.made:
                 if any(maker not in connection.ends for maker in makers):
                     raise self.failure.first_is_missing(connection, member.rank, limit_ns)

@@ -43,6 +43,7 @@ class BackendTables:
         self.loaded: Tables | None = None  # those of the rank that runs, where it has its own
         self._shared: Tables = {}
         self._own: list[Tables] = []  # of all ranks that have them
+        self._begun = False  # something is registered
         self._lasting: list[Callable[[], None]] = []  # what modules registered when they were imported
 
     def install(self, patches: Patches, make_sim_group: Callable[..., Any], *, default: str) -> None:
@@ -55,6 +56,7 @@ class BackendTables:
         if "sim" in backend.backend_list:
             raise SimdistError("a backend named 'sim' is registered already; simdist needs that name")
         patches.replace_all(backend, {name: getattr(backend, name).copy() for name in _TABLES})
+        self._begun = True
         backend.register_backend("sim", make_sim_group, devices=["cpu"])
         if default == "sim":
             backend.default_device_backend_map["cpu"] = "sim"
@@ -65,13 +67,15 @@ class BackendTables:
 
     def uninstall(self) -> None:
         """Forget "sim" and what ranks registered. The patches are undone already."""
-        if self._shared and hasattr(c10d.Backend, "SIM"):
+        if self._begun and hasattr(c10d.Backend, "SIM"):
             del c10d.Backend.SIM
-        for register in self._lasting:
-            register()
+        while self._lasting:
+            self._lasting.pop(0)()
 
     def load(self, own: Tables | None) -> None:
         """Put these in place of the ones that are there."""
+        if own is self.loaded:
+            return
         backend = c10d.Backend
         for name in self.loaded or ():
             if name not in self._shared:

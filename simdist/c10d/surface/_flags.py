@@ -11,6 +11,9 @@ In doubt: switches that belong to a GPU's libraries are kept apart like all othe
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +21,9 @@ import torch.multiprocessing
 from torch import _tensor_str, _weights_only_unpickler
 from torch.nn.modules import module as _modules
 
-from simdist.process import Patches, followed, original
+from simdist.process import Patches, current_process, followed, imported_for_all, original
 
-__all__ = ["install", "remember", "restore", "separate"]
+__all__ = ["forget_imports", "install", "remember", "restore", "separate"]
 
 _c: Any = torch._C
 _sharing: Any = torch.multiprocessing
@@ -70,6 +73,9 @@ _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
 _NONE: dict[int, Any] = {}  # hooks, as hardly any program has them
 _State = tuple[Any, ...]
+# What modules that all ranks share have registered for `torch.load` as they were imported in this world: each does it
+# once only, so that every rank has it, and it stays as long as the module does.
+_of_imports: set[Any] = set()
 
 
 def _read(get: Any) -> Any:
@@ -132,9 +138,10 @@ def restore(state: _State) -> None:
     if _sharing.get_sharing_strategy() != strategy:
         original(_sharing.set_sharing_strategy)(strategy)
     known = _weights_only_unpickler._marked_safe_globals_set
-    if known != safe:
+    wanted = safe | _of_imports
+    if known != wanted:
         known.clear()
-        known.update(safe)
+        known.update(wanted)
     _set_hooks(hooks)
 
 
@@ -146,6 +153,23 @@ _HOOKING = tuple(followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks
 def install(patches: Patches) -> None:
     """Give each process hooks of its own: context managers set them."""
     patches.redirect(_HOOKING)
+    patches.wrap(_weights_only_unpickler, "_add_safe_globals", _noting)
+
+
+def forget_imports() -> None:
+    """The world is over: what modules registered in it is the host's from now on."""
+    _of_imports.clear()
+
+
+def _noting(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def _add_safe_globals(safe_globals: Any) -> None:
+        added = list(safe_globals)
+        if current_process() is not None and imported_for_all(sys._getframe(1)):
+            _of_imports.update(added)
+        original(added)
+
+    return _add_safe_globals
 
 
 def separate(patches: Patches) -> None:

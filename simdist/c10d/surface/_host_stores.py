@@ -1,32 +1,36 @@
 """Torch's own stores in the hands of a rank: made outside the simulation, they wait in real time.
 
-A rank that waits in one keeps the baton, so that the rank for which it waits never runs. What may wait is therefore
-refused, with the way out; what never does (`set`, `add`, `check`) works, as on an object that the ranks share.
+A rank that waits in one keeps the baton, so that the rank for which it waits never runs. So a rank that waits for keys
+looks for them from time to time, in virtual time. What never waits (`set`, `add`, `check`) works, as on an object that
+the ranks share; what waits otherwise (`queue_pop`, `barrier`) is refused, with the way out.
+
+In doubt: what a view says of a key that never comes lacks the view's prefix, which torch's `PrefixStore` does not tell.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from torch._C import _distributed_c10d as _c
 
+from simdist.c10d.surface._store import gave_up, time_limit_ns
 from simdist.errors import SimdistError
-from simdist.process import Patches, current_process
+from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["install", "is_hosts", "refusal"]
 
 _registry: Any = _c  # has what the stubs leave out
 _REAL = (_c.TCPStore, _c.HashStore, _c.FileStore)
-_WAITING = ("get", "multi_get", "wait", "queue_pop", "barrier")
+_REFUSED = ("queue_pop", "barrier")
+_LOOK_NS = 10_000_000  # as often as a FileStore looks into its file
 
 
 def is_hosts(store: Any) -> bool:
     """True for a store of torch's own, or a view of one."""
-    while isinstance(store, _c.PrefixStore):
-        store = store.underlying_store
-    return isinstance(store, _REAL)
+    return isinstance(_innermost(store), _REAL)
 
 
 _WAY_OUT = "make the store inside the rank's function, or use init_method='env://'"
@@ -39,10 +43,74 @@ def refusal(store: Any) -> SimdistError:
 
 
 def install(patches: Patches) -> None:
-    """Refuse to wait in one."""
-    for name in _WAITING:
+    """Let ranks wait for keys in one, and refuse other waits."""
+    for name, make in {
+        **dict.fromkeys(_REFUSED, _refusing),
+        "wait": _wait,
+        "get": _get,
+        "multi_get": _multi_get,
+    }.items():
         if hasattr(_registry.Store, name):
-            patches.wrap(_registry.Store, name, _refusing)
+            patches.wrap(_registry.Store, name, make)
+
+
+def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(store: Any, keys: Any, timeout: timedelta | None = None) -> Any:
+        process = current_process()
+        if process is not None and is_hosts(store):
+            keys = list(keys)
+            _look_for(process, store, keys, timeout, "Wait timeout")
+        return original(store, keys) if timeout is None else original(store, keys, timeout)
+
+    return wait
+
+
+def _get(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get(store: Any, key: str) -> Any:
+        process = current_process()
+        if process is not None and is_hosts(store):
+            _look_for(process, store, [key], None, f"Timeout waiting for key: {key}")
+        return original(store, key)
+
+    return get
+
+
+def _multi_get(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def multi_get(store: Any, keys: Any) -> Any:
+        process = current_process()
+        keys = list(keys)
+        if process is not None and is_hosts(store):
+            for key in keys:  # one after the other, as the stores do it
+                _look_for(process, store, [key], None, f"Timeout waiting for key: {key}")
+        return original(store, keys)
+
+    return multi_get
+
+
+def _look_for(process: SimProcess, store: Any, keys: list[str], timeout: timedelta | None, what: str) -> None:
+    """Let virtual time pass until the keys are there.
+
+    Raises:
+        DistStoreError, RuntimeError: they do not come in time, in the store's own words.
+    """
+    limit = store.timeout if timeout is None else timeout
+    kind = {_c.HashStore: "hash", _c.FileStore: "file"}.get(type(_innermost(store)), "tcp")
+    simulation = process.simulation
+    due_ns = simulation.now_ns + time_limit_ns(kind, limit)
+    while keys and not store.check(keys):
+        if simulation.now_ns >= due_ns:
+            raise gave_up(kind, keys, limit, what)
+        simulation.sleep(min(_LOOK_NS, due_ns - simulation.now_ns))
+        process.drain()
+
+
+def _innermost(store: Any) -> Any:
+    while isinstance(store, _c.PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:

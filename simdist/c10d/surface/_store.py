@@ -15,7 +15,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -27,7 +27,9 @@ from simdist.kernel import Task
 from simdist.process import SimProcess, Strike, carry_out, current_process
 from simdist.records import store_asked
 
-__all__ = ["SimPrefixStore", "SimStore", "StoreServer"]
+__all__ = ["LATE_NS", "SimPrefixStore", "SimStore", "StoreServer", "gave_up", "time_limit_ns"]
+
+LATE_NS = 1_000_000  # from when a wait has lasted as long as it may until it ends for that, unless it may not wait
 
 _POLL_NS = 100_000  # a round trip to the server on one machine
 _MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again and again, others have to get on
@@ -139,6 +141,29 @@ class _Connection:
         self.closed = False  # by the server
         self.strike: Callable[[], None] | None = None  # to call when the request is over whose caller has it now
         self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
+
+
+def time_limit_ns(kind: str, limit: timedelta) -> int:
+    """How long a store waits that may wait for so long."""
+    limit_ns = _in_ns(limit)
+    if kind == "file":
+        limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+    return _due_in(limit_ns)
+
+
+def gave_up(kind: str, names: list[str], limit: timedelta, what: str) -> Exception:
+    """What a store raises that has waited for so long; `what` a FileStore says."""
+    limit_ms = round(limit.total_seconds() * 1e3)
+    if kind == "hash":
+        return dist.DistStoreError("Wait timeout")
+    if kind == "file":
+        return RuntimeError(what if what == "Wait timeout" else f"{what} after {limit_ms} ms")
+    keys = ", ".join("/" + name for name in names)
+    return dist.DistStoreError(f"wait timeout after {limit_ms}ms, keys: {keys}")
+
+
+def _due_in(limit_ns: int) -> int:
+    return limit_ns + LATE_NS if limit_ns else 0
 
 
 def _in_ns(limit: timedelta) -> int:
@@ -489,7 +514,8 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
 
     def _judged(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> Strike | None:
         verdict = process.simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
-        return carry_out(process, verdict, f"store.{operation}", limit_ns=None if limit is None else _in_ns(limit))
+        limit_ns = None if limit is None else _due_in(_in_ns(limit))
+        return carry_out(process, verdict, f"store.{operation}", limit_ns=limit_ns)
 
     def _strike_later(self, process: SimProcess, when: str, action: Callable[[], None]) -> None:
         simulation, distance_ns = process.simulation, self.server.distance_ns(process.host.name)
@@ -533,7 +559,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     def _is_late(self, process: SimProcess, limit: timedelta) -> bool:
         """True if the request itself took as long as its caller waits for the answer."""
         asked_ns, now_ns = self._connection.asked_ns, process.simulation.now_ns
-        return now_ns > asked_ns and now_ns >= asked_ns + _in_ns(limit)
+        return now_ns > asked_ns and now_ns >= asked_ns + _due_in(_in_ns(limit))
 
     def _wait(
         self,
@@ -560,13 +586,10 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             return
         simulation = process.simulation
         task = simulation.check()
-        limit_ns = _in_ns(limit)
-        if self._kind == "file":
-            limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
         if late:
-            self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
+            self._give_up(names, limit, what, process)
         wait = _KeyWait(server, [name for name in names if not server.has(name)])
-        deadline_ns = self._connection.asked_ns + limit_ns
+        deadline_ns = self._connection.asked_ns + time_limit_ns(self._kind, limit)
         with server.expect(task, names, arrived, over):
             while not over():
                 in_time = simulation.park(wait, deadline_ns)
@@ -575,20 +598,15 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                 if server.gone:
                     raise self._lost(process, _CLOSED, "wait")
                 if not in_time:
-                    self._give_up(names, round(limit.total_seconds() * 1e3), what, process)
+                    self._give_up(names, limit, what, process)
 
-    def _give_up(self, names: list[str], limit_ms: int, what: str, process: SimProcess | None = None) -> None:
+    def _give_up(self, names: list[str], limit: timedelta, what: str, process: SimProcess | None = None) -> NoReturn:
         if process is not None and self._kind == "tcp" and process.simulation.bus.wants(StoreRequested):
             # It calls its request back, and waits for the answer (TCPStore::doWait).
             left = self._judged(process, "cancel_wait", ",".join(names), None)
             if left is not None:  # there is no request between now and the error
                 left[1]()
-        if self._kind == "hash":
-            raise dist.DistStoreError("Wait timeout")
-        if self._kind == "file":
-            raise RuntimeError(what if what == "Wait timeout" else f"{what} after {limit_ms} ms")
-        keys = ", ".join("/" + name for name in names)
-        raise dist.DistStoreError(f"wait timeout after {limit_ms}ms, keys: {keys}")
+        raise gave_up(self._kind, names, limit, what)
 
 
 class SimPrefixStore(SimStore):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simdist.c10d.surface._store import SimStore, StoreServer
+from simdist.c10d.surface._store import LATE_NS, SimStore, StoreServer
 from simdist.kernel import Task
 from simdist.process import SimProcess, address_of_host, current_process
 
@@ -82,7 +82,7 @@ def open_tcp_store(
     if is_master and port == 0:
         port = next(p for p in range(29400, 65536) if _place(host, p) not in servers)
     key = _place(host, port)
-    deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9)
+    deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9) + LATE_NS
     waiting = servers.setdefault(("waiting", *key), {})
     if is_master and not (multi_tenant and _listening(servers, key)):
         if _listening(servers, key):
@@ -151,7 +151,7 @@ def _wait_for_workers(
         return
     server.master = simulation.check()
     seconds = int(timeout.total_seconds()) + 1  # the real one counts whole seconds, and stops when it has counted more
-    deadline_ns = simulation.now_ns + seconds * 1_000_000_000
+    deadline_ns = simulation.now_ns + seconds * 1_000_000_000 + LATE_NS
     while server.joined < world_size:
         if not simulation.park(_Connecting(server.name), deadline_ns) and server.joined < world_size:
             raise dist.DistStoreError(

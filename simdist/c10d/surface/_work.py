@@ -180,7 +180,8 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         if process.torch_state.unwaited:
             process.torch_state.unwaited.pop(self, None)
         if timeout is not _NO_TIMEOUT and timeout.total_seconds() > 0:
-            deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9)
+            late_ns = self.member.communicator.backend.failure.late_ns
+            deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9) + late_ns
             while not self.done:
                 if not simulation.park(self, deadline_ns) and not self.done:
                     raise RuntimeError("Operation timed out!")

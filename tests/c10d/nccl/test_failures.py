@@ -142,7 +142,7 @@ def test_a_wait_that_ran_out_of_time_gives_its_communicator_up(blocking: str) ->
     first, second = result.ranks
     assert second.value == [7]
     log = first.stderr
-    times = ["00:00:02.000"] * 2  # once for each wait
+    times = ["00:00:02.001"] * 2  # once for each wait
     assert lines(result, "timed out in blocking wait.") == times[:1]
     assert lines(result, DOWN)[:2] == lines(result, CORRUPTED)[:2] == times
     if blocking == "1":

@@ -193,7 +193,7 @@ def test_a_blocking_wait_raises_and_nobody_is_killed() -> None:
     assert [rank.exit_code for rank in result.ranks] == [0, 0]
     assert text == (
         "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, "
-        "NumelIn=1, NumelOut=1, Timeout(ms)=3000) ran for 3000 milliseconds before timing out."
+        "NumelIn=1, NumelOut=1, Timeout(ms)=3000) ran for 3001 milliseconds before timing out."
     )
     assert at_s == 3.0
     assert "timed out in blocking wait." in result.ranks[0].stderr
@@ -207,7 +207,7 @@ def test_a_wait_with_a_timeout_of_its_own() -> None:
         connect()
         return ""
 
-    assert "ran for 2000 milliseconds before timing out." in results(body)[0]
+    assert "ran for 2001 milliseconds before timing out." in results(body)[0]
 
 
 def three_steps() -> None:

@@ -224,7 +224,7 @@ def test_passes_with_no_store_from_the_start(sim: Sim) -> None:
     result = sim.run(ask_store, world_size=2, check=False)
 
     assert [type(rank.exception) for rank in result.ranks] == [dist.DistNetworkError] * 2
-    assert [rank.ended_ns for rank in result.ranks] == [30_000_200_000] * 2
+    assert [rank.ended_ns for rank in result.ranks] == [30_001_200_000] * 2
 
 
 def test_passes_with_a_loss_that_is_called_off(sim: Sim) -> None:

@@ -53,11 +53,11 @@ class GlooMessage(P2PWork):
 
     def _wait_in_vain(self, limit_ns: int) -> NoReturn:
         simulation = self.process.simulation
-        deadline_ns = simulation.check().simulation.now_ns + limit_ns
+        communicator = self.member.communicator
+        deadline_ns = simulation.check().simulation.now_ns + limit_ns + communicator.backend.failure.late_ns
         while simulation.now_ns < deadline_ns:
             simulation.park(self, deadline_ns)
             self.process.drain()
-        communicator = self.member.communicator
         self.error = RuntimeError(communicator.backend.failure.timed_out(self.kind, limit_ns))
         communicator.timed_out(self.member.rank)
         communicator.look_again(self.member.rank)

@@ -15,6 +15,7 @@ class GlooFailure:
     """Who sees what: a timeout closes all connections of the rank that it strikes, and the peers see that."""
 
     has_timeouts = True
+    late_ns = 1_000_000
     closing_ns = 1_000_000
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:

@@ -9,6 +9,7 @@ class IdealFailure:
     """Plain words, and no timeout: whoever waits in vain is part of a deadlock."""
 
     has_timeouts = False
+    late_ns = 0
     closing_ns = 0
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:

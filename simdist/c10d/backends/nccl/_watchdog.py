@@ -75,9 +75,14 @@ class Watchdog:
         if work.done:
             return
         self._works[work] = work.entry
-        due_ns = self.tick_after(work.issued_ns + work.timeout_ns)
+        due_ns = self._sees_at(work)
         if self.deadline_ns is None or due_ns < self.deadline_ns:
             self._set(due_ns)
+
+    def _sees_at(self, work: NcclWork) -> int:
+        """When it finds that the work has had its time."""
+        late_ns = work.member.communicator.backend.failure.late_ns
+        return self.tick_after(work.issued_ns + work.timeout_ns + late_ns)
 
     def forget(self, work: NcclWork) -> None:
         """A work is over."""
@@ -148,7 +153,7 @@ class Watchdog:
                 text = work.timeout_text((now_ns - work.issued_ns) // 1_000_000)
                 self._fail(work, text, text, "TIMEOUT", 693)
                 return
-        due = [self.tick_after(work.issued_ns + work.timeout_ns) for work in self._works]
+        due = [self._sees_at(work) for work in self._works]
         self._set(min(due, default=None))
 
     def notice_device_error(self, error: BaseException) -> None:

@@ -58,6 +58,7 @@ class NcclFailure:
     """Nobody is told of a peer that is gone; whoever waits for it waits for its watchdog."""
 
     has_timeouts = True
+    late_ns = 1_000_000
     closing_ns = 0
 
     def refused_connection(self, connection: Any) -> Callable[[int], BaseException] | None:

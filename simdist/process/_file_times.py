@@ -1,0 +1,359 @@
+"""When files were written, in virtual time: what `os.stat` tells a rank of what ranks have written.
+
+Programs compare a file's times with `time.time()`, or two files' with each other: a lock that is stale, the newest
+checkpoint. The real times mean nothing there. So what a rank does to a file or a folder is noted here, with the time
+that its calendar shows, and `os.stat` and its like tell that. The files themselves keep their real times, for the host
+and for programs that ranks start, which have real clocks too. What no rank has written keeps its real times everywhere.
+
+Seen is what Python code calls: `open`, writes of file objects (when their buffers go), functions of `os`, torch's own
+writer. A file that C code has written otherwise gets the time at which a rank first looks at it after it was made, or
+has grown or shrunk.
+
+A world with a disk has real times: what its ranks call is the disk's to replace.
+
+In doubt: the import system always sees real times, for it compares them with those in compiled files, which outlive a
+world. What C code changes in place is not seen, and neither is what it makes in the few milliseconds in which the
+system's clock for files has not moved since the world began.
+"""
+
+from __future__ import annotations
+
+import _io
+import builtins
+import functools
+import io
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from simdist.process._process import SimProcess
+from simdist.process._redirect import original as real
+from simdist.process._runtime import Patches, current_process, current_runtime
+
+__all__ = ["FileTimes", "install", "wrote_file"]
+
+_Make = Callable[[Any], Any]
+_Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, Any]]]
+_SECOND_NS = 10**9
+_WRITES = os.O_WRONLY | os.O_RDWR
+_stat, _fstat = os.stat, os.fstat
+_CLOCK_OF_FILES = 5 if sys.platform == "linux" else 0  # CLOCK_REALTIME_COARSE, which the module does not name
+
+
+class _Times:
+    """Of one file or folder."""
+
+    __slots__ = ("accessed_ns", "changed_ns", "modified_ns", "size")
+
+    def __init__(self, accessed_ns: int, modified_ns: int, changed_ns: int, size: int) -> None:
+        self.accessed_ns = accessed_ns
+        self.modified_ns = modified_ns
+        self.changed_ns = changed_ns
+        self.size = size  # when it was last looked at
+
+
+class FileTimes:
+    """The times of everything that ranks of a world have written, by device and number."""
+
+    def __init__(self) -> None:
+        # By the system's clock for files, which moves every few milliseconds.
+        self.began_ns = real(time.clock_gettime_ns)(_CLOCK_OF_FILES)
+        self._known: dict[tuple[int, int], _Times] = {}
+
+    def written(self, process: SimProcess, found: os.stat_result, *, made: bool = False) -> None:
+        """A rank has made or written it."""
+        now_ns = _now_ns(process)
+        accessed_ns = now_ns if made else self._of(process, found).accessed_ns
+        self._known[found.st_dev, found.st_ino] = _Times(accessed_ns, now_ns, now_ns, found.st_size)
+
+    def changed(self, process: SimProcess, found: os.stat_result) -> None:
+        """A rank has changed what is known of it: its name, its mode."""
+        times = self._known[found.st_dev, found.st_ino] = self._of(process, found)
+        times.changed_ns = _now_ns(process)
+
+    def set(self, process: SimProcess, found: os.stat_result, *, exact: bool) -> None:
+        """A rank has set its times, to those that it really has now, or to the present."""
+        now_ns = _now_ns(process)
+        accessed_ns, modified_ns = (found.st_atime_ns, found.st_mtime_ns) if exact else (now_ns, now_ns)
+        self._known[found.st_dev, found.st_ino] = _Times(accessed_ns, modified_ns, now_ns, found.st_size)
+
+    def told(self, process: SimProcess, found: os.stat_result) -> os.stat_result:
+        """What a rank is told that asks."""
+        key = found.st_dev, found.st_ino
+        times = self._known.get(key)
+        if times is None:
+            if found.st_mtime_ns <= self.began_ns or not stat.S_ISREG(found.st_mode):
+                return found
+            now_ns = _now_ns(process)
+            times = self._known[key] = _Times(now_ns, now_ns, now_ns, found.st_size)
+        elif times.size != found.st_size and stat.S_ISREG(found.st_mode):
+            times.modified_ns = times.changed_ns = _now_ns(process)
+            times.size = found.st_size
+        kind, (plain, named) = cast("_Reduced", found.__reduce__())
+        three = times.accessed_ns, times.modified_ns, times.changed_ns
+        for name, each_ns in zip(("st_atime", "st_mtime", "st_ctime"), three, strict=True):
+            named |= {name: each_ns / _SECOND_NS, f"{name}_ns": each_ns}
+        return kind((*plain[:7], *(each_ns // _SECOND_NS for each_ns in three)), named)
+
+    def _of(self, process: SimProcess, found: os.stat_result) -> _Times:
+        told = self.told(process, found)
+        return _Times(told.st_atime_ns, told.st_mtime_ns, told.st_ctime_ns, found.st_size)
+
+
+def _now_ns(process: SimProcess) -> int:
+    """What the process's calendar shows, and no less than it has shown."""
+    now_ns = max(process.epoch_ns + process.simulation.now_ns, process.shown_ns)
+    shown_s = process.seen_s[2]
+    if now_ns / _SECOND_NS < shown_s:
+        now_ns = int(shown_s) * _SECOND_NS + round(shown_s % 1 * _SECOND_NS)
+    return now_ns
+
+
+def _here() -> tuple[SimProcess, FileTimes] | None:
+    process, runtime = current_process(), current_runtime()
+    if process is None or runtime is None or _under_import(sys._getframe(2)):
+        return None
+    times: FileTimes = runtime.extras[FileTimes]
+    return process, times
+
+
+def _under_import(frame: Any) -> bool:
+    return str(frame.f_code.co_filename).startswith("<frozen importlib")
+
+
+def wrote_file(path: Any, *, made: bool = False) -> None:
+    """Code that is not Python's has made or written a file for the rank that calls; does nothing elsewhere."""
+    here = _here()
+    found = None if here is None else _look(path)
+    if here is not None and found is not None:
+        here[1].written(here[0], found, made=made)
+        if made:
+            _touch_folder(*here, path, None)
+
+
+def _look(path: Any, folder: int | None = None, *, follow: bool = True) -> os.stat_result | None:
+    try:
+        if isinstance(path, int):
+            return cast("os.stat_result", real(_fstat)(path))
+        return cast("os.stat_result", real(_stat)(path, dir_fd=folder, follow_symlinks=follow))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _touch_folder(process: SimProcess, times: FileTimes, path: Any, folder: int | None) -> None:
+    """Something was made or removed in the folder of a path."""
+    name = os.fspath(path)
+    bare = name.rstrip(os.sep) if isinstance(name, str) else name.rstrip(os.fsencode(os.sep))
+    above = os.path.dirname(bare)  # noqa: PTH120  # it may be bytes
+    found = _look(above or ("." if isinstance(name, str) else b"."), folder)
+    if found is not None:
+        times.written(process, found)
+
+
+# -- what makes and writes files -------------------------------------------------------------------------------------
+
+
+def _opened(here: tuple[SimProcess, FileTimes], number: int, path: Any, *, made: bool, cut: bool) -> None:
+    process, times = here
+    found = _look(number) if made or cut else None
+    if found is not None and stat.S_ISREG(found.st_mode):
+        times.written(process, found, made=made)
+        if made:
+            _touch_folder(process, times, path, None)
+
+
+def _open(original: Any) -> Any:
+    @functools.wraps(original)
+    def open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        makes = isinstance(mode, str) and not isinstance(file, int) and any(each in mode for each in "wax")
+        here = _here() if makes else None
+        if here is None:
+            return original(file, mode, *args, **kwargs)
+        made = _look(file) is None
+        opened = original(file, mode, *args, **kwargs)
+        _opened(here, opened.fileno(), file, made=made, cut="w" in mode)
+        return opened
+
+    return open
+
+
+def _os_open(original: Any) -> Any:
+    @functools.wraps(original)
+    def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        here = _here() if flags & (_WRITES | os.O_CREAT | os.O_TRUNC) else None
+        if here is None:
+            return int(original(path, flags, mode, dir_fd=dir_fd))
+        made = bool(flags & os.O_CREAT) and _look(path, dir_fd) is None
+        number = int(original(path, flags, mode, dir_fd=dir_fd))
+        process, times = here
+        found = _look(number)
+        if found is not None and stat.S_ISREG(found.st_mode) and (made or flags & os.O_TRUNC):
+            times.written(process, found, made=made)
+            if made:
+                _touch_folder(process, times, path, dir_fd)
+        return number
+
+    return open
+
+
+def _writing(place: int) -> _Make:
+    """Functions that write to a descriptor, which stands at this place of the arguments."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            done = original(*args, **kwargs)
+            here = _here() if len(args) > place else None
+            if here is not None:
+                _wrote(here, args[place])
+            return done
+
+        return write
+
+    return make
+
+
+def _wrote(here: tuple[SimProcess, FileTimes], file: Any) -> None:
+    found = _look(file)
+    if found is not None and stat.S_ISREG(found.st_mode):
+        here[1].written(here[0], found)
+
+
+def _of_file_object(original: Any) -> Any:
+    @functools.wraps(original)
+    def write(self: Any, *args: Any) -> Any:
+        done = original(self, *args)
+        here = _here()
+        if here is not None:
+            _wrote(here, self.fileno())
+        return done
+
+    return write
+
+
+def _closing(original: Any) -> Any:
+    """Of a file that C code may have written to: numpy does so with arrays."""
+
+    @functools.wraps(original)
+    def close(self: Any) -> None:
+        here = None if self.closed or not self.writable() else _here()
+        found = None if here is None else _look(self.fileno())
+        if here is not None and found is not None:
+            here[1].told(here[0], found)  # which looks at the size
+        original(self)
+
+    return close
+
+
+def _making(original: Any) -> Any:
+    """Functions that make a folder, a link or another thing at a path, or remove one."""
+
+    @functools.wraps(original)
+    def make(path: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(path, *args, **kwargs)
+        here = _here()
+        if here is not None:
+            process, times = here
+            folder = kwargs.get("dir_fd")
+            found = _look(path, folder, follow=False)
+            if found is not None:
+                times.written(process, found, made=True)
+            if not isinstance(path, int):
+                _touch_folder(process, times, path, folder)
+        return done
+
+    return make
+
+
+def _naming(original: Any) -> Any:
+    """Functions with two paths: a new name comes, and of some an old one goes."""
+
+    @functools.wraps(original)
+    def name(source: Any, target: Any, **kwargs: Any) -> Any:
+        done = original(source, target, **kwargs)
+        here = _here()
+        if here is not None:
+            process, times = here
+            from_folder, to_folder = kwargs.get("src_dir_fd"), kwargs.get("dst_dir_fd")
+            found = _look(target, to_folder, follow=False)
+            if found is not None:
+                times.changed(process, found)
+            if original.__name__ != "link":
+                _touch_folder(process, times, source, from_folder)
+            _touch_folder(process, times, target, to_folder)
+        return done
+
+    return name
+
+
+def _symlink(original: Any) -> Any:
+    @functools.wraps(original)
+    def symlink(source: Any, target: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+        original(source, target, target_is_directory, dir_fd=dir_fd)
+        here = _here()
+        if here is not None:
+            process, times = here
+            found = _look(target, dir_fd, follow=False)
+            if found is not None:
+                times.written(process, found, made=True)
+            _touch_folder(process, times, target, dir_fd)
+
+    return symlink
+
+
+def _utime(original: Any) -> Any:
+    @functools.wraps(original)
+    def utime(path: Any, times: Any = None, **kwargs: Any) -> None:
+        original(path, times, **kwargs)
+        here = _here()
+        found = None
+        if here is not None:
+            found = _look(path, kwargs.get("dir_fd"), follow=kwargs.get("follow_symlinks", True))
+        if here is not None and found is not None:
+            here[1].set(here[0], found, exact=times is not None or "ns" in kwargs)
+
+    return utime
+
+
+# -- what asks ---------------------------------------------------------------------------------------------------------
+
+
+def _asking(original: Any) -> Any:
+    @functools.wraps(original)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        here = _here()
+        return found if here is None else here[1].told(here[0], found)
+
+    return ask
+
+
+_OPENS: tuple[tuple[Any, str, _Make], ...] = tuple((owner, "open", _open) for owner in (builtins, io, _io))
+_IN_OS: dict[str, _Make] = {
+    "open": _os_open,
+    "stat": _asking,
+    "lstat": _asking,
+    "fstat": _asking,
+    **dict.fromkeys(("write", "writev", "pwrite", "pwritev", "ftruncate", "truncate", "posix_fallocate"), _writing(0)),
+    "sendfile": _writing(0),
+    "copy_file_range": _writing(1),
+    **dict.fromkeys(("mkdir", "mkfifo", "mknod", "unlink", "remove", "rmdir"), _making),
+    **dict.fromkeys(("rename", "replace", "link"), _naming),
+    "symlink": _symlink,
+    "utime": _utime,
+}
+
+
+def install(patches: Patches) -> None:
+    """Tell ranks virtual times of what they write."""
+    for owner, name, make in _OPENS:
+        patches.wrap(owner, name, make)
+    for name, make in _IN_OS.items():
+        if hasattr(os, name):
+            patches.wrap(os, name, make)
+    of_file_objects = {"write": _of_file_object, "truncate": _of_file_object, "close": _closing}
+    patches.wrap_all_in_type(_io.FileIO, of_file_objects)
+    patches.wrap_all_in_type(os.DirEntry, {"stat": _asking})

@@ -1,0 +1,51 @@
+"""Signals that a process ignores: a program that it starts goes on ignoring them, and no others.
+
+A real program takes over what this very process ignores, so for the moment of its start that is what the rank ignores.
+What this process itself has ignored since before Python began (SIGINT, as a shell has it for jobs in the background)
+its ranks ignore too, as processes do that it would start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdist.process._process import SimProcess
+
+__all__ = ["ignored_by_host", "program_ignores"]
+
+# Python ignores these for itself, and has programs begin without that.
+_OF_PYTHON = {getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)}
+_DEFAULT, _IGNORE = int(signal.SIG_DFL), int(signal.SIG_IGN)
+_get = ctypes.pythonapi.PyOS_getsig
+_get.argtypes, _get.restype = [ctypes.c_int], ctypes.c_void_p
+_set = ctypes.pythonapi.PyOS_setsig  # of any thread, where `signal.signal` is for the main one
+_set.argtypes, _set.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+
+
+def ignored_by_host() -> list[int]:
+    """What a process of this program begins with ignoring."""
+    return [signal.SIGINT] if (_get(signal.SIGINT) or _DEFAULT) == _IGNORE else []
+
+
+@contextmanager
+def program_ignores(process: SimProcess) -> Iterator[None]:
+    """Inside, a program that starts ignores what the process does."""
+    before: dict[int, int] = {}
+    try:
+        for number in (signal.SIGINT, *(number for number in process.handlers if number != signal.SIGINT)):
+            if number in _OF_PYTHON:
+                continue
+            ignores = process.handlers.get(number) == signal.SIG_IGN
+            now = _get(number) or _DEFAULT
+            if ignores != (now == _IGNORE):
+                before[number] = now
+                _set(number, _IGNORE if ignores else _DEFAULT)
+        yield
+    finally:
+        for number, handler in before.items():
+            _set(number, handler)

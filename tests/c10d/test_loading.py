@@ -1,0 +1,60 @@
+"""What modules register for `torch.load` when they are imported stays for all ranks, and for later worlds."""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from pathlib import Path
+
+import torch
+
+import simdist
+from tests.warm import Interpreters
+
+SAVING = """
+    import io, sys
+    import torch, torch.distributed as dist
+    import simdist
+
+    def saves():
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            torch.serialization.add_safe_globals([io.BytesIO])  # from here on it has types of its own
+        dist.barrier()
+        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2,))
+        file = io.BytesIO()
+        torch.save(distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]), file)
+        file.seek(0)
+        found = torch.load(file, weights_only=True).to_local().tolist()
+        return found, io.BytesIO in torch.serialization.get_safe_globals()
+
+    if __name__ == "__main__":
+        for isolate in (False, True, True):
+            print([rank.value or rank.exception for rank in simdist.run(saves, world_size=2, isolate=isolate).ranks])
+        print(io.BytesIO in torch.serialization.get_safe_globals())
+"""
+
+
+def test_a_dtensor_can_be_loaded_in_every_world_and_on_every_rank(interpreters: Interpreters, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(textwrap.dedent(SAVING))
+
+    done = interpreters.run([sys.executable, str(tmp_path / "saves.py")])
+
+    assert done.returncode == 0, done.stderr
+    first, *others, left = done.stdout.splitlines()
+    assert first in ("[([0.0, 1.0], True), ([2.0, 3.0], True)]", "[([0.0, 1.0], False), ([2.0, 3.0], True)]")
+    assert others == ["[([0.0, 1.0], False), ([2.0, 3.0], True)]"] * 2
+    assert left == "False"
+
+
+def test_what_a_rank_itself_declares_safe_is_gone_with_its_world() -> None:
+    def body() -> None:
+        torch.serialization.add_safe_globals([io.BytesIO])
+
+    before = set(torch.serialization.get_safe_globals())
+    simdist.run(body, world_size=2).raise_for_failure()
+
+    assert set(torch.serialization.get_safe_globals()) == before
