@@ -4,6 +4,7 @@
     python tools/fuzz.py --count 500 --seed 7         # so many cases, from that number on
     python tools/fuzz.py --case 4711                  # one case again, made smaller and printed
     python tools/fuzz.py --strict-stress 10000        # the same strict programs time and again in one process
+    python tools/fuzz.py --odd 10000                  # tensors that are no plain memory, into every call, both backends
 
 A case is a program and a plan, both drawn from its number. A finding is printed with the smallest case that still
 shows it; the run then goes on, and passes over findings of the same kind.
@@ -16,6 +17,7 @@ import faulthandler
 import logging
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools._fuzz_judge import Case, Finding, Tally, judge, shrink  # the repository first
 from tools._fuzz_plans import Plan, draw_plan
 from tools._fuzz_programs import draw_program
+from tools._odd_tensors import draw_odd_program, fault_of
 
 HANG_S = 120  # real time without an end of a case after which the stacks are shown
 
@@ -41,9 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the number of the first case")
     parser.add_argument("--case", type=int, help="only the case with this number")
     parser.add_argument("--strict-stress", type=int, metavar="RUNS", help="repeat strict programs instead")
+    parser.add_argument("--odd", type=int, metavar="PROGRAMS", help="draw odd tensors into every operation instead")
     parser.add_argument("--shrink-seconds", type=float, default=60.0, help="for making a finding smaller")
     options = parser.parse_args(arguments)
     logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor's advice, once for each mesh
+    if options.odd is not None:
+        return odd(options.odd, options.seed)
     if options.strict_stress is not None:
         return stress(options.strict_stress, options.seed)
     if options.case is not None:
@@ -87,6 +93,24 @@ def report(tally: Tally, cases: int, found: list[Finding | None], kinds: set[str
     print(f"\n{cases} programs, each with a plan of its own\n{tally.text()}")
     print(f"{len(real)} findings{': ' if real else ''}{', '.join(sorted(finding.kind for finding in real))}")
     return 1 if real else 0
+
+
+def odd(programs: int, seed: int) -> int:
+    """Odd tensors: each program ends on both backends, in the same way twice, and the process lives."""
+    warnings.simplefilter("ignore")
+    found = 0
+    for number in range(seed, seed + programs):
+        program = draw_odd_program(number, ("gloo", "nccl")[number % 2])
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        fault = fault_of(program)
+        faulthandler.cancel_dump_traceback_later()
+        if fault is not None:
+            found += 1
+            print(f"=== program {number}: {fault}\n{program.text()}", flush=True)
+        if (number - seed) % 1000 == 999:
+            print(f"{number - seed + 1} programs, {found} findings", flush=True)
+    print(f"{programs} programs with odd tensors, {found} findings")
+    return 1 if found else 0
 
 
 def stress(runs: int, seed: int) -> int:

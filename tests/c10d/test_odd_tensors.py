@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map
@@ -17,129 +15,24 @@ from torch.utils._pytree import tree_map
 import simdist
 from simdist.errors import InternalError
 from tests.real_gloo import run_real
+from tools._odd_tensors import (
+    CLONES,
+    KINDS,
+    OPERATIONS,
+    SIZE,
+    Refusing,
+    draw_odd_program,
+    fault_of,
+    fill,
+    make_on,
+    on_root,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 c10d: Any = dist  # the stubs do not export every name
 _two: Any = TwoTensor
 Tensor = torch.Tensor
-Make = Callable[[], Tensor]
-SIZE = 2
-
-
-class Refusing(Tensor):
-    """A wrapper whose class knows no operator."""
-
-    @staticmethod
-    def __new__(cls) -> Refusing:
-        make: Any = torch.Tensor._make_wrapper_subclass
-        made: Refusing = make(cls, (4,), dtype=torch.float32)
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"no {func}")
-
-
-def fake() -> Tensor:
-    with FakeTensorMode():
-        return torch.ones(4)
-
-
-def freed() -> Tensor:
-    tensor = torch.ones(4)
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
-def cut_off() -> Tensor:
-    tensor = torch.ones(4)
-    tensor.untyped_storage().resize_(8)
-    return tensor
-
-
-KINDS: dict[str, Make] = {
-    "refusing": Refusing,
-    "meta": lambda: torch.ones(4, device="meta"),
-    "fake": fake,
-    "sparse": lambda: torch.ones(4).to_sparse(),
-    "csr": lambda: torch.ones(2, 2).to_sparse_csr(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
-    "per channel": lambda: torch.quantize_per_channel(torch.ones(4, 2), torch.ones(4), torch.zeros(4), 0, torch.qint8),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(2)]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(2)], layout=torch.jagged),
-    "mkldnn": lambda: torch.ones(4).to_mkldnn(),
-    "zeros without memory": lambda: torch._efficientzerotensor(4),
-    "expanded": lambda: torch.ones(1).expand(4),
-    "overlapping": lambda: torch.ones(8).as_strided((4, 2), (1, 1)),
-    "far apart": lambda: torch.ones(1000)[::333],
-    "empty": lambda: torch.ones(0),
-    "freed": freed,
-    "cut off": cut_off,
-    "bits": lambda: torch.zeros(4, dtype=torch.bits8),
-}
-
-
-def both(make: Make) -> list[Tensor]:
-    return [make() for _ in range(SIZE)]
-
-
-def on_root(tensors: list[Tensor]) -> list[Tensor] | None:
-    return tensors if dist.get_rank() == 0 else None
-
-
-def whole(make: Make) -> Tensor:
-    return torch.ones(8, device=make().device.type if make().device.type != "meta" else "cpu")
-
-
-def fill(call: Callable[..., Any], target: Any, *others: Any) -> Any:
-    """Call it and give what it fills."""
-    call(target, *others)
-    return target
-
-
-def message(make: Make) -> Tensor:
-    tensor = make()
-    if dist.get_rank() == 0:
-        dist.send(tensor, 1)
-    else:
-        dist.recv(tensor, 0)
-    return tensor
-
-
-def batch(make: Make) -> Tensor:
-    target, peer = make(), 1 - dist.get_rank()
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, make(), peer), dist.P2POp(dist.irecv, target, peer)]):
-        work.wait()
-    return target
-
-
-OPERATIONS: dict[str, Callable[[Make], Any]] = {
-    "all_reduce": lambda make: fill(dist.all_reduce, make()),
-    "broadcast": lambda make: fill(dist.broadcast, make(), 0),
-    "reduce": lambda make: fill(dist.reduce, make(), 0),
-    "all_gather": lambda make: fill(dist.all_gather, both(make), make()),
-    "all_gather_single": lambda make: fill(dist.all_gather_into_tensor, whole(make), make()),
-    "gather": lambda make: (outputs := on_root(both(make)), dist.gather(make(), outputs, 0))[0],
-    "scatter": lambda make: fill(dist.scatter, make(), on_root(both(make)), 0),
-    "reduce_scatter": lambda make: fill(dist.reduce_scatter, make(), both(make)),
-    "reduce_scatter_single": lambda make: fill(dist.reduce_scatter_tensor, make(), whole(make)),
-    "all_to_all": lambda make: fill(dist.all_to_all, both(make), both(make)),
-    "all_to_all_single": lambda make: fill(dist.all_to_all_single, make(), make()),
-    "coalesced": lambda make: fill(c10d.all_reduce_coalesced, both(make)),
-    "message": message,
-    "batch": batch,
-    "functional": lambda make: functional.all_reduce(make(), "sum", c10d.group.WORLD),
-}
-_CLONES = ("freed", "cut off")  # torch's own clone of these reads memory that is not there
-
-
-def make_on(device: str, make: Make) -> Make:
-    def made() -> Tensor:
-        with torch.device(device):
-            return make()
-
-    return made
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -152,7 +45,7 @@ def test_every_operation_ends_for_every_kind_of_tensor(kind: str, backend: str) 
         return "ended"
 
     for name in OPERATIONS:
-        if name == "functional" and kind in _CLONES:
+        if name == "functional" and kind in CLONES:
             continue
         result = simdist.run(body, world_size=SIZE, args=(name,), backend=backend)
 
@@ -436,3 +329,10 @@ def test_memory_that_is_freed_under_an_operation_is_an_error() -> None:
         return str(caught.value).partition(" was freed while ")[0]
 
     assert simdist.run(body, world_size=2).values == ["the storage of a tensor of 4 elements"] * 2
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_random_calls_with_random_tensors_end_and_repeat_themselves(backend: str) -> None:
+    for number in range(25):
+        program = draw_odd_program(number, backend)
+        assert fault_of(program) is None, program.text()

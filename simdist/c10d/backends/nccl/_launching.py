@@ -24,6 +24,7 @@ from simdist.c10d.engine._streamed import Connection
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._events import WorkIssued
 from simdist.c10d.surface._operation import Operation
+from simdist.c10d.surface._work import SimWork
 from simdist.device import current_stream, latest, memory_of
 from simdist.frames import user_frame, user_line
 
@@ -120,7 +121,7 @@ class NcclGroup(NcclMember):
         *,
         blocks: bool = False,
         inner: tuple[str, Sequence[tuple[Tensor, Tensor]]] | None = None,
-    ) -> StreamWork | None:
+    ) -> SimWork | None:
         """Launch a collective, whose calls `make` makes once its communicator is there; one call, or several in one.
 
         `kind` is what torch calls it, in messages and in the recorder. `inner` says what torch makes it of: the
@@ -130,7 +131,7 @@ class NcclGroup(NcclMember):
         if self._estimated is not None:
             self._connection(index)
             self._estimated += [call.operation for call in make()]
-            return None
+            return self._waits_for_nothing(name, outputs)
         strike = self._announced(name)
         connection = self._connection(index)
         asynchronous = getattr(opts, "asyncOp", True)
@@ -163,7 +164,7 @@ class NcclGroup(NcclMember):
             block.has_collectives = True
             block.asynchronous = block.asynchronous or asynchronous
             block.limit_ns = limit_ns
-            return None
+            return self._waits_for_nothing(name, outputs)
         work = self._launch(
             *(connection, calls, name, kind[0], inputs, outputs, limit_ns, entry),
             asynchronous=asynchronous,
@@ -198,7 +199,13 @@ class NcclGroup(NcclMember):
             )
         )
 
-    def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> StreamWork | None:
+    def _waits_for_nothing(self, name: str, outputs: list[Tensor]) -> SimWork:
+        """The work of a call inside a block, which is not launched yet: only that of the block is worth waiting for."""
+        work = SimWork.make(self._member, name, -1, outputs)
+        work.done = True
+        return work
+
+    def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> SimWork | None:
         """Launch a send or a receive; in a block, remember it. The tag means nothing to NCCL."""
         tensor = _arguments.single(tensors, message=True)
         strike = self._announced(kind)
@@ -224,7 +231,7 @@ class NcclGroup(NcclMember):
                 self._numbers = self._numbers[0], self._numbers[1] + 1
                 block.has_messages = True
             self._record(self._message_name(kind, peer), [tensor], [tensor], is_message=True)
-            return None
+            return self._waits_for_nothing(kind, [tensor])
         self._numbers = self._numbers[0], self._numbers[1] + 1
         entry = self._record(self._message_name(kind, peer), [tensor], [tensor], is_message=True)
         tensors = [tensor]
