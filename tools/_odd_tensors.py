@@ -22,6 +22,8 @@ __all__ += ["fill", "make_on", "on_root"]
 
 c10d: Any = dist  # the stubs do not export every name
 _two: Any = TwoTensor
+_torch: Any = torch  # has what the stubs leave out
+wait_tensor: Any = functional.wait_tensor  # not typed
 Tensor = torch.Tensor
 Make = Callable[[], Tensor]
 SIZE = 2  # ranks that lists are for
@@ -78,7 +80,7 @@ KINDS: dict[str, Make] = {
     "channels last": lambda: torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last),
     "float8": lambda: torch.ones(4).to(torch.float8_e4m3fn),
     "uint16": lambda: torch.ones(4, dtype=torch.uint16),
-    "tiny": lambda: torch.zeros(4, dtype=torch.uint1),
+    "tiny": lambda: torch.zeros(4, dtype=_torch.uint1),
     "refusing": Refusing,
     "meta": lambda: torch.ones(4, device="meta"),
     "fake": fake,
@@ -149,7 +151,7 @@ OPERATIONS: dict[str, Callable[[Make], Any]] = {
     "coalesced": lambda make: fill(c10d.all_reduce_coalesced, both(make)),
     "message": message,
     "batch": batch,
-    "functional": lambda make: functional.wait_tensor(functional.all_reduce(make(), "sum", c10d.group.WORLD)),
+    "functional": lambda make: wait_tensor(functional.all_reduce(make(), "sum", c10d.group.WORLD)),
 }
 CLONES = ("freed", "cut off")  # torch's own clone of these reads memory that is not there
 

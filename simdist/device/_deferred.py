@@ -37,7 +37,7 @@ from simdist.device._streams import Streams
 from simdist.device._torch_core import core
 from simdist.kernel import Task
 
-__all__ = ["can_defer", "defer"]
+__all__ = ["Deferred", "can_defer", "defer"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]

@@ -289,8 +289,12 @@ class Collective:
         operation = self.operation
         algorithm = communicator.backend.algorithm
         inputs = self._inputs()
-        freed = freed_since(inputs)
-        crc = 0 if freed is not None else _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
+        crc, error = 0, freed_since(inputs)
+        if error is None:
+            try:
+                crc = _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
+            except RuntimeError as raised:  # torch can't do with these tensors what the calls say
+                error = raised
         if communicator.counted:
             now = simulation.now_ns
             simulation.bus.record(
@@ -298,8 +302,8 @@ class Collective:
             )
         del communicator.collectives[self.sequence]
         simulation.events.settle()
-        error = algorithm.refused_result(operation) if operation.reduction == "avg" else None
-        error = freed or error
+        if operation.reduction == "avg" and error is None:
+            error = algorithm.refused_result(operation)
         strikes = self.strikes
         for rank, arrival in self.arrivals.items():
             work = arrival.work

@@ -274,7 +274,11 @@ class StreamCollective:
         if connection.left or not meets:
             self._collide(parts)
             return
-        crc = communicator.streamed.execute(calls)
+        try:
+            crc = communicator.streamed.execute(calls)
+        except RuntimeError as error:  # torch can't do with these tensors what the calls say
+            self._fail(parts, error)
+            return
         for part in parts:
             part.begun = True
             part.settle_claims()
@@ -337,13 +341,17 @@ class StreamCollective:
 
     def _disagree(self, parts: Sequence[Part]) -> None:
         """The calls do not fit, and a strict group tells its ranks."""
-        communicator = self.connection.communicator
-        self.lose()
-        lines = [f"ranks do not agree on collective #{parts[0].sequence} in group {communicator.name!r}:"]
+        name = self.connection.communicator.name
+        lines = [f"ranks do not agree on collective #{parts[0].sequence} in group {name!r}:"]
         lines += [f"  rank {part.process.rank} called {part.operation.describe()}{part.site}" for part in parts]
+        self._fail(parts, MismatchError("\n".join(lines)))
+
+    def _fail(self, parts: Sequence[Part], error: BaseException) -> None:
+        """It can't run: its ranks get the error where they wait for their devices."""
+        self.lose()
         for part in parts:
-            self.connection.streams_of(part.rank).error = MismatchError("\n".join(lines))
-            part.end.settle(communicator.simulation.now_ns)
+            self.connection.streams_of(part.rank).error = error
+            part.end.settle(self.connection.communicator.simulation.now_ns)
             part.process.wake()
 
     def _move_end(self, crc: int) -> None:

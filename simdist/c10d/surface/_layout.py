@@ -47,9 +47,13 @@ def delivered(work: SimWork, tensors: Sequence[Tensor], received: Sequence[Tenso
     watched = torch.is_grad_enabled()
 
     def deliver() -> None:
-        with torch.set_grad_enabled(watched):
-            for tensor, data in copied:
-                put(tensor, data)
+        for tensor, data in copied:
+            if watched and tensor.requires_grad:  # data may move in inference mode, in which autograd sees nothing
+                with torch.inference_mode(mode=False), torch.enable_grad():
+                    put(tensor, data)
+            else:
+                with torch.no_grad():
+                    put(tensor, data)
 
     return then(work, deliver)
 

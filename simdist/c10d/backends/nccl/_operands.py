@@ -10,8 +10,8 @@ from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import require_tensor
 from simdist.c10d.surface._calls import reduction_of
 
-__all__ = ["as_real", "bare_tensor", "bytes_of", "dense_tensor", "listed_tensors", "reduction_and_factor"]
-__all__ += ["require_devices"]
+__all__ = ["as_real", "bare_tensor", "bytes_of", "dense_tensor", "listed_tensors", "of_type"]
+__all__ += ["reduction_and_factor", "require_devices"]
 
 Tensor = torch.Tensor
 
@@ -62,6 +62,10 @@ def as_real(tensor: Tensor, operation: str = "", reduction: str = "") -> Tensor:
 
 def dense_tensor(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def of_type(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor if tensor.dtype == like.dtype else tensor.to(like.dtype)
 
 
 def require_devices(*tensors: Tensor) -> None:

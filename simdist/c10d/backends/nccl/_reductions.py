@@ -17,6 +17,7 @@ from simdist.c10d.backends.nccl._operands import (
     bytes_of,
     dense_tensor,
     listed_tensors,
+    of_type,
     reduction_and_factor,
     require_devices,
 )
@@ -122,7 +123,10 @@ class NcclReductions(NcclGroup):
         return self._collective(
             "reduce_scatter",
             ("REDUCE_SCATTER", "reduce_scatter" if same else "REDUCE_SCATTER_coalesced"),
-            lambda: [self._scattered(output, inputs, [flat(dense_tensor(tensor)) for tensor in inputs], opts, op)],
+            # Torch copies the list into one tensor, of the type of its first.
+            lambda: [
+                self._scattered(output, inputs, [flat(dense_tensor(of_type(t, inputs[0]))) for t in inputs], opts, op)
+            ],
             inputs,
             [output],
             opts,
