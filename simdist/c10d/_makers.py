@@ -25,7 +25,7 @@ from simdist.c10d._rank_state import Making, RankState
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend
 from simdist.c10d.engine._rendezvous import connect
-from simdist.c10d.surface._compat import is_duration, said_by, whole_ms
+from simdist.c10d.surface._compat import is_duration, said_by, whole_ms, without_news
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._host_stores import is_hosts, refusal
 from simdist.c10d.surface._identity import (
@@ -95,7 +95,14 @@ class Makers:
         return group
 
     def nccl_group(
-        self, store: Any, rank: int, size: int, options: Any = None, *, timeout: timedelta | None = None
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        options: Any = None,
+        *,
+        timeout: timedelta | None = None,
+        device_id: Any = None,  # of torch 2.15, which binds the group to it beside
     ) -> Any:
         from simdist.c10d.backends.nccl import NCCL, NcclOptions, NcclProcessGroup
 
@@ -118,6 +125,8 @@ class Makers:
         group = NcclProcessGroup(member, store, size, options)
         if state.making is not None:
             group.bound_device_id = state.making.device
+        if device_id is not None:
+            group.bound_device_id = device_id
         checked = self._checked(group, "nccl", store, rank, size, options.timeout)
         return self.with_other_parts(checked, "nccl", store, rank, size)
 
@@ -189,6 +198,7 @@ class Makers:
         return plugin.creator_fn(store, rank, size, making.timeout)
 
     def gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+        kwargs = without_news(_registry.ProcessGroupGloo, ("options", "timeout"), kwargs)
         timeout, options = _limit_and_options(store, rank, size, args, kwargs)
         _require_place(rank, size, timeout)
         backend = IDEAL if self._backend == "sim" else GLOO

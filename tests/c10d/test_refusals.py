@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 
+from simdist.c10d.surface._compat import said_by, without_news
+from simdist.errors import UnsupportedError
 from tests.c10d.worlds import attempt, in_group, ones
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
 
+c10d: Any = _distributed_c10d  # has what the stubs leave out
 F64, I64, I16, F8 = torch.float64, torch.int64, torch.int16, torch.float8_e4m3fn
 UNSUPPORTED = (torch.int16, torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2)
 OPS = dist.ReduceOp
@@ -330,3 +335,31 @@ def test_a_root_beside_single_tensors_is_taken() -> None:
         return [float(mine), *(float(each) for each in room)]
 
     assert in_group(body, 2) == [[3.0, 3.0, 4.0], [4.0, 1.0, 1.0]]
+
+
+def test_torch_is_asked_for_its_words_without_being_run() -> None:
+    asked: list[Any] = []
+
+    class Store(c10d.Store):  # type: ignore[misc]
+        def set(self, *args: Any) -> None:
+            asked.append(args)
+
+        add = check = get = wait = set
+
+    error = said_by(c10d.ProcessGroupGloo, Store(), 0, 1, timedelta(seconds=1))  # which it takes, and would connect
+
+    assert str(error).startswith("__init__(): incompatible constructor arguments.")
+    assert str(error).endswith(", 0, 1, datetime.timedelta(seconds=1)")
+    assert asked == []
+
+
+class _Newer:
+    def __init__(self, **options: Any) -> None:
+        """(self, store: Store, rank: int, size: int, timeout: timedelta, mend: bool = False)"""
+
+
+def test_what_a_newer_torch_adds_is_let_be_until_it_asks_for_something() -> None:
+    assert without_news(_Newer, ("timeout",), {"timeout": 1, "mend": False, "other": 2}) == {"timeout": 1, "other": 2}
+
+    with pytest.raises(UnsupportedError, match=r"_Newer\(mend=True\) is new in torch .* leave it out"):
+        without_news(_Newer, ("timeout",), {"mend": True})

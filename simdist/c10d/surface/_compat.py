@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
-from simdist.errors import InternalError
+from simdist.errors import InternalError, UnsupportedError
 
 __all__ = [
     "REDUCE_NAMES",
@@ -26,6 +26,7 @@ __all__ = [
     "said_by",
     "timeout_ns",
     "whole_ms",
+    "without_news",
 ]
 
 ProcessGroup: Any = dist.ProcessGroup
@@ -89,10 +90,39 @@ _MOST_S = timedelta.max.total_seconds()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
+_NOBODYS = "simdist_asks_for_words"  # a keyword that no function of torch takes
+
+
 def said_by(function: Callable[..., Any], *args: Any, **kwargs: Any) -> TypeError:
-    """The error with which a function of torch's C++ refuses arguments that can't be its; without addresses."""
+    """The error with which a function of torch's C++ refuses arguments that can't be its; without addresses.
+
+    The function does not run, whatever it is given: it is asked with a keyword besides that it does not know, and
+    pybind compares all arguments before it calls.
+    """
     try:
-        function(*args, **kwargs)
+        function(*args, **kwargs, **{_NOBODYS: None})
     except TypeError as error:
-        return TypeError(_ADDRESS.sub("", str(error)))
-    raise InternalError(f"{function!r} takes {args!r} and {kwargs!r}")
+        said = str(error).replace(f", {_NOBODYS}=None", "").replace(f"; kwargs: {_NOBODYS}=None", "")
+        return TypeError(_ADDRESS.sub("", said))
+    raise InternalError(f"{function!r} takes any keyword")
+
+
+def without_news(made: Any, known: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor, less those that a torch newer than the known ones has, and that ask for nothing.
+
+    `known` are those that simdist knows. An argument that the class's own documentation does not name stays, for torch
+    to refuse.
+
+    Raises:
+        UnsupportedError: a new one asks for something.
+    """
+    documented = made.__init__.__doc__ or ""
+    kept = {}
+    for name, value in kwargs.items():
+        if name in known or not re.search(rf"\b{re.escape(name)}: ", documented):
+            kept[name] = value
+        elif value:
+            raise UnsupportedError(
+                f"{made.__name__}({name}={value!r}) is new in torch {torch.__version__} and not simulated; leave it out"
+            )
+    return kept
