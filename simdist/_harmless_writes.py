@@ -68,6 +68,7 @@ _ATTRIBUTES = {
     "tqdm.asyncio.tqdm_asyncio.monitor": "a thread that looks after slow bars, made anew where it has ended",
     "tqdm.std.tqdm.monitor": "a thread that looks after slow bars, made anew where it has ended",
     "torch._decomp.decompositions_for_rng.PhiloxStateTracker.*": "set anew at the beginning of each trace",
+    "torch._custom_class_base._FakeScriptObject_cls": _IMPORTS,  # 2.14 on
     "torch._dynamo.backends.registry._BACKENDS": _REGISTERED,
     "torch._dynamo.backends.registry._COMPILER_FNS": _REGISTERED,
     "torch._dynamo.convert_frame.output_codes.seen": "code that dynamo made, so that it leaves that alone",
@@ -118,6 +119,7 @@ _ATTRIBUTES = {
     "torch.compiler._cache.CacheArtifactFactory._artifact_types": _REGISTERED,
     "torch.compiler._cache.CacheInfo.*": "what a program would save of what it has compiled",
     "torch.cpu._current_stream": "streams of the CPU mean nothing",
+    "torch.distributed._spmd_types_available": _FIRST_USE,  # 2.14 on
     "torch.distributed.c10d_logger._log_handlers": "handlers by the name of where they write",
     "torch.distributed.device_mesh._distributed_opaque_types_registered": _REGISTERED,
     "torch.distributed.distributed_c10d.Backend.*": "each rank's own, but for what an imported module registers",
