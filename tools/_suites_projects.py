@@ -1,0 +1,92 @@
+"""The projects of `tools/suites.py`: where each is, which share of its tests runs, and what is known to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["PROJECTS", "Project"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """Another project, and a share of its test suite."""
+
+    name: str
+    repository: str  # owner/name on GitHub
+    commit: str
+    tests: tuple[str, ...]  # as pytest takes them, relative to the project's folder
+    roots: tuple[str, ...] = (".",)  # folders of the project that Python imports from
+    needs: tuple[str, ...] = ()  # requirements for pip; torch is not among them
+    options: tuple[str, ...] = ()  # for pytest
+    settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
+    real: bool = True  # the share runs on real processes on a CPU
+    devices: int = 0  # virtual CUDA devices of the simulated arm
+    test_limit_s: float = 120.0  # a test that takes longer is stopped
+    known: Mapping[str, str] = field(default_factory=dict)  # tests, `*` for anything: why they end otherwise
+
+    def __post_init__(self) -> None:
+        """Refuses a row that can't be compared."""
+        if not self.real and not self.devices:
+            raise ValueError(f"{self.name}: without real processes the share has to need devices")
+        if any(requirement.split("=")[0].strip() == "torch" for requirement in self.needs):
+            raise ValueError(f"{self.name}: torch is the environment's own")
+
+
+PROJECTS: tuple[Project, ...] = (
+    Project(
+        name="torchsnapshot",
+        repository="pytorch/torchsnapshot",
+        commit="df45917d12b1e64a4567e8ca1a591909fffad02e",
+        tests=("tests/test_dist_store.py", "tests/test_pg_wrapper.py", "tests/test_async_take.py"),
+        needs=(
+            "pyyaml",
+            "aiofiles",
+            "aiohttp",
+            "importlib-metadata",
+            "pyre-extensions",
+            "pytest-asyncio",
+            "expecttest",
+        ),
+    ),
+    Project(
+        name="mmengine",
+        repository="open-mmlab/mmengine",
+        commit="254342938d9bde1775c39ea7d5181c5d294026c4",
+        tests=("tests/test_dist",),
+        needs=("addict", "pyyaml", "termcolor", "yapf", "opencv-python-headless", "parameterized", "coverage"),
+    ),
+    Project(
+        name="OLMo-core",
+        repository="allenai/OLMo-core",
+        commit="fa6c5014c9f6e9ee789da2d9c20d5126fee8df0d",
+        tests=(
+            "src/test/distributed/checkpoint",
+            "src/test/distributed/checkpoint_test.py",
+            "src/test/distributed/nn_test.py",
+            "src/test/distributed/utils_test.py",
+        ),
+        options=("-k", "not remotely"),  # buckets of their own
+        roots=("src",),
+        needs=(
+            "cached-path>=1.7.2",
+            "requests",
+            "dataclass-extensions>=0.3.0",
+            "pyyaml",
+            "safetensors",
+            "importlib-resources",
+            "bettermap",
+            "pandas",
+        ),
+    ),
+    Project(
+        name="Distributed Shampoo",
+        repository="facebookresearch/optimizers",
+        commit="f60660661194de26d3ee78bae6d15820ff8e583d",
+        tests=(
+            "distributed_shampoo/distributor/gpu_tests/shampoo_ddp_distributor_test.py",
+            "distributed_shampoo/distributor/gpu_tests/shampoo_checkpoint_test.py",
+        ),
+        needs=("expecttest",),
+    ),
+)
