@@ -115,6 +115,15 @@ def test_a_missing_test_and_a_dead_child_behind_a_skip_differ() -> None:
     }
 
 
+def test_tests_that_a_stopped_arm_did_not_reach_are_one_problem() -> None:
+    real = Run({"a": ("passed", "")}, 9.0, "stopped after 9 s")
+    comparison = compare(_project(), _run(a="passed", b="passed", c="passed"), real)
+
+    assert comparison.problems == ("real, 1 tests done: stopped after 9 s",)
+    assert comparison.differing == {}
+    assert not comparison.ok
+
+
 def test_known_differences_are_named_with_their_reason_and_are_no_failure() -> None:
     project = _project(known={"t.py::test_a[*]": "it reads the machine's clock"})
     names = {"t.py::test_a[1-x]": "failed", "t.py::test_b": "passed"}

@@ -76,14 +76,17 @@ class Comparison:
 def compare(project: Project, simulated: Run, real: Run | None) -> Comparison:
     """The two arms side by side; without a real one, what did not pass or skip stands for a difference.
 
-    A test that is missing on one arm differs. So does one that can't be collected, and one that died or was stopped,
-    even if it does so on both: nothing was tested.
+    A test that is missing on one arm differs, unless that arm was stopped, which is a problem of the share. So does one
+    that can't be collected, and one that died or was stopped, even if it does so on both: nothing was tested.
     """
     differing: dict[str, str] = {}
     known: dict[str, str] = {}
     passed = same = 0
-    names = sorted(set(simulated.outcomes) | set(real.outcomes if real is not None else ()))
+    arms = [("simulated", simulated)] if real is None else [("simulated", simulated), ("real", real)]
+    names = sorted({name for _, run in arms for name in run.outcomes})
     for name in names:
+        if any(run.stopped and name not in run.outcomes for _, run in arms):
+            continue
         one, text = simulated.outcomes.get(name, ("missing", ""))
         if real is None:
             other, other_text, alike = "", "", one.split(",")[0] not in (*NOT_PASSING, "missing")
@@ -100,9 +103,7 @@ def compare(project: Project, simulated: Run, real: Run | None) -> Comparison:
             differing[name] = told
         else:
             known[name] = reason
-    problems = [f"simulated: {simulated.stopped}"] if simulated.stopped else []
-    if real is not None and real.stopped:
-        problems.append(f"real: {real.stopped}")
+    problems = [f"{arm}, {len(run.outcomes)} tests done: {run.stopped}" for arm, run in arms if run.stopped]
     if not passed:
         problems.append("no test passed")
     return Comparison(len(names), passed, same, differing, known, tuple(problems))
