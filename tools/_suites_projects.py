@@ -110,7 +110,6 @@ PROJECTS: tuple[Project, ...] = (
             "tests/unit_tests/test_parallel_dims.py",
             "tests/unit_tests/test_set_determinism.py",
             "tests/unit_tests/test_loss_dtensor.py",
-            "tests/unit_tests/test_lr_scheduler.py",
         ),
         needs=(
             "tyro",
