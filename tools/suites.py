@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -110,4 +111,5 @@ def table(rows: Sequence[tuple[str, Comparison | str, Sequence[Run | None]]]) ->
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended then, too
     sys.exit(main())
