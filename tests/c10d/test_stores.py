@@ -706,3 +706,15 @@ def test_requests_of_one_rank_stay_in_order_under_any_seed() -> None:
     for seed in range(10):
         result = simdist.run(body, world_size=2, seed=seed, policy="random")
         assert result.values == [[str(number).encode() for number in range(8)]] * 2
+
+
+def test_the_port_of_a_store_that_was_dropped_is_free_again() -> None:
+    def main() -> bytes:
+        for value in ("first", "second"):
+            store = tcp()
+            store.set("key", value)
+            kept: bytes = store.get("key")
+            del store
+        return kept
+
+    assert values(main, 1) == [b"second"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, NoReturn, TypeVar, cast
@@ -81,6 +82,12 @@ class StoreServer:
         self.joined = 0  # clients that counted themselves in
         self.master: Task | None = None  # waits for them
         self.gone = False  # the process that hosted it has ended
+        self.opener: weakref.ref[SimStore] | None = None  # the store object that a rank made it with
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the store object that opened it is gone; torch's server ends with that object."""
+        return self.opener is not None and self.opener() is None
 
     def distance_ns(self, host: str) -> int:
         """One-way latency between a host and the server's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -84,6 +85,9 @@ def open_tcp_store(
     key = _place(host, port)
     deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9) + LATE_NS
     waiting = servers.setdefault(("waiting", *key), {})
+    if is_master and _listening(servers, key) and servers[key].dropped:
+        servers[key].close()  # the address is free once the store that listened there is gone
+    opened: StoreServer | None = None
     if is_master and not (multi_tenant and _listening(servers, key)):
         if _listening(servers, key):
             raise dist.DistNetworkError(
@@ -91,7 +95,7 @@ def open_tcp_store(
                 "code: -98, name: EADDRINUSE, message: address already in use"
             )
         own = process.host.name
-        server = host_server(servers, host, port, functools.partial(latency_ns, own), on=own, launchers=False)
+        opened = server = host_server(servers, host, port, functools.partial(latency_ns, own), on=own, launchers=False)
         process.end_listeners[_closing(server)] = None
         of_host = servers.get(("waiting", *_place(own, port)), {})
         for task in {**waiting, **of_host}:
@@ -113,6 +117,8 @@ def open_tcp_store(
     found = _server_at(servers, key)
     assert found is not None
     store = SimStore(found, kind="tcp", host=host, port=port)
+    if opened is not None:
+        opened.opener = weakref.ref(store)
     store.set_timeout(timeout)
     if world_size is not None and wait_for_workers:
         _wait_for_workers(store, process, world_size, is_master=is_master, timeout=timeout)

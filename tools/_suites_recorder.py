@@ -1,0 +1,125 @@
+"""A plugin of pytest that `tools/suites.py` loads into other projects' suites: it writes what became of each test.
+
+The file that SIMDIST_SUITES_RECORD names gets a line of JSON when a test begins, one when it has ended, and one at the
+end of the session: what a process wrote before it died or was stopped stays. Tests that SIMDIST_SUITES_DONE lists, one
+in a line, are left out. Of the children that a test starts by multiprocessing the exit codes are kept: there are
+harnesses that skip a test whose children died. The plugin imports the standard library alone, for it runs in the
+projects' environments.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.process
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_collectreport",
+    "pytest_configure",
+    "pytest_runtest_logfinish",
+    "pytest_runtest_logreport",
+    "pytest_runtest_logstart",
+    "pytest_sessionfinish",
+]
+
+# The worst report of a test decides: subtests, teardown and repeated calls report under the same name.
+_WORST_FIRST = ("error", "failed", "passed unexpectedly", "failed as expected", "skipped", "passed")
+_SAY_NOTHING = (0, -signal.SIGTERM, -signal.SIGKILL)  # which of several a harness still has to end is a race
+_PROCESS = os.getpid()  # a test's forked child that falls through into pytest reports nothing
+_outcomes: dict[str, tuple[str, str]] = {}
+_children: list[Any] = []
+
+
+def pytest_configure() -> None:
+    """Keeps the children that tests start, and makes the environment that of plain pytest.
+
+    Under torchrun's variables, which `simdist launch` sets, `env://` means the launcher's store in every child.
+    """
+    for name in set(os.environ) - set(json.loads(os.environ["SIMDIST_SUITES_NAMES"])):
+        del os.environ[name]
+    processes: Any = multiprocessing.process.BaseProcess
+    start = processes.start
+
+    def starting(self: Any) -> None:
+        start(self)
+        _children.append(self)
+
+    processes.start = starting
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Leaves out what an earlier process did."""
+    done = set(Path(os.environ["SIMDIST_SUITES_DONE"]).read_text().splitlines())
+    items[:] = [item for item in items if item.nodeid not in done]
+
+
+def pytest_collectreport(report: Any) -> None:
+    """A module that can't be imported is an outcome of its own; one that skips itself is skipped."""
+    if report.failed or report.skipped:
+        outcome = "collection error" if report.failed else "skipped"
+        _write(kind="end", test=report.nodeid, outcome=outcome, text=_last_line(report))
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """The test begins."""
+    _outcomes.pop(nodeid, None)
+    _children.clear()
+    _write(kind="begin", test=nodeid)
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Keeps the worst of a test's reports."""
+    if hasattr(report, "wasxfail"):
+        outcome = "failed as expected" if report.skipped else "passed unexpectedly"
+    elif report.failed:
+        outcome = "failed" if report.when == "call" else "error"
+    elif report.when != "call" and report.passed:
+        return  # a set-up or a teardown that went well says nothing about the test
+    else:
+        outcome = report.outcome
+    before = _outcomes.get(report.nodeid)
+    if before is None or _WORST_FIRST.index(outcome) < _WORST_FIRST.index(before[0]):
+        _outcomes[report.nodeid] = (outcome, "" if outcome == "passed" else _last_line(report))
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """The test ended."""
+    outcome, text = _outcomes.pop(nodeid, ("error", "the test ended without a report"))
+    codes = sorted({code for child in _children if (code := _exit_code(child)) not in _SAY_NOTHING})
+    if codes:
+        outcome += f", children ended with {', '.join(map(str, codes))}"
+    _write(kind="end", test=nodeid, outcome=outcome, text=text)
+    _children.clear()
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """All tests ran."""
+    _write(kind="finish", exit_code=int(exitstatus))
+
+
+def _exit_code(child: Any) -> int:
+    try:
+        return child.exitcode or 0
+    except ValueError:  # closed by the test, which had to know that it ended
+        return 0
+
+
+def _last_line(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        return str(crash.message)[:500]
+    if isinstance(report.longrepr, tuple):  # file, line and reason of what was skipped
+        return str(report.longrepr[2])[:500]
+    return str(report.longrepr or "").strip()[-500:]
+
+
+def _write(**line: Any) -> None:
+    if os.getpid() != _PROCESS:
+        return
+    # Opened each time, so that neither a test that closes descriptors nor one that is killed loses a line.
+    with Path(os.environ["SIMDIST_SUITES_RECORD"]).open("a") as file:
+        file.write(json.dumps(line) + "\n")
