@@ -13,6 +13,7 @@ import torch.distributed as dist
 import simdist
 from tests.c10d.worlds import Diary, attempt, in_group, now_ns, ones, outcome, sleep_s, values
 
+c10d: Any = dist  # the stubs do not export every name
 UNINITIALISED = (
     "ValueError: Default process group has not been initialized, please make sure to call init_process_group."
 )
@@ -396,3 +397,16 @@ def test_a_group_of_a_name_that_was_used_before_may_have_another_size() -> None:
         return tensor.tolist()
 
     assert values(body, 3) == [[3]] * 3
+
+
+def test_a_group_that_was_destroyed_keeps_no_store() -> None:
+    def main() -> str:
+        for _ in range(2):
+            store = c10d.TCPStore("0.0.0.0", 2222, world_size=1, is_master=True)
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+            dist.all_reduce(torch.ones(1))
+            dist.destroy_process_group()
+            del store  # so that its port is free again
+        return "ended"
+
+    assert simdist.run(main, world_size=1).values == ["ended"]

@@ -7,7 +7,7 @@ backend behind it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +129,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     )
 
     asks_for_modes: tuple[str, ...] = ()  # see `_modes.visible`
+    on_leave: Callable[[], None] | None = None  # of who keeps the group in a list
 
     supports_splitting = True
     supports_coalescing = False
@@ -317,3 +318,5 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     def leave(self) -> None:
         """Give the group up: the connections close. Called when torch forgets it (`destroy_process_group`)."""
         self._communicator.leave(self._member)
+        if self.on_leave is not None:
+            self.on_leave()

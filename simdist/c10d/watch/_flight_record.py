@@ -11,11 +11,13 @@ recorder of its own, always on as Gloo's is, so the bus would have to build and 
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,21 @@ _NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 Frame = tuple[str, int, str]  # file, line, function
 
 
+@dataclass(frozen=True, slots=True)
+class _Former:
+    """A group that was destroyed, as far as it is recorded."""
+
+    _member: Any
+    _size: int
+    _name: str
+    _description: str
+    _backend_name: str
+
+    def name(self) -> str:
+        """The backend's name."""
+        return self._backend_name
+
+
 class FlightRecord:
     """The last `limit` collectives of one rank; with `frames`, also from where each was called.
 
@@ -47,7 +64,7 @@ class FlightRecord:
 
     def __init__(self, limit: int, *, frames: bool) -> None:
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=limit)
-        self._groups: list[GroupBackend] = []
+        self._groups: list[GroupBackend | _Former] = []
         self._made: list[
             tuple[str, list[int]]
         ] = []  # name and ranks of each group as it was made, before both are told
@@ -59,8 +76,14 @@ class FlightRecord:
         self._groups.append(group)
         self._made.append((group._name, group.options.global_ranks_in_group))
         group._member.place = number
+        group.on_leave = functools.partial(self._forget, number)
         if self._ring.maxlen:
             group._member.on_queued = self._add
+
+    def _forget(self, number: int) -> None:
+        """A group was destroyed: the record keeps what it says of it, and not its store."""
+        group = self._groups[number]
+        self._groups[number] = _Former(group._member, group._size, group._name, group._description, group.name())
 
     def dump(self, *, collectives: bool = True, frames: bool = True) -> dict[str, Any]:
         """The record as torch unpickles it. To ask for active ones only changes nothing: none counts as completed."""
