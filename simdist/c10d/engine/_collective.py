@@ -289,7 +289,7 @@ class Collective:
         operation = self.operation
         algorithm = communicator.backend.algorithm
         inputs = self._inputs()
-        crc, error = 0, freed_since(inputs)
+        crc, error = 0, None if operation.name == "sparse_all_reduce" else freed_since(inputs)
         if error is None:
             try:
                 crc = _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)

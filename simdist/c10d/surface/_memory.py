@@ -48,15 +48,22 @@ _ODD = ~_bits(
 _ODD_AND_DENSE = _ODD & ~_bits("SparseCPU", "SparseCUDA")
 
 
+_STRIDED = torch.strided
+_TYPES = frozenset((Tensor, torch.nn.Parameter))
+
+
 def is_plain(given: Any, odd: int = _ODD) -> bool:
     """True if all tensors in there are dense ones in the memory of a CPU or GPU, and no wrappers of others."""
-    if isinstance(given, Tensor):
-        return not _keys(given).raw_repr() & odd
-    if isinstance(given, list | tuple):
-        for each in given:  # not `all`, whose generator costs more than a list of one
+    # Hot: what most tensors are is seen without asking for their keys, which takes longer.
+    if type(given) in _TYPES and given.is_cpu and given.layout is _STRIDED:
+        if not (given.is_nested or given.is_quantized or given._is_zerotensor()):
+            return True
+    elif type(given) is list or type(given) is tuple:
+        for each in given:  # noqa: SIM110  # the generator of `all` costs more than a list of one
             if not is_plain(each, odd):
                 return False
-    return True
+        return True
+    return not isinstance(given, Tensor) or not _keys(given).raw_repr() & odd
 
 
 def is_plain_or_sparse(given: Any) -> bool:
@@ -111,9 +118,13 @@ def flat(tensor: Tensor) -> Tensor:
             tensor = torch.view_as_real(tensor.resolve_conj())
         else:
             tensor = tensor.view(torch.uint8)
-    require_memory(tensor)
     if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
+        if tensor.untyped_storage().nbytes() < tensor.nbytes:  # hot: the offset is left to torch's own checks
+            raise _beyond_memory(tensor)
         return tensor
+    require_memory(tensor)
+    if tensor._is_zerotensor():
+        raise RuntimeError("ZeroTensors are immutable. Please materialize the tensor using `.clone()`")
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
@@ -123,22 +134,22 @@ def require_memory(tensor: Tensor) -> None:
     Raises:
         RuntimeError: its elements reach beyond its storage, or its storage was freed.
     """
-    size = tensor.numel()
-    if size and tensor.untyped_storage().nbytes() < (tensor.storage_offset() + size) * tensor.element_size():
+    size = tensor.nbytes
+    if tensor.untyped_storage().nbytes() < size + tensor.storage_offset() * tensor.itemsize and size:
         raise _beyond_memory(tensor)
 
 
 def freed_since(given: Any) -> RuntimeError | None:
     """The error of an operation whose program has freed a storage that `given`, flat tensors in lists, are views of."""
-    if isinstance(given, Tensor):
-        if given.is_sparse or given.data_ptr() or not given.numel():
-            return None
-        return RuntimeError(
-            f"the storage of a tensor of {given.numel()} elements was freed while an operation still used it. Wait for "
-            "the operation first; a real process would read or write memory that belongs to something else"
-        )
-    if isinstance(given, list | tuple):
-        for each in given:
+    for each in given:
+        if type(each) is Tensor:
+            if each.data_ptr() or not each.numel():
+                continue
+            return RuntimeError(
+                f"the storage of a tensor of {each.numel()} elements was freed while an operation still used it. Wait "
+                "for the operation first; a real process would read or write memory that belongs to something else"
+            )
+        if type(each) is list or type(each) is tuple:
             error = freed_since(each)
             if error is not None:
                 return error

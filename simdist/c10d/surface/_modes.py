@@ -173,7 +173,7 @@ def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., A
     names = list(inspect.signature(method).parameters)[1 : 1 + count]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        plain = in_order(args) and (not kwargs or in_order(tuple(kwargs.values())))
+        plain = in_order(args[:count]) and (not kwargs or in_order(tuple(kwargs.values())))
         if plain and not (dispatch_modes() or function_modes()):
             return method(self, *args, **kwargs)
         if through is None or (plain and not dispatch_modes()):

@@ -21,6 +21,7 @@ __all__ = ["Reductions"]
 
 Tensor = torch.Tensor
 _flat = _memory.flat
+_STRIDED = torch.strided
 _is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
 _SUM: Any = dist.ReduceOp.SUM
@@ -37,17 +38,29 @@ class Reductions(Calls):
 
         With several tensors, all of them and on every rank are the operands, and all of them end up with the result.
         """
-        if dispatch_modes() or function_modes() or not _is_plain_or_sparse(tensors):
+        one = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
+        if (
+            dispatch_modes()
+            or function_modes()
+            # Hot: as `is_plain`, without a call.
+            or not (
+                (
+                    type(one) is Tensor
+                    and one.is_cpu
+                    and one.layout is _STRIDED
+                    and not (one.is_nested or one.is_quantized)
+                )
+                or _is_plain_or_sparse(one)
+            )
+        ):
             given = [tensors, opts, timeout]
             while given[-1] is None:
                 del given[-1]
             through_torch: SimWork = self.allreduce_in_modes(*given, **kwargs)
             return through_torch
         several = None
-        if type(tensors) is list and len(tensors) == 1:
-            tensor = tensors[0]
-        elif isinstance(tensors, Tensor):
-            tensor = tensors
+        if type(one) is Tensor or isinstance(one, Tensor):
+            tensor = one
         else:
             several = self._arguments.alike(tensors)
             tensor = several[0]
