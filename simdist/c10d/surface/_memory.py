@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ _ODD_AND_DENSE = _ODD & ~_bits("SparseCPU", "SparseCUDA")
 
 
 _STRIDED = torch.strided
+is_functional: Callable[[Tensor], bool] = torch._is_functional_tensor
 _TYPES = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -56,7 +57,7 @@ def is_plain(given: Any, odd: int = _ODD) -> bool:
     """True if all tensors in there are dense ones in the memory of a CPU or GPU, and no wrappers of others."""
     # Hot: what most tensors are is seen without asking for their keys, which takes longer.
     if type(given) in _TYPES and given.is_cpu and given.layout is _STRIDED:
-        if not (given.is_nested or given.is_quantized or given._is_zerotensor()):
+        if not (given.is_nested or given.is_quantized or given._is_zerotensor() or is_functional(given)):
             return True
     elif type(given) is list or type(given) is tuple:
         for each in given:  # noqa: SIM110  # the generator of `all` costs more than a list of one

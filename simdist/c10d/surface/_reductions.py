@@ -22,6 +22,7 @@ __all__ = ["Reductions"]
 Tensor = torch.Tensor
 _flat = _memory.flat
 _STRIDED = torch.strided
+_is_functional = _memory.is_functional
 _is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
 _SUM: Any = dist.ReduceOp.SUM

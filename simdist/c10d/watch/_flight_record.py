@@ -15,6 +15,7 @@ import functools
 import json
 import pickle
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,6 +56,12 @@ class _Former:
         return self._backend_name
 
 
+def _forget(record: weakref.ref[FlightRecord], number: int) -> None:
+    known = record()
+    if known is not None:
+        known.forget(number)
+
+
 class FlightRecord:
     """The last `limit` collectives of one rank; with `frames`, also from where each was called.
 
@@ -76,11 +83,11 @@ class FlightRecord:
         self._groups.append(group)
         self._made.append((group._name, group.options.global_ranks_in_group))
         group._member.place = number
-        group.on_leave = functools.partial(self._forget, number)
+        group.on_leave = functools.partial(_forget, weakref.ref(self), number)  # no cycle: groups go when torch lets go
         if self._ring.maxlen:
             group._member.on_queued = self._add
 
-    def _forget(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         """A group was destroyed: the record keeps what it says of it, and not its store."""
         group = self._groups[number]
         self._groups[number] = _Former(group._member, group._size, group._name, group._description, group.name())
