@@ -66,8 +66,15 @@ def _wrapped() -> Tensor:
     return made
 
 
+def cut_off_behind() -> Tensor:
+    tensor = torch.ones(4)[2:]  # its own size fits what is left, but not from where it begins
+    tensor.untyped_storage().resize_(8)
+    return tensor
+
+
 # How each is made, on the current default device.
 KINDS: dict[str, Make] = {
+    "cut off behind": cut_off_behind,
     "two": lambda: _two(torch.ones(4), torch.full((4,), 2.0)),
     "asynchronous": _wrapped,
     "functional": lambda: torch._to_functional_tensor(torch.ones(4)),
@@ -153,7 +160,7 @@ OPERATIONS: dict[str, Callable[[Make], Any]] = {
     "batch": batch,
     "functional": lambda make: wait_tensor(functional.all_reduce(make(), "sum", c10d.group.WORLD)),
 }
-CLONES = ("freed", "cut off")  # torch's own clone of these reads memory that is not there
+CLONES = ("freed", "cut off", "cut off behind")  # torch's own clone of these reads memory that is not there
 
 
 def make_on(device: str, make: Make) -> Make:

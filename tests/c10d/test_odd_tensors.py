@@ -177,6 +177,7 @@ SAID = {  # of an all_reduce
     "csr": "Could not run 'c10d::allreduce_' with arguments from the 'SparseCsrCPU' backend.",
     "freed": "the storage of a tensor of shape (4,) was freed or never allocated: it has 0 of 16 bytes.",
     "cut off": "a tensor of shape (4,) and strides (1,) wants bytes 0 to 16 of a storage of 8 bytes.",
+    "cut off behind": "a tensor of shape (2,) and strides (1,) wants bytes 8 to 16 of a storage of 8 bytes.",
     "expanded": "a tensor of shape (4,) and strides (0,) wants bytes 0 to 16 of a storage of 4 bytes.",
 }
 

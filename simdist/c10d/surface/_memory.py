@@ -119,11 +119,9 @@ def flat(tensor: Tensor) -> Tensor:
             tensor = torch.view_as_real(tensor.resolve_conj())
         else:
             tensor = tensor.view(torch.uint8)
-    if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
-        if tensor.untyped_storage().nbytes() < tensor.nbytes:  # hot: the offset is left to torch's own checks
-            raise _beyond_memory(tensor)
-        return tensor
     require_memory(tensor)
+    if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
+        return tensor
     if tensor._is_zerotensor():
         raise RuntimeError("ZeroTensors are immutable. Please materialize the tensor using `.clone()`")
     return tensor.as_strided((tensor.numel(),), (1,))
