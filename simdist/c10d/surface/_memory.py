@@ -18,7 +18,7 @@ from simdist.c10d.surface._events import PayloadSampled
 from simdist.kernel import Bus
 
 __all__ = ["as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
-__all__ += ["freed_since", "odd_tensors", "require_memory", "without_memory"]
+__all__ += ["freed_since", "odd_tensors", "require_memory", "usual", "without_memory"]
 
 Tensor = torch.Tensor
 
@@ -31,6 +31,7 @@ _IN_OTHER_ELEMENTS = frozenset((torch.bool, torch.complex32, torch.complex64, to
 _keys: Any = torch._C._dispatch_keys
 _KeySet: Any = torch._C.DispatchKeySet
 _IN_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8))
+_USUAL = _IN_NUMPY | {torch.bfloat16, torch.int16, torch.int8}  # real, and not quantized
 
 
 def _bits(*names: str) -> int:
@@ -48,17 +49,19 @@ _ODD = ~_bits(
 _ODD_AND_DENSE = _ODD & ~_bits("SparseCPU", "SparseCUDA")
 
 
-_STRIDED = torch.strided
-is_functional: Callable[[Tensor], bool] = torch._is_functional_tensor
 _TYPES = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_plain(given: Any, odd: int = _ODD) -> bool:
     """True if all tensors in there are dense ones in the memory of a CPU or GPU, and no wrappers of others."""
-    # Hot: what most tensors are is seen without asking for their keys, which takes longer.
-    if type(given) in _TYPES and given.is_cpu and given.layout is _STRIDED:
-        if not (given.is_nested or given.is_quantized or given._is_zerotensor() or is_functional(given)):
-            return True
+    # Hot: what most tensors are is seen without asking for their keys, which takes longer. The address is 0, or an
+    # error, for all that have no memory of their own; nested tensors have one.
+    if type(given) in _TYPES and given.dtype in _USUAL:
+        try:
+            if given.data_ptr() and not given.is_nested:
+                return True
+        except RuntimeError:
+            pass
     elif type(given) is list or type(given) is tuple:
         for each in given:  # noqa: SIM110  # the generator of `all` costs more than a list of one
             if not is_plain(each, odd):
@@ -119,12 +122,34 @@ def flat(tensor: Tensor) -> Tensor:
             tensor = torch.view_as_real(tensor.resolve_conj())
         else:
             tensor = tensor.view(torch.uint8)
-    require_memory(tensor)
+    begin = tensor.storage_offset()
+    if tensor.untyped_storage().nbytes() < tensor.nbytes + (begin and begin * tensor.itemsize):
+        require_memory(tensor)
     if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
         return tensor
     if tensor._is_zerotensor():
         raise RuntimeError("ZeroTensors are immutable. Please materialize the tensor using `.clone()`")
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def usual(given: Any) -> Tensor | None:
+    """As `flat`, if `given` is a plain tensor of a real type that lies in memory as it should; None if it is not.
+
+    Hot: this answers what `is_plain`, `flat` and `require_memory` ask, with each property read once.
+    """
+    if type(given) in _TYPES and given.dtype in _USUAL:
+        data: Tensor = given.data
+        try:
+            if (
+                data.data_ptr()
+                and data.stride() == (1,)
+                and not (data.is_neg() or data.is_inference())
+                and data.untyped_storage().nbytes() >= data.nbytes + data.storage_offset() * data.itemsize
+            ):
+                return data
+        except RuntimeError:
+            pass  # it has no address, strides or storage
+    return None
 
 
 def require_memory(tensor: Tensor) -> None:

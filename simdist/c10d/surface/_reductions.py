@@ -21,8 +21,7 @@ __all__ = ["Reductions"]
 
 Tensor = torch.Tensor
 _flat = _memory.flat
-_STRIDED = torch.strided
-_is_functional = _memory.is_functional
+_usual = _memory.usual
 _is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
 _SUM: Any = dist.ReduceOp.SUM
@@ -39,30 +38,17 @@ class Reductions(Calls):
 
         With several tensors, all of them and on every rank are the operands, and all of them end up with the result.
         """
-        one = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
-        if (
-            dispatch_modes()
-            or function_modes()
-            # Hot: as `is_plain`, without a call.
-            or not (
-                (
-                    type(one) is Tensor
-                    and one.is_cpu
-                    and one.layout is _STRIDED
-                    and not (one.is_nested or one.is_quantized)
-                )
-                or _is_plain_or_sparse(one)
-            )
-        ):
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
+        seen = dispatch_modes() or function_modes()
+        data = None if seen else _usual(tensor)
+        if seen or (data is None and not _is_plain_or_sparse(tensor)):
             given = [tensors, opts, timeout]
             while given[-1] is None:
                 del given[-1]
             through_torch: SimWork = self.allreduce_in_modes(*given, **kwargs)
             return through_torch
         several = None
-        if type(one) is Tensor or isinstance(one, Tensor):
-            tensor = one
-        else:
+        if data is None and not isinstance(tensor, Tensor):
             several = self._arguments.alike(tensors)
             tensor = several[0]
         if type(opts) is _ALLREDUCE_OPTIONS:
@@ -75,11 +61,12 @@ class Reductions(Calls):
             asynchronous = True
             reduction = reduction_of(opts, kwargs.get("op"))
             limit_ns = self._limit(opts, timeout)
-        if tensor.is_sparse:
-            return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)
-        if several is not None and len(several) > 1:
-            return self._all_reduce_several(several, reduction, limit_ns)
-        data = _flat(tensor)
+        if data is None:
+            if tensor.is_sparse:
+                return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)
+            if several is not None and len(several) > 1:
+                return self._all_reduce_several(several, reduction, limit_ns)
+            data = _flat(tensor)
         return self._issue("all_reduce", tensor, data, data, [tensor], limit_ns, reduction, -1, None, asynchronous)
 
     def _all_reduce_several(self, tensors: list[Tensor], reduction: str, limit_ns: int) -> SimWork:
