@@ -294,6 +294,19 @@ def build_devices(context: click.Context, *, again: bool) -> None:
     context.exit(build(again=again))
 
 
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.pass_context
+def doctor(context: click.Context, *, as_json: bool) -> None:
+    """Tell what of simdist works with this Python, this torch and this machine, and what turns on the rest.
+
+    It runs a world of two ranks. Exit codes: 0 that works, 1 it does not, 2 bad input. A bug report begins with it.
+    """
+    from simdist.cli._doctor import examine
+
+    context.exit(examine(as_json=as_json))
+
+
 @main.command(name="list")
 @click.argument("folder", default="scenarios", metavar="[DIR]")
 @click.pass_context

@@ -30,7 +30,7 @@ import torch
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Core", "core", "current_device", "current_stream", "require_cpu_build", "select_stream"]
+__all__ = ["Core", "core", "current_device", "current_stream", "require_cpu_build", "select_stream", "why_no_devices"]
 
 _CUDA = 1  # c10::DeviceType
 
@@ -264,6 +264,16 @@ def core() -> Core:
         UnsupportedError: this torch has devices of its own, or keeps what is looked for in another way.
     """
     return Core()
+
+
+def why_no_devices() -> str:
+    """Why virtual devices do not work with this torch, empty if they do. Called outside worlds."""
+    try:
+        require_cpu_build()
+        core()
+    except UnsupportedError as error:
+        return str(error)
+    return ""
 
 
 def current_device() -> int:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from simdist.hardware._dumps import write_dumps
     from simdist.hardware._launch import Nodes
     from simdist.hardware._match import Match
+    from simdist.hardware._namespaces import why_no_namespaces
     from simdist.hardware._page import html_page
     from simdist.hardware._parity import ParityReport, check_parity, exit_code
     from simdist.hardware._portable import NotReplayed
@@ -52,6 +53,7 @@ __all__ = [
     "replay",
     "rows_of",
     "unavailable",
+    "why_no_namespaces",
     "write_dumps",
 ]
 
@@ -70,6 +72,7 @@ _HOMES = {
     "replay": "simdist.hardware._replay",
     "rows_of": "simdist.hardware._calibrate",
     "unavailable": "simdist.hardware._replay",
+    "why_no_namespaces": "simdist.hardware._namespaces",
     "write_dumps": "simdist.hardware._dumps",
 }
 

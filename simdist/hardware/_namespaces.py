@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DEVICE", "Namespace", "address_of", "call_inside", "enter", "make_namespace", "rank_at", "why_none"]
+__all__ = ["DEVICE", "Namespace", "address_of", "call_inside", "enter", "make_namespace", "rank_at", "why_no_namespaces"]
 
 DEVICE = "simdist0"
 MTU = 65_000
@@ -117,7 +117,7 @@ def call_inside(path: str, function: Callable[[], socket.socket]) -> socket.sock
 
 
 @functools.cache
-def why_none() -> str:
+def why_no_namespaces() -> str:
     """Why this process can't make such namespaces, empty if it can. Tried for real, once."""
     if sys.platform != "linux":
         return f"they are Linux's, and this is {sys.platform}"

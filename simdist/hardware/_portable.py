@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simdist.faults import Machine
-from simdist.hardware._namespaces import why_none
+from simdist.hardware._namespaces import why_no_namespaces
 from simdist.scenario import Plan
 
 __all__ = ["NotReplayed", "not_replayed"]
@@ -30,7 +30,7 @@ def not_replayed(plan: Plan, backend: str, nodes: int = 1) -> tuple[NotReplayed,
         found.append(NotReplayed(f"backend {plan.backend!r}", "it exists only in simulation"))
     if plan.strict:
         found.append(NotReplayed("strict", "a real backend has no strict mode"))
-    machine = Machine(backend, nodes, plan.max_restarts, why_none)
+    machine = Machine(backend, nodes, plan.max_restarts, why_no_namespaces)
     for index, fault in enumerate(plan.faults):
         reason = fault.real_obstacle(machine) or _comes_after(fault.after, found, plan)
         if reason:

@@ -11,7 +11,7 @@ on it and its digest, `_core.py` why one core and batch scheduling make it twice
 """
 
 from simdist.kernel._bus import PASS, Bus, Verdict
-from simdist.kernel._core import one_core
+from simdist.kernel._core import one_core, why_not_one_core
 from simdist.kernel._deadlock import Wait, describe_deadlock
 from simdist.kernel._events import EventLog
 from simdist.kernel._policy import FifoPolicy, Policy, RandomPolicy, make_policy
@@ -38,4 +38,5 @@ __all__ = [
     "make_policy",
     "one_core",
     "stream",
+    "why_not_one_core",
 ]

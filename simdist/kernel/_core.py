@@ -12,12 +12,34 @@ after it, which leaves no file behind and vanishes with the process. When all co
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
 from collections.abc import Iterator
 
-__all__ = ["one_core"]
+__all__ = ["one_core", "why_not_one_core"]
+
+_NEEDED = ("sched_getaffinity", "sched_setaffinity", "sched_getscheduler", "sched_setscheduler", "SCHED_BATCH")
+
+
+@functools.cache
+def why_not_one_core() -> str:
+    """Why threads can't be kept on one core under batch scheduling, empty if they can. Tried for real, once."""
+    if sys.platform != "linux":
+        return f"they are Linux's, and this is {sys.platform}"
+    missing = [name for name in _NEEDED if not hasattr(os, name)]
+    if missing:
+        return f"this Python has no os.{missing[0]}"
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+        scheduler = os.sched_getscheduler(0)
+        if scheduler == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            os.sched_setscheduler(0, scheduler, os.sched_param(0))
+    except OSError as error:  # a container may refuse them
+        return f"the system refuses them: {error}"
+    return ""
 
 
 @contextlib.contextmanager
@@ -26,7 +48,7 @@ def one_core() -> Iterator[int | None]:
 
     Yields None, and changes nothing, where the system has no such thing or where every core is taken.
     """
-    if sys.platform != "linux":
+    if why_not_one_core():
         yield None
         return
     before = os.sched_getaffinity(0)

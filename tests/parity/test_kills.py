@@ -12,7 +12,7 @@ import pytest
 
 from simdist.errors import SimdistError
 from simdist.hardware._keeper import Keeper, descendants
-from simdist.hardware._namespaces import why_none
+from simdist.hardware._namespaces import why_no_namespaces
 from tools.kill_runs import kill, real_run
 
 # Orphans of orphans: each one's parent is gone at once, in sessions of their own.
@@ -38,7 +38,7 @@ CASES = [
         "links",
         signal.SIGKILL,
         10,
-        marks=pytest.mark.skipif(bool(why_none()), reason=f"no link faults on this machine: {why_none()}"),
+        marks=pytest.mark.skipif(bool(why_no_namespaces()), reason=f"no link faults on this machine: {why_no_namespaces()}"),
     ),
     ("parity", signal.SIGINT, 5),
 ]

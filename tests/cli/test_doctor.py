@@ -1,0 +1,85 @@
+"""`simdist doctor`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+from simdist.cli import _doctor
+from simdist.cli._doctor_probes import ask
+
+Simdist = Callable[..., Result]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the questions say that are asked in processes of their own; all works until a test says otherwise."""
+    said = {"ranks": "", "devices": ""}
+    monkeypatch.setattr(_doctor, "ask", said.__getitem__)
+    return said
+
+
+def test_two_ranks_run_in_a_process_of_their_own() -> None:
+    assert ask("ranks") == ""
+
+
+def test_a_crash_is_an_answer() -> None:
+    assert ask("crash") == "the process that tried it was ended by SIGABRT"
+
+
+def test_it_is_one_page(simdist: Simdist, answers: dict[str, str]) -> None:
+    result = simdist("doctor")
+
+    assert result.exit_code == 0
+    for word in ("Python", "torch", "compiler", "TUN", "cores", "batch scheduling", "namespaces"):
+        assert any(line.startswith(word) for line in result.output.splitlines()), word
+    assert result.output.splitlines()[-1] == "simulated ranks run here"
+    assert len(result.output.splitlines()) < 60
+
+
+def test_without_the_main_job_it_fails_and_says_why(simdist: Simdist, answers: dict[str, str]) -> None:
+    answers["ranks"] = "StallError: nothing moves"
+
+    result = simdist("doctor")
+
+    assert result.exit_code == 1
+    assert "off: StallError: nothing moves" in result.output
+    assert result.output.splitlines()[-1] == "simulated ranks do not run here"
+
+
+def test_what_is_off_says_what_turns_it_on(simdist: Simdist, answers: dict[str, str]) -> None:
+    answers["devices"] = "torch is built otherwise"
+
+    told = json.loads(simdist("doctor", "--json").output)
+
+    assert told["ok"] is True
+    assert set(told) == {"ok", "facts", "features"}
+    off = {each["name"]: each for each in told["features"] if not each["on"]}
+    assert off["virtual CUDA devices"]["why_off"] == "torch is built otherwise"
+    assert off["kernels of virtual devices in C++"]["why_off"] == "there are no virtual devices"
+    assert all(each["turned_on_by"].endswith(".") for each in off.values())
+
+
+def test_an_unknown_version_of_torch_is_told(
+    simdist: Simdist, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_doctor, "KNOWN_TORCH", ("1.0.0",))
+
+    told = json.loads(simdist("doctor", "--json").output)
+
+    assert "not among the versions known to work: 1.0.0" in told["facts"]["torch"]
+
+
+def test_a_question_that_raises_is_a_reason() -> None:
+    def raises() -> str:
+        raise RuntimeError("no torch")
+
+    assert _doctor._answer(raises) == "RuntimeError: no torch"
+
+
+@pytest.mark.parametrize("words", [["--jsn"], ["file"]])
+def test_bad_arguments_are_bad_input(simdist: Simdist, words: list[str]) -> None:
+    assert simdist("doctor", *words).exit_code == 2
