@@ -179,6 +179,7 @@ LAYERS: dict[str, set[str]] = {
         "scenario",
         "launch",
         "sweeps",
+        "kernel",
         "trace",
         "hardware",
         "determinism",
@@ -187,6 +188,7 @@ LAYERS: dict[str, set[str]] = {
         "device",
         "click",
         "rich",
+        "torch",
     },
     "__init__": {
         *(

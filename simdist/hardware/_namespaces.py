@@ -20,7 +20,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DEVICE", "Namespace", "address_of", "call_inside", "enter", "make_namespace", "rank_at", "why_no_namespaces"]
+__all__ = [
+    "DEVICE",
+    "Namespace",
+    "address_of",
+    "call_inside",
+    "enter",
+    "make_namespace",
+    "rank_at",
+    "why_no_namespaces",
+]
 
 DEVICE = "simdist0"
 MTU = 65_000

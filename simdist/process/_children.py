@@ -36,6 +36,11 @@ from simdist.process._waits import replace_kin
 __all__ = ["install"]
 
 
+# A Popen that is being made starts its program itself, with `os.posix_spawn` where it can (from Python 3.13 on
+# mostly). The rank that makes it has the baton until it has started.
+_popen_begins = False
+
+
 def install(patches: Patches) -> None:
     """Have children of a rank be its own."""
     patches.redirect(_REPLACEMENTS)
@@ -59,12 +64,22 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             meant = number if told is None else standard_number(process, told)
             if meant:
                 given[name] = for_program(process, meant)
-        with program_ignores(process):
+        with program_ignores(process), _by_popen():
             original(self, args, bufsize, executable, **given)
         _began(process, self, args, sys._getframe(1))
         let_others_run_while_reading(process, self)
 
     return init
+
+
+@contextmanager
+def _by_popen() -> Iterator[None]:
+    global _popen_begins
+    _popen_begins = True
+    try:
+        yield
+    finally:
+        _popen_begins = False
 
 
 def _began(process: SimProcess, program: subprocess.Popen[Any] | Spawned, args: Any, frame: FrameType) -> None:
@@ -153,7 +168,7 @@ def _posix_spawn(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
     def posix_spawn(path: Any, argv: Any, env: Any, /, *, file_actions: Any = (), **settings: Any) -> int:
         process = current_process()
-        if process is None:
+        if process is None or _popen_begins:
             return original(path, argv, env, file_actions=file_actions, **settings)
         process.simulation.check()
         streams: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]

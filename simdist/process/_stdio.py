@@ -84,6 +84,9 @@ class RankStream(io.TextIOBase):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
 
+    def __del__(self) -> None:
+        """Leave the original alone: a stream flushes when it is collected, and this one may be closed by then."""
+
 
 def _write_all(number: int, text: str) -> None:
     left = text.encode("utf-8", "replace")

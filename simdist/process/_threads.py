@@ -128,6 +128,9 @@ class Handle:
         """Wait until it has ended, or `timeout` passed."""
         simulation = self._task.simulation
         limited = timeout is not None and timeout >= 0
+        if limited and not timeout:
+            simulation.check()
+            return  # as a lock that is only tried
         deadline_ns = due_at(self._task.context, nanoseconds(timeout or 0)) if limited else None
         thread = self._threads.objects.get(self._task)
         wait = Joining(self._task, getattr(thread, "name", ""), timed=deadline_ns is not None)

@@ -38,7 +38,9 @@ CASES = [
         "links",
         signal.SIGKILL,
         10,
-        marks=pytest.mark.skipif(bool(why_no_namespaces()), reason=f"no link faults on this machine: {why_no_namespaces()}"),
+        marks=pytest.mark.skipif(
+            bool(why_no_namespaces()), reason=f"no link faults on this machine: {why_no_namespaces()}"
+        ),
     ),
     ("parity", signal.SIGINT, 5),
 ]

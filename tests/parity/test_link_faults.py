@@ -16,7 +16,9 @@ from simdist.scenario import load
 ROOT = Path(__file__).parents[2]
 SCENARIO = str(ROOT / "scenarios" / "partition_outlasts_timeout.toml")
 
-pytestmark = pytest.mark.skipif(bool(why_no_namespaces()), reason=f"no link faults on this machine: {why_no_namespaces()}")
+pytestmark = pytest.mark.skipif(
+    bool(why_no_namespaces()), reason=f"no link faults on this machine: {why_no_namespaces()}"
+)
 
 
 def test_a_partition_of_real_processes_shows_what_the_simulation_shows() -> None:

@@ -554,3 +554,10 @@ def test_a_program_that_says_nothing_ends_the_run_with_the_line_that_started_it(
         SimdistError, match=r"from the program 'sleep', at test_children.py:\d+, which has said nothing"
     ):
         simdist.run(body, world_size=2)
+
+
+def test_a_program_that_popen_spawns_is_one_program() -> None:
+    def body() -> int:
+        return subprocess.run(["/bin/sh", "-c", "exit 3"], close_fds=False, check=False).returncode  # by posix_spawn
+
+    assert simdist.run(body, world_size=1).values == [3]

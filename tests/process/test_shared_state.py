@@ -145,7 +145,7 @@ def test_errors_of_setting_an_attribute_are_pythons_own() -> None:
 def test_the_functions_that_set_attributes_are_those_of_before() -> None:
     simdist.run(leave, world_size=2, args=("mock",), isolate=True).raise_for_failure()
 
-    assert type(vars(ModuleType)["__setattr__"]).__name__ == "wrapper_descriptor"
+    assert type(ModuleType.__setattr__).__name__ == "wrapper_descriptor"
     assert type(vars(type)["__setattr__"]).__name__ == "wrapper_descriptor"
     assert type(vars(type(_c.Store))["__setattr__"]).__name__ == "wrapper_descriptor"
     with pytest.raises(TypeError):
