@@ -1,0 +1,107 @@
+"""What only Linux has is a bonus: without it everything imports, and the main job runs."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import simdist
+
+# Torch and the standard library are Linux's own here, so they come first; what is imported after them finds a system
+# that has none of what Linux alone has.
+_ELSEWHERE = """
+import asyncio, multiprocessing.util, os, select, signal, socket, subprocess, sys, sysconfig, threading
+import click, networkx, numpy, pydantic, pytest, rich.console, simpy
+import torch, torch.distributed, torch.distributed.elastic.multiprocessing, torch.nn.parallel, torch.optim
+
+sysconfig.get_config_vars()  # made once, of files that a Mac names otherwise
+sys.platform = "darwin"
+missing = ("copy_file_range eventfd memfd_create pidfd_open posix_fadvise posix_fallocate setns splice unshare "
+           "getxattr listxattr removexattr setxattr O_TMPFILE O_DIRECT").split()
+for name in [each for each in dir(os) if each.lower().startswith("sched_")] + missing:
+    if hasattr(os, name):
+        delattr(os, name)
+for name in ("SIGRTMIN", "SIGRTMAX", "sigtimedwait", "sigwaitinfo"):
+    if hasattr(signal, name):
+        delattr(signal, name)
+
+
+def refuse(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(("/proc", "/dev/net")):
+        raise FileNotFoundError(2, "No such file or directory", arguments[0])
+
+
+sys.addaudithook(refuse)
+"""
+_JOB = """
+import simdist
+from simdist.faults import Crash
+import torch.distributed as dist
+
+
+def job():
+    dist.init_process_group("gloo")
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+print(simdist.run(job, world_size=2).values[0])
+broken = simdist.run(job, world_size=2, faults=[Crash(rank=1, op="all_reduce", nth=1, when="during")])
+print(broken.ranks[1].exit_code)
+"""
+_QUESTIONS = """
+from simdist.hardware import why_no_namespaces
+from simdist.kernel import why_not_one_core
+print(why_not_one_core())
+print(why_no_namespaces())
+"""
+
+
+def elsewhere(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", _ELSEWHERE + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_module_imports() -> None:
+    names = [each.name for each in pkgutil.walk_packages(simdist.__path__, "simdist.")]
+    assert len(names) > 200
+
+    elsewhere(f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)\n")
+
+
+def test_the_main_job_runs() -> None:
+    assert elsewhere(_JOB) == "[2.0, 2.0, 2.0, 2.0]\n-9\n"
+
+
+def test_what_is_off_is_told_in_a_sentence() -> None:
+    assert elsewhere(_QUESTIONS) == "they are Linux's, and this is darwin\n" * 2
+
+
+@pytest.mark.parametrize("call", ["sched_setaffinity", "sched_setscheduler"])
+def test_a_system_that_refuses_is_no_error(call: str) -> None:
+    refusing = f"""
+import os, torch
+
+def refuse(*_):
+    raise PermissionError(1, "Operation not permitted")
+
+os.{call} = refuse
+from simdist.kernel import one_core, why_not_one_core
+with one_core() as core:
+    print(core)
+print(why_not_one_core())
+"""
+    done = subprocess.run([sys.executable, "-c", refusing + _JOB], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "None",
+        "the system refuses them: [Errno 1] Operation not permitted",
+        "[2.0, 2.0, 2.0, 2.0]",
+        "-9",
+    ]
