@@ -94,7 +94,7 @@ LINKS = "scenarios/partition_heals.toml"
 
 
 def test_why_link_faults_cannot_be_replayed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_portable, "why_none", lambda: "this process is not root's")
+    monkeypatch.setattr(_portable, "why_no_namespaces", lambda: "this process is not root's")
     plan = load(LINKS)
 
     assert [str(each) for each in not_replayed(plan, "gloo")] == [
@@ -107,7 +107,7 @@ def test_why_link_faults_cannot_be_replayed_is_told(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_machine_that_can_replays_them_but_for_a_hold_of_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_portable, "why_none", lambda: "")
+    monkeypatch.setattr(_portable, "why_no_namespaces", lambda: "")
 
     assert not_replayed(load(LINKS), "gloo") == ()
     assert not_replayed(load("scenarios/hold.toml"), "gloo") == ()

@@ -39,7 +39,7 @@ def test_survivors_are_told_when_a_rank_dies(rank):
 def train(folder, steps=6):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     checkpoint, first = folder / "checkpoint.pt", 0
     if checkpoint.exists():
