@@ -23,6 +23,7 @@ from simdist.cluster import Cluster, Host, Network, build
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults import Injector
 from simdist.frames import is_ours, raising_line, user_line
+from simdist.inside import warn_of_newer
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
 from simdist.process import (
     Isolation,
@@ -210,6 +211,7 @@ class World:
             raise
 
     def _make_ready(self) -> None:
+        warn_of_newer()
         undo = self._undo
         undo.add(self._cut_cycles)
         if hasattr(os, "sched_getaffinity"):

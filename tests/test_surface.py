@@ -21,6 +21,7 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),
     "frames": set(),
+    "inside": {"torch"},
     "records": {"values"},
     "result": {"errors", "frames", "values"},
     "kernel": {"errors", "frames", "records", "networkx", "numpy", "simpy"},
@@ -44,6 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "_no_devices": {"values"},
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
+        "inside",
         "values",
         "errors",
         "frames",
@@ -173,6 +175,7 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "cli": {
+        "inside",
         "errors",
         "values",
         "result",

@@ -17,10 +17,9 @@ import click
 from simdist.cli._console import marks, page
 from simdist.cli._doctor_probes import ask
 from simdist.cli._table import plain_table
+from simdist.inside import TRIED
 
 __all__ = ["Feature", "examine"]
-
-KNOWN_TORCH = ("2.13.0",)  # versions on which the whole suite passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,8 @@ def _torch() -> str:
         return f"does not import: {type(error).__name__}: {error}"
     version = str(torch.__version__)
     build = "CPU" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
-    known = version.partition("+")[0] in KNOWN_TORCH
-    told = "known to work" if known else f"not among the versions known to work: {', '.join(KNOWN_TORCH)}"
+    seen = TRIED.get(version.partition("+")[0])
+    told = f"tried with {seen}" if seen else f"not among the versions that simdist was tried on: {', '.join(TRIED)}"
     return f"{version}, built for {build}, {told}"
 
 
@@ -126,7 +125,7 @@ def _features() -> list[Feature]:
         Feature(
             "simulated ranks",
             _answer(lambda: ask("ranks")),
-            f"Take a version of torch that is known to work: {', '.join(KNOWN_TORCH)}.",
+            f"Take a version of torch that simdist was tried on: {', '.join(TRIED)}.",
         ),
         Feature(
             "fast hand-offs: one core, batch scheduling",
@@ -162,7 +161,7 @@ def _virtual_devices() -> Feature:
     return Feature(
         "virtual CUDA devices",
         _answer(lambda: ask("devices")),
-        f"Take a CPU build of torch that is known to work: {', '.join(KNOWN_TORCH)}.",
+        f"Take a CPU build of a torch that simdist was tried on: {', '.join(TRIED)}.",
     )
 
 
