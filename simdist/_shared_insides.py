@@ -10,12 +10,13 @@ In doubt: an object inside an object is not looked into.
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import types
 from collections.abc import Callable, Iterator, Mapping
 from operator import is_
 from typing import Any
+
+from simdist.inside.python import PYTHON_LIBRARY, ForeignLibrary, function_types
 
 __all__ = ["CONTAINERS", "LARGE", "Insides", "change_of", "is_of_imports", "same_content", "same_entries"]
 
@@ -37,7 +38,6 @@ _PLAIN = (
 )
 _ATOMS = (bool, int, float, complex, str, bytes)
 _Tell = Iterator[tuple[str, str]]
-_C_FUNCTION: Any = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the base of them all
 
 
 class Insides:
@@ -64,11 +64,11 @@ class Insides:
             registry = getattr(value, "registry", None)
             if type(registry) is types.MappingProxyType and value.__module__ == module:
                 self._registries.append((name, registry, frozenset(registry)))
-        elif issubclass(kind, ctypes.CDLL):
+        elif issubclass(kind, ForeignLibrary):
             if id(value) not in self._seen:
                 self._seen.add(id(value))
-                shown = "ctypes.pythonapi" if value is ctypes.pythonapi else name
-                self._functions.append((shown, value, _types_of(value)))
+                shown = "ctypes.pythonapi" if value is PYTHON_LIBRARY else name
+                self._functions.append((shown, value, function_types(value)))
         elif kind.__module__.partition(".")[0] == module.partition(".")[0] and id(value) not in self._seen:
             self._seen.add(id(value))
             attributes = _attributes_of(value)
@@ -79,7 +79,7 @@ class Insides:
         """False for types of which nothing is to be seen, whatever the variable."""
         return (
             kind is types.FunctionType
-            or issubclass(kind, ctypes.CDLL)
+            or issubclass(kind, ForeignLibrary)
             or (
                 getattr(kind, "__dictoffset__", 0) != 0
                 and not issubclass(kind, type | types.ModuleType | enum.Enum | types.BuiltinFunctionType)
@@ -96,7 +96,7 @@ class Insides:
             if added:
                 yield f"{name}.register", f"called for {', '.join(kind.__name__ for kind in added)}"
         for name, library, functions in self._functions:
-            for each, (result, arguments) in _types_of(library).items():
+            for each, (result, arguments) in function_types(library).items():
                 was = functions.get(each)
                 if was is not None and (was[0] is not result or was[1] != arguments):
                     yield f"{name}.{each}", "types of results or arguments set"
@@ -107,14 +107,6 @@ class Insides:
                 was = attributes.get(key, _MISSING)
                 if was is not now and isinstance(was, _PLAIN) and not (isinstance(now, _ATOMS) and was == now):
                     yield f"{name}.{key}", "set"
-
-
-def _types_of(library: ctypes.CDLL) -> dict[str, tuple[Any, Any]]:
-    return {
-        name: (function.restype, function.argtypes)
-        for name, function in list(vars(library).items())
-        if isinstance(function, _C_FUNCTION)
-    }
 
 
 def _attributes_of(value: Any) -> dict[str, Any] | None:

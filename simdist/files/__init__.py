@@ -25,10 +25,10 @@ Nothing of this is installed in a world without a disk, and in one with a disk p
 
 Open `_mounted.py` first: how an effect goes by. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the functions
 of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a path
-leads, `_watched.py` what was not seen, `_by_c_code.py` and `_linked.py` what libraries' C code tells the system,
-`_left.py` what a crash has left, `_looks.py` what nobody has looked at,
-`_spill.py` where many bytes lie that are not synced, `_clients.py` what each host sees of a shared disk. Stores to a
-mapping are noticed when it is flushed. Modification times are not simulated.
+leads, `_watched.py` what was not seen, `_by_c_code.py` what libraries' C code tells the system, `_left.py` what a crash
+has left, `_looks.py` what nobody has looked at, `_spill.py` where many bytes lie that are not synced, `_clients.py`
+what each host sees of a shared disk. Stores to a mapping are noticed when it is flushed. Modification times are not
+simulated.
 """
 
 from simdist.files._by_c_code import reaches_c_code

@@ -1,11 +1,11 @@
 """What libraries' own C code tells the system of its files: SQLite, LMDB and others that sync for themselves.
 
-The calls of libraries that know how to sync are led here (`_linked.py`), and those that ranks look up by `ctypes`. When
-they sync, what they and others have changed is taken in first, then the file is durable, as if Python code had called
-`os.fsync`. Their `open`, `rename` and `unlink` are seen so that what was durable before is known. Such calls are
-recorded and not announced: C code can't be stopped in the middle, so that no fault strikes between two of them, only
-before and after the whole. Writes are found by their result, except for files that are open with O_SYNC or O_DSYNC,
-where each is a sync.
+The calls of libraries that know how to sync are led here, and those that ranks look up by `ctypes`. When they sync,
+what they and others have changed is taken in first, then the file is durable, as if Python code had called `os.fsync`.
+Their `open`, `rename` and `unlink` are seen so that what was durable before is known. Such calls are recorded and not
+announced: C code can't be stopped in the middle, so that no fault strikes between two of them, only before and after
+the whole. Writes are found by their result, except for files that are open with O_SYNC or O_DSYNC, where each is a
+sync.
 
 Only calls on a rank's own threads count. `reaches_c_code` says whether all this works here.
 
@@ -18,46 +18,55 @@ thread and keeps the GIL would wait for ever. None is known that does.
 from __future__ import annotations
 
 import _imp
-import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from simdist.files._linked import Slot, put_into, slots_of
 from simdist.files._mounted import MountedDisk, OpenFile
 from simdist.files._present import Spot, flags_of, present_disks, reached, spot
 from simdist.files._raw import file_at
+from simdist.inside.python import ForeignLibrary
+from simdist.inside.system import (
+    LedFunction,
+    Slot,
+    c_library,
+    error_number,
+    is_address_of,
+    put_into,
+    set_error_number,
+    slots_of,
+)
 from simdist.process import Patches, current_process
 
 __all__ = ["install", "reaches_c_code"]
 
-_INT, _LONG, _NAME, _PLACE = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_char_p, ctypes.c_void_p
-# Of the C library: what each takes after what it gives. Their last arguments may be left out.
+# Of the C library: what each gives, then what it takes. Their last arguments may be left out.
 _SYNCS = {
-    "fsync": (_INT, _INT),
-    "fdatasync": (_INT, _INT),
-    "syncfs": (_INT, _INT),
-    "sync": (None,),
-    "msync": (_INT, _PLACE, ctypes.c_size_t, _INT),
+    "fsync": "int int",
+    "fdatasync": "int int",
+    "syncfs": "int int",
+    "sync": "nothing",
+    "msync": "int place size int",
 }
 _NAMES = {
-    "open": (_INT, _NAME, _INT, ctypes.c_uint),
-    "open64": (_INT, _NAME, _INT, ctypes.c_uint),
-    "openat": (_INT, _INT, _NAME, _INT, ctypes.c_uint),
-    "openat64": (_INT, _INT, _NAME, _INT, ctypes.c_uint),
-    "rename": (_INT, _NAME, _NAME),
-    "renameat": (_INT, _INT, _NAME, _INT, _NAME),
-    "renameat2": (_INT, _INT, _NAME, _INT, _NAME, ctypes.c_uint),
-    "unlink": (_INT, _NAME),
+    "open": "int name int unsigned",
+    "open64": "int name int unsigned",
+    "openat": "int int name int unsigned",
+    "openat64": "int int name int unsigned",
+    "rename": "int name name",
+    "renameat": "int int name int name",
+    "renameat2": "int int name int name unsigned",
+    "unlink": "int name",
 }
 _WRITES = {
-    "write": (_LONG, _INT, _PLACE, ctypes.c_size_t),
-    "pwrite": (_LONG, _INT, _PLACE, ctypes.c_size_t, _LONG),
-    "pwrite64": (_LONG, _INT, _PLACE, ctypes.c_size_t, _LONG),
-    "writev": (_LONG, _INT, _PLACE, _INT),
-    "pwritev": (_LONG, _INT, _PLACE, _INT, _LONG),
-    "pwritev64": (_LONG, _INT, _PLACE, _INT, _LONG),
+    "write": "long int place size",
+    "pwrite": "long int place size long",
+    "pwrite64": "long int place size long",
+    "writev": "long int place int",
+    "pwritev": "long int place int long",
+    "pwritev64": "long int place int long",
 }
 _ALL = _SYNCS | _NAMES | _WRITES
 _MS_SYNC = 4
@@ -76,8 +85,8 @@ def install(patches: Patches) -> None:
         return
     _reach()
     patches.wrap(_imp, "create_dynamic", _loading)
-    patches.wrap(ctypes, "_dlopen", _loading)
-    patches.wrap(ctypes.CDLL, "__getitem__", _looked_up)
+    patches.wrap(sys.modules[ForeignLibrary.__module__], "_dlopen", _loading)
+    patches.wrap(ForeignLibrary, "__getitem__", _looked_up)
 
 
 @functools.cache
@@ -89,12 +98,7 @@ def reaches_c_code() -> bool:
 @functools.cache
 def _known() -> frozenset[str]:
     """The functions that the C library has: not all have the same."""
-    return frozenset(name for name in _ALL if hasattr(_c_library(), name))
-
-
-@functools.cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    return frozenset(name for name in _ALL if hasattr(c_library(), name))
 
 
 def _loading(original: Any) -> Any:
@@ -123,50 +127,50 @@ def _reach(*, writes: bool = False) -> None:
     able = {slot.library for slot in slots if slot.name in _SYNCS and slot.library}
     wanted = _known().difference(() if writes or _synced else _WRITES)
     chosen = [slot for slot in slots if slot.library in able and slot.name in wanted and slot not in _slots]
-    _slots.update(put_into(chosen, {name: _address_of(name) for name in wanted}))
+    _slots.update(put_into(chosen, {name: _function(name).address for name in wanted}))
 
 
 def _looked_up(original: Any) -> Any:
     @functools.wraps(original)
-    def look_up(library: ctypes.CDLL, name: Any) -> Any:
+    def look_up(library: ForeignLibrary, name: Any) -> Any:
         """A function that a rank calls by `ctypes`: likewise, if it is the C library's."""
         found = original(library, name)
-        if (name not in _SYNCS and name not in _NAMES) or type(library) is not ctypes.CDLL or current_process() is None:
+        if (
+            (name not in _SYNCS and name not in _NAMES)
+            or type(library) is not ForeignLibrary
+            or current_process() is None
+        ):
             return found
-        place = ctypes.cast(found, ctypes.c_void_p).value
-        if name not in _known() or place != ctypes.cast(_function(name)[1], ctypes.c_void_p).value:
+        if name not in _known() or not is_address_of(found, _function(name).real_address):
             return found
-        return library._FuncPtr(_address_of(name))
+        return library._FuncPtr(_function(name).address)
 
     return look_up
 
 
 @functools.cache
-def _function(name: str) -> tuple[Any, Any]:
-    """What C code calls in place of a function, and the function."""
-    gives, *takes = _ALL[name]
-    real = ctypes.CFUNCTYPE(gives, *takes, use_errno=True)((name, _c_library()))
+def _function(name: str) -> LedFunction:
+    """What C code calls in place of a function."""
     stands_in = _STANDS_IN[name]
 
-    def call(*args: Any) -> Any:
-        if current_process() is None:
-            return real(*args)
-        return stands_in(real, *args)
+    def lead(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if current_process() is None:
+                return real(*args)
+            return stands_in(real, *args)
 
-    return ctypes.CFUNCTYPE(gives, *takes, use_errno=True)(call), real
+        return call
 
-
-def _address_of(name: str) -> int:
-    return ctypes.cast(_function(name)[0], ctypes.c_void_p).value or 0
+    return LedFunction(name, _ALL[name], lead)
 
 
 def _then(real: Any, args: tuple[Any, ...], note: Callable[[], None]) -> Any:
     """Call the function, then note what it did; the caller finds its result and its error number."""
     result = real(*args)
-    number = ctypes.get_errno()
+    number = error_number()
     if result != -1:
         note()
-    ctypes.set_errno(number)
+    set_error_number(number)
     return result
 
 
@@ -247,7 +251,7 @@ def _opened(real: Any, args: tuple[Any, ...], place: Spot | None, flags: int) ->
         return real(*args)
     _keep(place)
     number = real(*args)
-    error = ctypes.get_errno()
+    error = error_number()
     if number >= 0:
         inode = place.disk.find(place.place)
         if inode is not None:
@@ -255,7 +259,7 @@ def _opened(real: Any, args: tuple[Any, ...], place: Spot | None, flags: int) ->
             if flags & _SYNCED_WRITES:
                 _synced[number] = place.disk, inode.number
                 _reach(writes=True)
-    ctypes.set_errno(error)
+    set_error_number(error)
     return number
 
 

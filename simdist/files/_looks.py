@@ -8,12 +8,11 @@ as a look. Not noticed is C code that asks for the size of a file which it does 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
-import sys
 from collections.abc import Iterable
 
+from simdist.inside.system import watch_opens
 from simdist.process import original
 
 __all__ = ["Looks"]
@@ -83,15 +82,5 @@ class Looks:
 
 def _watched(folder: str) -> int:
     global _inotify
-    if sys.platform != "linux":
-        raise OSError("only Linux tells who opens a file")
-    system = ctypes.CDLL(None, use_errno=True)
-    if _inotify < 0:
-        _inotify = _checked(system.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    return _checked(system.inotify_add_watch(_inotify, os.fsencode(folder), _OPENED))
-
-
-def _checked(number: int) -> int:
-    if number < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return number
+    _inotify, watch = watch_opens(_inotify, folder, _OPENED)
+    return watch

@@ -7,7 +7,6 @@ one that is never flushed count as durable, too, if the file was so before: when
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import io
 import mmap
@@ -17,12 +16,10 @@ from typing import Any
 from simdist.files._mounted import OpenFile
 from simdist.files._opening import DiskFile
 from simdist.files._present import opened, present_disks, spot
+from simdist.inside.python import address_of_buffer
 from simdist.process import Patches, current_process, original
 
 __all__ = ["file_at", "install"]
-
-_SIMPLE = 0  # PyBUF_SIMPLE
-_BUFFER_BYTES = 128  # of a Py_buffer, and more
 
 
 def install(patches: Patches) -> None:
@@ -92,18 +89,8 @@ def _flush(original: Any) -> Any:
 
 def _file_of(mapping: Any) -> tuple[int, int] | None:
     """The device and the number of the file that is mapped; None where the system does not tell."""
-    at = _address_of(mapping)
+    at = address_of_buffer(mapping)
     return None if at is None else file_at(at)
-
-
-def _address_of(mapping: Any) -> int | None:
-    """Where in memory a mapping lies."""
-    view = (ctypes.c_char * _BUFFER_BYTES)()
-    if ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapping), view, _SIMPLE):
-        return None
-    address = ctypes.c_void_p.from_buffer(view).value
-    ctypes.pythonapi.PyBuffer_Release(view)
-    return address
 
 
 def file_at(address: int) -> tuple[int, int] | None:

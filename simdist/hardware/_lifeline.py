@@ -5,16 +5,12 @@ Linux's own means; elsewhere these do nothing, and the supervisors look after th
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
+
+from simdist.inside.system import ask_parent_signal, become_subreaper
 
 __all__ = ["adopt_orphans", "die_with"]
-
-# <linux/prctl.h>
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with(parent: int, number: signal.Signals) -> None:
@@ -22,13 +18,11 @@ def die_with(parent: int, number: signal.Signals) -> None:
 
     What counts is the end of the thread that started the process.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    ask_parent_signal(number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 
 def adopt_orphans() -> None:
     """Become the parent of every process below this one whose own parent ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    become_subreaper()

@@ -8,7 +8,6 @@ and nothing of the host's own network is touched.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import functools
 import os
@@ -19,6 +18,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from simdist.inside.system import call
 
 __all__ = [
     "DEVICE",
@@ -67,7 +68,7 @@ def make_namespace(rank: int) -> Namespace:
     Raises:
         OSError: the system has no such thing, or not for this user.
     """
-    _libc("unshare", _CLONE_NEWNET)
+    call("unshare", _CLONE_NEWNET)
     with contextlib.suppress(OSError):  # an address less for programs to choose from; none where there is no IPv6
         Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -98,7 +99,7 @@ def enter(path: str) -> None:
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _libc("setns", handle, _CLONE_NEWNET)
+        call("setns", handle, _CLONE_NEWNET)
     finally:
         os.close(handle)
 
@@ -152,12 +153,6 @@ def _in_thread(function: Callable[[], None]) -> None:
     thread = threading.Thread(target=function, name="simdist namespace")
     thread.start()
     thread.join()
-
-
-def _libc(name: str, *arguments: int) -> None:
-    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def _sockaddr(address: str) -> bytes:

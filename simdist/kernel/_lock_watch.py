@@ -14,22 +14,19 @@ by a debugger, for longer than the limit only gets the stacks: what came meanwhi
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # of C: the module around it makes enums of all answers
-import ctypes
 import faulthandler
-import signal
 import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
+
+from simdist.inside.system import KillTimer
 
 __all__ = ["LockWatch", "named"]
 
 _LEAST_S = 5.0  # a busy machine must not look like a stall
 _REPEAT_S = 3  # from the stacks to the end
 _MOST_S = 1e8
-_CLOCK_MONOTONIC = 1
-_SA_RESETHAND = 0x8000_0000
 
 _taken = False  # by a world; faulthandler has one registration for each signal
 
@@ -38,41 +35,6 @@ def _descriptor() -> int:
     """Standard error; pytest holds that back, and the plugin knows where its own faulthandler writes."""
     plugin = sys.modules.get("simdist.testing.plugin")
     return 2 if plugin is None else int(plugin.last_words)
-
-
-class _Event(ctypes.Structure):
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("rest", ctypes.c_char * 48),
-    )
-
-
-class _Span(ctypes.Structure):
-    _fields_ = (
-        ("again_s", ctypes.c_long),
-        ("again_ns", ctypes.c_long),
-        ("first_s", ctypes.c_long),
-        ("first_ns", ctypes.c_long),
-    )
-
-
-class _Action(ctypes.Structure):
-    _fields_ = (
-        ("handler", ctypes.c_void_p),
-        ("mask", ctypes.c_char * 128),
-        ("flags", ctypes.c_int),
-        ("restorer", ctypes.c_void_p),
-    )
-
-
-_library: Any = ctypes.PyDLL(None) if sys.platform == "linux" else None  # its calls keep the lock: they are short
-_SIGNAL = signal.SIGRTMAX - 2 if sys.platform == "linux" else 0
-_DEFAULT = int(signal.SIG_DFL)
-_event = _Event(None, _SIGNAL, 0)
-_action = _Action()
-_never = _Span()
 
 
 class LockWatch:
@@ -84,47 +46,40 @@ class LockWatch:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = max(limit_s, _LEAST_S)
         self.repeat_s = _REPEAT_S
-        self._timer: Any = None
-        self._span: Any = None
+        self._timer: KillTimer | None = None
 
     def arm(self) -> None:
         """Begin."""
         global _taken
-        if _taken or _library is None or self.limit_s > _MOST_S or _signal.getsignal(_SIGNAL) != _DEFAULT:
+        timer = KillTimer()
+        if _taken or self.limit_s > _MOST_S or not timer.is_free():
             return
         if "pydevd" in sys.modules:
             return  # such a debugger stops all threads, also the one that waits
-        timer = ctypes.c_void_p()
-        if _library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(_event), ctypes.byref(timer)):
+        if not timer.make():
             return
         _taken = True
-        faulthandler.register(_SIGNAL, file=_descriptor(), all_threads=True, chain=False)
-        _library.sigaction(_SIGNAL, None, ctypes.byref(_action))
-        _action.flags |= ctypes.c_int(_SA_RESETHAND).value  # the second time, the signal does what it does by default
-        _library.sigaction(_SIGNAL, ctypes.byref(_action), None)
-        whole_s = int(self.limit_s)
-        self._span = _Span(self.repeat_s, 0, whole_s, int((self.limit_s - whole_s) * 1e9))
+        faulthandler.register(timer.SIGNAL, file=_descriptor(), all_threads=True, chain=False)
+        timer.start(self.limit_s, self.repeat_s)
         self._timer = timer
-        _library.timer_settime(timer, 0, ctypes.byref(self._span), None)
 
     def postpone(self) -> None:
         """The lock was free: count from now, also if the stacks have been written."""
         if self._timer is not None:
-            _library.sigaction(_SIGNAL, ctypes.byref(_action), None)
-            _library.timer_settime(self._timer, 0, ctypes.byref(self._span), None)
+            self._timer.restart()
 
     def pause(self) -> None:
         """What follows may take its time; until `postpone`."""
         if self._timer is not None:
-            _library.timer_settime(self._timer, 0, ctypes.byref(_never), None)
+            self._timer.pause()
 
     def disarm(self) -> None:
         """Leave nothing behind. May be repeated."""
         global _taken
         if self._timer is not None:
-            _library.timer_delete(self._timer)
+            self._timer.delete()
+            faulthandler.unregister(self._timer.SIGNAL)
             self._timer = None
-            faulthandler.unregister(_SIGNAL)
             _taken = False
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import ctypes
 import gc
 import sys
 from collections.abc import Iterator
@@ -19,11 +18,10 @@ from types import FrameType
 from typing import Any
 
 from simdist.frames import is_ours
+from simdist.inside.python import raise_in_thread
 from simdist.kernel._task import Task, TaskKilled
 
 __all__ = ["calm", "insist", "settle", "without_collector"]
-
-_raise_in: Any = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class _Insisted(TaskKilled):
@@ -42,7 +40,7 @@ class _Insisted(TaskKilled):
 def _raise_again(frame: FrameType, event: str, argument: Any) -> Any:
     if is_ours(frame):
         return None
-    _raise_in(ctypes.c_ulong(_thread.get_ident()), ctypes.py_object(_Insisted))
+    raise_in_thread(_thread.get_ident(), _Insisted)
     return _raise_again
 
 
@@ -50,14 +48,14 @@ def insist(task: Task) -> None:
     """Raise an exception in the thread of a doomed task that it can't swallow for long. May be repeated."""
     if not task.calm:
         task.insisted = True
-        _raise_in(ctypes.c_ulong(task.ident), ctypes.py_object(_Insisted))
+        raise_in_thread(task.ident, _Insisted)
 
 
 def calm(task: Task) -> None:
     """Called on the thread itself when the user's code has ended: what was not raised yet never is."""
     task.calm = True
     sys.settrace(None)
-    _raise_in(ctypes.c_ulong(task.ident), None)
+    raise_in_thread(task.ident, None)
 
 
 class _Settled(BaseException):
@@ -72,7 +70,7 @@ def settle() -> None:
     set, it never gets past the beginning of a function.
     """
     with contextlib.suppress(_Settled):
-        _raise_in(ctypes.c_ulong(_thread.get_ident()), ctypes.py_object(_Settled))
+        raise_in_thread(_thread.get_ident(), _Settled)
         for _ in range(1000):  # it is raised at one of these jumps back
             pass
 

@@ -5,7 +5,7 @@ Three techniques:
 
 - What Python code *calls* (`time.sleep`, `os._exit`, `uuid.uuid4`) does something else for the length of a world: it
   asks which thread is calling, so that every other thread of the host sees the original. The function object itself
-  is redirected (`_redirect`), so it does not matter who took it and when; `original` gives what it was.
+  is redirected (`Redirection`), so it does not matter who took it and when; `original` gives what it was.
 - What code *reads* (generator states, `sys.argv`) is swapped when the baton goes to another process (`_slots`); the
   layers above add what is theirs.
 - What is a method of a class is replaced in the class, and found where user code took it before (`_early`).
@@ -19,6 +19,7 @@ Open `_process.py` for the process itself, `_runtime.py` for who is running and 
 one group of replacements. Nothing here knows about torch or process groups.
 """
 
+from simdist.inside.python import original
 from simdist.process._child_processes import adopt_connections, hand_connections, separate_attributes
 from simdist.process._collector import Rounds, collector_of
 from simdist.process._entropy import drawn_from
@@ -34,8 +35,7 @@ from simdist.process._libraries import when_imported
 from simdist.process._lock_kinds import real_methods
 from simdist.process._process import SimProcess
 from simdist.process._process_wide import followed
-from simdist.process._randomness import GlobalGenerator, global_generators, words_at
-from simdist.process._redirect import original
+from simdist.process._randomness import GlobalGenerator, global_generators
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process._sharing import PER_RANK, Sharing
 from simdist.process._slots import Slot, Slots
@@ -88,6 +88,5 @@ __all__ = [
     "variable_of",
     "waits_of_threads",
     "when_imported",
-    "words_at",
     "wrote_file",
 ]

@@ -27,9 +27,7 @@ is being loaded.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import gc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +35,15 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from simdist.frames import is_ours, is_user_file
+from simdist.inside.python import (
+    Setter,
+    can_exchange_setters,
+    generic_setter,
+    namespace_of,
+    note_change,
+    put_setter,
+    setter_of,
+)
 from simdist.process._fork_copies import is_users
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process
@@ -48,7 +55,6 @@ from simdist.process._warnings import FILTERS_SLOT
 
 __all__ = ["AttributeViews"]
 
-_SLOT = 19 * ctypes.sizeof(ctypes.c_void_p)  # `PyTypeObject.tp_setattro`
 _MISSING = object()
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
@@ -59,8 +65,6 @@ _ELSEWHERE: dict[str, dict[str, Slot[Any] | None]] = {
     "threading": {"excepthook": HOOK_SLOT},
     "warnings": dict.fromkeys(("filters", "showwarning"), FILTERS_SLOT),
 }
-_set_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.py_object)
-_delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
 
 
 class _Template:
@@ -70,39 +74,15 @@ class _Template:
         super().__setattr__(name, value)
 
 
-def _slot(owner: type) -> Any:
-    return ctypes.c_size_t.from_address(id(owner) + _SLOT)
-
-
-def _namespace(owner: type) -> dict[str, Any]:
-    (namespace,) = gc.get_referents(vars(owner))
-    return namespace  # type: ignore[no-any-return]
-
-
-def _changed(owner: type) -> None:
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
-
-
-_generic = ctypes.cast(ctypes.pythonapi.PyObject_GenericSetAttr, ctypes.c_void_p).value or 0
-_of_types = _slot(type).value
-# The slot is where we look for it if these say so; `type` has one of its own, and so has a class of Python.
-_is_known = (
-    _slot(ModuleType).value == _generic == _slot(object).value
-    and len({_generic, _of_types, _slot(_Template).value}) == 3
-)
-
-
 class _Kind:
     """Modules, or classes: what sets an attribute of them, past us."""
 
     def __init__(self, base: type, function: int) -> None:
         self.base = base
         self.function = function
-        self.set: Callable[[Any, str, Any], int] = _set_of(function)
-        self._delete: Callable[[Any, str, Any], int] = _delete_of(function)
-
-    def delete(self, owner: Any, name: str) -> None:
-        self._delete(owner, name, None)
+        setter = Setter(function)
+        self.set: Callable[[Any, str, Any], int] = setter.set
+        self.delete: Callable[[Any, str], int] = setter.delete
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         if value is not _MISSING:
@@ -139,7 +119,9 @@ class AttributeViews:
         self._of_rank: dict[SimProcess, dict[tuple[int, str], Any]] = {}
         self._present: SimProcess | None = None
         self._exchanged: list[tuple[type, int]] = []  # types, and the function that stood in their slot
-        self._kinds = (_Kind(ModuleType, _generic), _Kind(type, _of_types)) if _is_known else ()
+        self._kinds = (
+            (_Kind(ModuleType, generic_setter), _Kind(type, setter_of(type))) if can_exchange_setters() else ()
+        )
         self._methods: list[tuple[dict[str, Any], dict[str, Any]]] = []  # namespaces, and what stood in them
         self._covered: dict[type, None] = {}  # types that are looked after
         self._made: dict[_Kind, dict[str, Any]] = {}  # the methods that do
@@ -158,26 +140,26 @@ class AttributeViews:
 
     def _cover(self, kind: _Kind, made: dict[str, Any]) -> None:
         """Look after all types of a kind that are not looked after yet."""
-        ours = _slot(_Template).value
+        ours = setter_of(_Template)
         fresh = []
         for each in kind.types():
             if each in self._covered:
                 continue
             self._covered[each] = None
-            function = _slot(each).value
+            function = setter_of(each)
             if function == kind.function:
                 fresh.append((each, function))
             # One of C with a function of its own (pybind11's) goes on to what stands in the base's slot, and that
             # would look into this very type.
             if each is kind.base or function not in (kind.function, ours):
-                namespace = _namespace(each)
+                namespace = namespace_of(each)
                 self._methods.append((namespace, {name: namespace.get(name, _MISSING) for name in made}))
                 namespace.update(made)
-                _changed(each)
-        _changed(kind.base)
+                note_change(each)
+        note_change(kind.base)
         self._exchanged += fresh  # before it is done: `restore` may come at any moment
         for each, _ in fresh:
-            _slot(each).value = ours
+            put_setter(each, ours)
 
     def without(self, load: Callable[..., Any]) -> Callable[..., Any]:
         """A function that loads compiled code, done while nothing is noticed: a metaclass that is made there, and has
@@ -187,17 +169,17 @@ class AttributeViews:
         def loading(*args: Any) -> Any:
             if not self._notices:
                 return load(*args)
-            ours = _slot(_Template).value
+            ours = setter_of(_Template)
             self._notices = False
             for kind in self._kinds:
-                _slot(kind.base).value = kind.function
+                put_setter(kind.base, kind.function)
             try:
                 return load(*args)
             finally:
                 if self._made:  # the world has not ended meanwhile
                     for kind in self._kinds:
                         self._cover(kind, self._made[kind])
-                        _slot(kind.base).value = ours
+                        put_setter(kind.base, ours)
                     self._notices = True
 
         return loading
@@ -206,7 +188,7 @@ class AttributeViews:
         """Put back the host's attributes, and notice nothing any more."""
         self.switch(None)
         for each, function in self._exchanged:
-            _slot(each).value = function
+            put_setter(each, function)
         for namespace, before in self._methods:
             for name, method in before.items():
                 if method is _MISSING:
@@ -214,7 +196,7 @@ class AttributeViews:
                 else:
                     namespace[name] = method
         for kind in self._kinds:
-            _changed(kind.base)
+            note_change(kind.base)
         self._exchanged.clear()
         self._methods.clear()
         self._covered.clear()

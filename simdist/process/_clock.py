@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from simdist.inside.python import original
 from simdist.process._lateness import CALENDAR, LOOK_NS, MONOTONIC, PERF_COUNTER, Shown, seen
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.records import slept
 

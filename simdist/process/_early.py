@@ -1,6 +1,6 @@
 """Methods that were taken before the world began: `clock = datetime.now`, `take = lock.acquire`.
 
-A function exists once, and is made to do something else itself (`_redirect`). But each look at `datetime.now` makes a
+A function exists once, and is made to do something else itself (`Redirection`). But each look at `datetime.now` makes a
 new object, bound to the class, and one made before the world knows nothing of what is in the class now. These objects
 have to be found: in the variables of the user's modules and of what runs on the ranks, and in whatever hangs on them,
 be it a default argument, a class attribute, a `functools.partial`, a dataclass field, a closure or a container.
@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from simdist.process._redirect import Redirection
+from simdist.inside.python import Redirection
 from simdist.process._user_code import UserModules
 
 __all__ = ["EarlyMethods"]

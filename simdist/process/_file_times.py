@@ -29,8 +29,8 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original as real
 from simdist.process._runtime import Patches, current_process, current_runtime
 
 __all__ = ["FileTimes", "install", "wrote_file"]

@@ -18,14 +18,13 @@ written into a library's tables (`_library_tables`); what is written into other 
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import sys
 from collections.abc import Callable, Iterable
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from simdist.frames import is_ours, is_user_file
+from simdist.inside.python import namespace_of, note_change
 from simdist.process._forked import Copies
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
@@ -120,7 +119,7 @@ class _Fork:
                 self._take_function(holder)
 
     def _take_class(self, owner: type) -> None:
-        space = _namespace(owner)
+        space = namespace_of(owner)
         for value in space.values():
             for function in _functions_in(value):
                 self.found(function)
@@ -208,7 +207,7 @@ def _assign(space: _Dict, owner: type | None, content: _Dict) -> None:
         del space[name]
     space.update(content)
     if owner is not None:
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+        note_change(owner)
 
 
 def _content(cell: CellType) -> Any:
@@ -220,11 +219,6 @@ def _content(cell: CellType) -> Any:
 
 def _defaults(function: FunctionType) -> tuple[Any, Any]:
     return function.__defaults__, function.__kwdefaults__
-
-
-def _namespace(owner: type) -> _Dict:
-    (namespace,) = gc.get_referents(vars(owner))
-    return namespace  # type: ignore[no-any-return]
 
 
 def _functions_in(value: Any) -> Iterable[Any]:

@@ -14,7 +14,6 @@ ends of their own.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import pickle
 import threading
@@ -22,6 +21,8 @@ import types
 from collections.abc import Callable
 from multiprocessing import connection, context, queues, synchronize
 from typing import Any
+
+from simdist.inside.python import FOREIGN_VALUES
 
 __all__ = ["COPIERS", "Copies"]
 
@@ -37,9 +38,7 @@ _AS_THEY_ARE = (
     synchronize.SemLock,
     synchronize.Condition,
     synchronize.Event,
-    ctypes._SimpleCData,
-    ctypes.Array,
-    ctypes.Structure,
+    *FOREIGN_VALUES,
 )
 _HOLDERS = (type, types.FunctionType, types.ModuleType)
 # Where classes are at home whose objects run the program, or are what it runs in.

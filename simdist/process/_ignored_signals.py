@@ -7,11 +7,12 @@ its ranks ignore too, as processes do that it would start.
 
 from __future__ import annotations
 
-import ctypes
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from simdist.inside.python import set_signal_disposition, signal_disposition
 
 if TYPE_CHECKING:
     from simdist.process._process import SimProcess
@@ -21,15 +22,11 @@ __all__ = ["ignored_by_host", "program_ignores"]
 # Python ignores these for itself, and has programs begin without that.
 _OF_PYTHON = {getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)}
 _DEFAULT, _IGNORE = int(signal.SIG_DFL), int(signal.SIG_IGN)
-_get = ctypes.pythonapi.PyOS_getsig
-_get.argtypes, _get.restype = [ctypes.c_int], ctypes.c_void_p
-_set = ctypes.pythonapi.PyOS_setsig  # of any thread, where `signal.signal` is for the main one
-_set.argtypes, _set.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 
 
 def ignored_by_host() -> list[int]:
     """What a process of this program begins with ignoring."""
-    return [signal.SIGINT] if (_get(signal.SIGINT) or _DEFAULT) == _IGNORE else []
+    return [signal.SIGINT] if signal_disposition(signal.SIGINT) == _IGNORE else []
 
 
 @contextmanager
@@ -41,11 +38,11 @@ def program_ignores(process: SimProcess) -> Iterator[None]:
             if number in _OF_PYTHON:
                 continue
             ignores = process.handlers.get(number) == signal.SIG_IGN
-            now = _get(number) or _DEFAULT
+            now = signal_disposition(number)
             if ignores != (now == _IGNORE):
                 before[number] = now
-                _set(number, _IGNORE if ignores else _DEFAULT)
+                set_signal_disposition(number, _IGNORE if ignores else _DEFAULT)
         yield
     finally:
         for number, handler in before.items():
-            _set(number, handler)
+            set_signal_disposition(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 
+from simdist.inside.python import original
 from simdist.kernel import Simulation
 from simdist.process import (
     _children,
@@ -38,7 +39,6 @@ from simdist.process._following import follow
 from simdist.process._left_behind import LeftBehind
 from simdist.process._locks import Locks
 from simdist.process._patches import Patches
-from simdist.process._redirect import original
 
 __all__ = ["FileTimes", "LeftBehind", "follow", "install", "install_file_times"]
 

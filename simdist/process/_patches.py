@@ -14,14 +14,12 @@ somebody has put a mock of his own there, the functions are called anew. `undo` 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import gc
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from simdist.process._redirect import Batch, Redirection, can_be_redirected
+from simdist.inside.python import Batch, Redirection, can_be_redirected, namespace_of, note_change
 from simdist.process._undoing import call_all
 
 __all__ = ["Patches", "Replacement"]
@@ -81,18 +79,18 @@ class _Methods:
     __slots__ = ("_names", "_namespace", "_originals", "_owner")
 
     def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
-        (self._namespace,) = gc.get_referents(vars(owner))
-        self._owner = ctypes.py_object(owner)
+        self._namespace = namespace_of(owner)
+        self._owner = owner
         self._originals = {name: vars(owner)[name] for name in make if name in vars(owner)}
         self._names = {name: make[name](each) for name, each in self._originals.items()}
 
     def do(self) -> None:
         self._namespace.update(self._names)
-        ctypes.pythonapi.PyType_Modified(self._owner)
+        note_change(self._owner)
 
     def undo(self) -> None:
         self._namespace.update(self._originals)
-        ctypes.pythonapi.PyType_Modified(self._owner)
+        note_change(self._owner)
 
 
 class _Functions:

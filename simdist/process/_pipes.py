@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable
 from multiprocessing import connection
 from typing import Any
 
+from simdist.inside.python import original
 from simdist.kernel import Task, TaskKilled
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original
 from simdist.process._waiting_words import parked_in
 
 __all__ = ["Pipes"]

@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_runtime
 from simdist.process._slots import Slot
 

@@ -21,10 +21,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from simdist.errors import SimdistError
+from simdist.inside.python import original
 from simdist.kernel import Task, TaskKilled
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program
-from simdist.process._redirect import original
 from simdist.process._runtime import current_process
 
 __all__ = ["let_others_run_while_reading"]

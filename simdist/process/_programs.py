@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 
 from simdist.errors import SimdistError
 from simdist.frames import is_ours, torch_folder, user_frame
+from simdist.inside.python import original
 from simdist.kernel import Task, TaskState
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original
 from simdist.records import program_ended, program_started
 
 __all__ = ["Program", "Programs", "Spawned"]

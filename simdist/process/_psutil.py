@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from simdist.errors import UnsupportedError
+from simdist.inside.python import original
 from simdist.kernel import TaskState
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original
 from simdist.process._runtime import Patches, current_process, current_runtime
 
 __all__ = ["tell"]

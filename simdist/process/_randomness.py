@@ -16,7 +16,6 @@ elsewhere; handing it out moves no word.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import random
 from array import array
@@ -26,8 +25,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from simdist._chance import WORDS, generator_words
+from simdist.inside.python import own_random_words, words_at
 
-__all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators", "words_at"]
+__all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators"]
 
 
 _ALL = slice(None)
@@ -80,25 +80,15 @@ class States:
         self.seen = seen
 
 
-def words_at(address: int, count: int) -> memoryview[int]:
-    """The 32-bit words in memory from an address on."""
-    return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
-
-
 class _Python:
-    """`random._inst`. Its C struct is an index and 624 words right behind the object header (CPython 3.11 to 3.13)."""
+    """The generator behind the functions of `random`."""
 
     at = (0, 2)
 
     def __init__(self) -> None:
         self._instance: Any = random._inst
-        self.memory: memoryview[int] | None = None
-        # The object must be large enough before anything behind its header is read.
-        if type(self._instance).__mro__[-2].__basicsize__ >= object.__basicsize__ + 4 * (1 + WORDS):
-            words = words_at(id(self._instance) + object.__basicsize__, 1 + WORDS)
-            state = self._instance.getstate()[1]
-            if words[0] == state[WORDS] and words[1:] == memoryview(array("I", state[:WORDS])):
-                self.memory = words.cast("B")
+        words = own_random_words()
+        self.memory: memoryview[int] | None = None if words is None else words.cast("B")
 
     def save(self) -> Any:
         if self.memory is None:

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._process_wide import followed
-from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 from simdist.process._telling import telling

@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from simdist.inside.python import original
 from simdist.process._process import SimProcess
-from simdist.process._redirect import original
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 
 __all__ = ["install"]

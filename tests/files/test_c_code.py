@@ -16,7 +16,8 @@ import torch
 
 import simdist
 from simdist.faults import HostCrash
-from simdist.files import _linked, reaches_c_code
+from simdist.files import reaches_c_code
+from simdist.inside.system import _slots
 from simdist.sweeps import SweepReport
 
 needs_reach = pytest.mark.skipif(not reaches_c_code(), reason="calls of C code can't be seen on this machine")
@@ -139,7 +140,7 @@ def test_lmdb_is_as_durable_as_its_settings(tmp_path: Path) -> None:
 @needs_reach
 def test_after_the_world_c_code_calls_the_system_again(tmp_path: Path) -> None:
     names = ("fsync", "fdatasync", "open", "open64", "rename", "unlink", "write", "pwrite64")
-    before = {slot: ctypes.c_uint64.from_address(slot.address).value for slot in _linked.slots_of(names)}
+    before = {slot: ctypes.c_uint64.from_address(slot.address).value for slot in _slots.slots_of(names)}
     during: list[bool] = []
 
     def program(folder: str) -> Any:
@@ -157,7 +158,7 @@ def test_after_the_world_c_code_calls_the_system_again(tmp_path: Path) -> None:
 
 
 def test_where_c_code_cannot_be_seen_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_linked, "_machine", lambda: ())
+    monkeypatch.setattr(_slots, "_machine", lambda: ())
     monkeypatch.setattr("simdist.files._by_c_code.slots_of", lambda _, **__: [])
     monkeypatch.setattr("simdist.sweeps._report.reaches_c_code", lambda: False)
     reaches_c_code.cache_clear()

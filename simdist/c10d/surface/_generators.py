@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simdist.c10d.surface._modes import dispatch_modes, function_modes
-from simdist.process import GlobalGenerator, Patches, current_process, drawn_from, words_at
+from simdist.inside.python import words_at
+from simdist.process import GlobalGenerator, Patches, current_process, drawn_from
 
 __all__ = ["install", "torch_generator"]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import os
 import platform
 import struct
 import sys
@@ -95,7 +94,7 @@ def slots_of(names: Collection[str], *, without: tuple[str, ...] = ()) -> list[S
         known = {
             (name, base): known.get((name, base)) or _read(name, base, segments, wanted)
             for name, base, segments in _libraries()
-            if not os.path.basename(name).startswith(without)
+            if not name.rpartition("/")[2].startswith(without)
         }
         _cached[key] = now, known
     return [slot for slots in known.values() for slot in slots]

@@ -1,0 +1,51 @@
+"""What simdist knows of CPython's inside: objects in memory, types written in C, threads, signals, foreign functions.
+
+Nothing here loads torch.
+"""
+
+from simdist.inside.python._foreign import (
+    FOREIGN_FUNCTION,
+    FOREIGN_VALUES,
+    PYTHON_LIBRARY,
+    ForeignLibrary,
+    function_types,
+)
+from simdist.inside.python._functions import Batch, Redirection, can_be_redirected, original
+from simdist.inside.python._memory import address_of_buffer, own_random_words, word_in, words_at
+from simdist.inside.python._signals import set_signal_disposition, signal_disposition
+from simdist.inside.python._threads import raise_in_thread
+from simdist.inside.python._types import (
+    Setter,
+    can_exchange_setters,
+    generic_setter,
+    namespace_of,
+    note_change,
+    put_setter,
+    setter_of,
+)
+
+__all__ = [
+    "FOREIGN_FUNCTION",
+    "FOREIGN_VALUES",
+    "PYTHON_LIBRARY",
+    "Batch",
+    "ForeignLibrary",
+    "Redirection",
+    "Setter",
+    "address_of_buffer",
+    "can_be_redirected",
+    "can_exchange_setters",
+    "function_types",
+    "generic_setter",
+    "namespace_of",
+    "note_change",
+    "original",
+    "own_random_words",
+    "put_setter",
+    "raise_in_thread",
+    "set_signal_disposition",
+    "setter_of",
+    "signal_disposition",
+    "word_in",
+    "words_at",
+]

@@ -1,0 +1,78 @@
+"""Words in memory: behind addresses, in objects of Python, and in its random generator."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+from array import array
+
+from simdist.inside._facts import fact
+
+__all__ = ["address_of_buffer", "own_random_words", "word_in", "words_at"]
+
+_RANDOM_WORDS = 624
+_BUFFER_BYTES = 128  # more than a `Py_buffer` takes
+_SIMPLE = 0  # PyBUF_SIMPLE
+
+
+def words_at(address: int, count: int) -> memoryview[int]:
+    """The 32-bit words in memory from an address on."""
+    return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
+
+
+def word_in(thing: object) -> int:
+    """The first word behind the header of an object, of the size of an address."""
+    return ctypes.c_size_t.from_address(id(thing) + object.__basicsize__).value
+
+
+def address_of_buffer(mapping: object) -> int | None:
+    """Where in memory something lies that has a buffer; None if it has none now."""
+    view = (ctypes.c_char * _BUFFER_BYTES)()
+    if ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapping), view, _SIMPLE):
+        return None
+    address = ctypes.c_void_p.from_buffer(view).value
+    ctypes.pythonapi.PyBuffer_Release(view)
+    return address
+
+
+def own_random_words() -> memoryview[int] | None:
+    """The position and the 624 words of the generator behind the functions of `random`, shared; None if not found.
+
+    Its C struct is an index and 624 words right behind the object header.
+    """
+    instance: random.Random = random._inst
+    # The object must be large enough before anything behind its header is read.
+    if type(instance).__mro__[-2].__basicsize__ >= object.__basicsize__ + 4 * (1 + _RANDOM_WORDS):
+        words = words_at(id(instance) + object.__basicsize__, 1 + _RANDOM_WORDS)
+        state = instance.getstate()[1]
+        if words[0] == state[_RANDOM_WORDS] and words[1:] == memoryview(array("I", state[:_RANDOM_WORDS])):
+            return words
+    return None
+
+
+@fact(
+    "python.random",
+    what="the generator of `random` keeps an index and 624 words right behind its header",
+    source="CPython, Modules/_randommodule.c, RandomObject",
+    seen="3.11 to 3.13",
+    feature="quick hand-overs: the state is read by `getstate`, which costs more",
+)
+def _random_is_known() -> str:
+    return "" if own_random_words() is not None else "the words are not there"
+
+
+@fact(
+    "python.buffers",
+    what="a `Py_buffer` begins with the address",
+    source="CPython, Include/pybuffer.h",
+    seen="3.11 to 3.13",
+    feature="a sync of a memory map that a library's C code asks for is not seen",
+)
+def _buffer_is_known() -> str:
+    with mmap.mmap(-1, 8) as mapping:
+        mapping[:8] = b"simdist!"
+        address = address_of_buffer(mapping)
+        if address is None:
+            return "a mapping has no address"
+        return "" if ctypes.string_at(address, 8) == b"simdist!" else "the first word is not the address"

@@ -1,0 +1,45 @@
+"""Exceptions that are raised in another thread, between two of its instructions."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import ctypes
+
+from simdist.inside._facts import fact
+
+__all__ = ["raise_in_thread"]
+
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes, _raise_in.restype = [ctypes.c_ulong, ctypes.py_object], ctypes.c_int
+_take_back = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+
+
+def raise_in_thread(ident: int, kind: type[BaseException] | None) -> None:
+    """Have the thread raise an exception of this class soon; None takes back what it has not raised yet."""
+    if kind is None:
+        _take_back(ident, None)
+    else:
+        _raise_in(ident, kind)
+
+
+class _Probed(BaseException):
+    pass
+
+
+@fact(
+    "python.async_exceptions",
+    what="an exception that is set in a thread is raised there at one of the next jumps back",
+    source="CPython, Python/pystate.c, PyThreadState_SetAsyncExc",
+    seen="3.11 to 3.13",
+    feature="a doomed rank that catches every exception in a loop is not ended",
+)
+def _is_raised() -> str:
+    with contextlib.suppress(_Probed):
+        raise_in_thread(_thread.get_ident(), _Probed)
+        for _ in range(1000):
+            pass
+        return "it was not raised"
+    return ""

@@ -1,0 +1,93 @@
+"""Types that Python code can't change: their dictionaries, and the C function that sets an attribute.
+
+The C function stands in `PyTypeObject.tp_setattro`, the 20th word of a type.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from simdist.inside._facts import fact
+
+__all__ = ["Setter", "can_exchange_setters", "generic_setter", "namespace_of", "note_change", "put_setter", "setter_of"]
+
+_SLOT = 19 * ctypes.sizeof(ctypes.c_void_p)
+_set_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.py_object)
+_delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+
+
+def namespace_of(owner: type) -> dict[str, Any]:
+    """The dictionary of a type itself, behind the view that can only be read. `note_change` belongs to each change."""
+    (namespace,) = gc.get_referents(vars(owner))
+    return namespace  # type: ignore[no-any-return]
+
+
+def note_change(owner: type) -> None:
+    """Have the interpreter forget what it remembers of a type, as C code that changes one has to."""
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+
+
+class Setter:
+    """The C function by which objects set and delete attributes, to be called from Python.
+
+    Both return 0, or raise what the function raises.
+    """
+
+    __slots__ = ("_delete", "address", "set")
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.set: Callable[[Any, str, Any], int] = _set_of(address)
+        self._delete: Callable[[Any, str, None], int] = _delete_of(address)
+
+    def delete(self, owner: Any, name: str) -> int:
+        """Delete an attribute."""
+        return self._delete(owner, name, None)
+
+
+def _slot(owner: type) -> ctypes.c_size_t:
+    return ctypes.c_size_t.from_address(id(owner) + _SLOT)
+
+
+def setter_of(owner: type) -> int:
+    """The address of the C function by which objects of a type set attributes."""
+    return _slot(owner).value
+
+
+def put_setter(owner: type, address: int) -> None:
+    """Let objects of a type set attributes by another C function."""
+    _slot(owner).value = address
+
+
+generic_setter = ctypes.cast(ctypes.pythonapi.PyObject_GenericSetAttr, ctypes.c_void_p).value or 0
+"""The address of the function of most types."""
+
+
+class _Class:
+    """A class of Python with the slot that such have."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+
+def can_exchange_setters() -> bool:
+    """True if the slot is where we look for it. `type` has a function of its own, and so has a class of Python."""
+    return (
+        setter_of(ModuleType) == generic_setter == setter_of(object)
+        and len({generic_setter, setter_of(type), setter_of(_Class)}) == 3
+    )
+
+
+@fact(
+    "python.setters",
+    what="the 20th word of a type is the function that sets attributes",
+    source="CPython, Include/cpython/object.h, PyTypeObject.tp_setattro",
+    seen="3.11 to 3.13",
+    feature="attributes that ranks set on modules and classes are shared between ranks",
+)
+def _setters_are_known() -> str:
+    return "" if can_exchange_setters() else "something else is there"

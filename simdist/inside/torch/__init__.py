@@ -1,0 +1,1 @@
+"""What simdist knows of torch's inside."""
