@@ -9,7 +9,8 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from simdist.inside.torch import keep_function, without_modes
 
 __all__ = ["bytes_of", "content_checksum", "with_numbered_storages", "with_zero_padding"]
 
@@ -46,12 +47,12 @@ class _Padded(torch.Tensor):
     """A tensor that grows by zeros."""
 
     # What is made from it is an ordinary tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = keep_function
 
     def resize_(self, *sizes: Any, **options: Any) -> Any:
         before = self.numel()
         super().resize_(*sizes, **options)
-        with _disable_current_modes():  # nobody asked for it
+        with without_modes():  # nobody asked for it
             self.view(-1)[before:].zero_()
         return self
 

@@ -24,6 +24,7 @@ from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults import Injector
 from simdist.frames import is_ours, raising_line, user_line
 from simdist.inside import warn_of_newer
+from simdist.inside.torch import set_backward_threads
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
 from simdist.process import (
     Isolation,
@@ -112,7 +113,7 @@ def _one_host(world_size: int) -> Cluster:
 
 def _prepare_thread(process: SimProcess) -> None:
     """What torch keeps for each thread, and has to be as in a process of one core."""
-    torch._C._set_multithreading_enabled(False)  # as `torch.autograd.set_multithreading_enabled` does
+    set_backward_threads(False)  # as `torch.autograd.set_multithreading_enabled` does
     torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
 
 

@@ -12,19 +12,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch._C import _distributed_c10d as _c
 from torch.nn.parallel import DistributedDataParallel
 
 from simdist.c10d.surface._events import WorkIssued
 from simdist.device import Mark, Streams, current_stream, devices_of_this_process
+from simdist.inside.torch import backward_task, c10d_bindings, pass_by_subclasses
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["install"]
 
-_registry: Any = _c  # has what the stubs leave out
-_torch: Any = torch
-_in_backward: Callable[[], int] = _torch._C._current_graph_task_id
 _FIRST = 10  # iterations that are measured in any case
 _RATE = 100  # of those after them, one in so many (`kDDPRuntimeLoggingSampleRate`)
 _EVENTS = ("forward_start", "backward_start", "comm_start", "compute_end", "comm_end")
@@ -82,7 +78,7 @@ class _Times:
         self._unlisten = self._process.simulation.bus.listen(WorkIssued, self._on_issue)
 
     def _on_issue(self, event: WorkIssued) -> None:
-        if event.work.process is not self._process or _in_backward() == -1:
+        if event.work.process is not self._process or backward_task() == -1:
             return
         if not self._works:
             self._record("comm_start")
@@ -131,10 +127,10 @@ class _Times:
 
 def install(patches: Patches) -> None:
     """Measure what C++ can't."""
-    patches.wrap(_registry.Reducer, "prepare_for_forward", _begins(_Times.begin_forward))
-    patches.wrap(_registry.Reducer, "prepare_for_backward", _begins(_Times.begin_backward))
-    patches.wrap(_registry.Reducer, "_set_ddp_runtime_logging_sample_rate", _sample)
-    patches.wrap(_registry.Logger, "set_runtime_stats_and_log", _without_timer)
+    patches.wrap(c10d_bindings.Reducer, "prepare_for_forward", _begins(_Times.begin_forward))
+    patches.wrap(c10d_bindings.Reducer, "prepare_for_backward", _begins(_Times.begin_backward))
+    patches.wrap(c10d_bindings.Reducer, "_set_ddp_runtime_logging_sample_rate", _sample)
+    patches.wrap(c10d_bindings.Logger, "set_runtime_stats_and_log", _without_timer)
     patches.wrap(DistributedDataParallel, "_ddp_init_helper", _watching)
     patches.wrap(DistributedDataParallel, "_get_ddp_logging_data", _logged)
 
@@ -145,7 +141,7 @@ def _watching(original: Callable[..., None]) -> Callable[..., None]:
         process = current_process()
         if process is None or not parameters:
             return
-        with _torch._C.DisableTorchFunctionSubclass():  # one that is shared out says nothing of itself
+        with pass_by_subclasses():  # one that is shared out says nothing of itself
             index = parameters[0].get_device()
         if index < 0:
             return

@@ -33,7 +33,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
@@ -60,14 +59,14 @@ from simdist.c10d.watch._results import note_results
 from simdist.c10d.watch._strict import watch_strictly
 from simdist.cluster import Network
 from simdist.errors import SimdistError
+from simdist.inside.torch import c10d_bindings, get_debug_level, group_world
 from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, call_all, current_process, variable_of
 
 __all__ = ["TorchState"]
 
-_registry: Any = _c  # has what the stubs leave out
 _get_default_dtype = torch.get_default_dtype
-_set_debug_level_of_torch = _registry.set_debug_level
+_set_debug_level_of_torch = c10d_bindings.set_debug_level
 # Its functions have `group=dist.group.WORLD` as a default: imported on a rank, they would keep that rank's group.
 importlib.import_module("torch.distributed.nn.functional")
 
@@ -112,7 +111,7 @@ class TorchState:
         self._flags = _flags.remember()
         self._forward = _scopes.save_forward()
         self._threads = torch.get_num_threads()
-        host = RankState(_c.get_debug_level())
+        host = RankState(get_debug_level())
         host.init_method = c10d._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
         self._debug_level = host.debug_level
@@ -127,8 +126,8 @@ class TorchState:
         if self._results:
             note_results(bus)
         torch.set_num_threads(1)
-        _registry._set_thread_isolation_mode(True)
-        self._patches.replace(c10d, "_world", WorldPerThread(c10d._world))
+        c10d_bindings._set_thread_isolation_mode(True)
+        self._patches.replace(c10d, "_world", WorldPerThread(group_world()))
         self._patches.replace(c10d, "_backend", c10d._backend)  # torch writes it, and nobody reads it
         _functional_outputs.install(self._patches, has_devices=self._has_devices)
         self._patches.install(_ALWAYS)
@@ -160,7 +159,7 @@ class TorchState:
             lambda: _scopes.load_forward(self._forward),
             self._compiled.uninstall,
             self._backends.uninstall,
-            lambda: _registry._set_thread_isolation_mode(False),
+            lambda: c10d_bindings._set_thread_isolation_mode(False),
             lambda: torch.set_num_threads(self._threads),
             lambda: self.switch(None, None),
             self._restore_debug_level,
@@ -169,7 +168,7 @@ class TorchState:
 
     def _restore_debug_level(self) -> None:
         assert self._host is not None
-        if _c.get_debug_level() != self._host.debug_level:  # a rank may have asked C++ itself
+        if get_debug_level() != self._host.debug_level:  # a rank may have asked C++ itself
             _set_debug_level_of_torch(self._host.debug_level)
 
     def new_rank(self, debug: str | None = None) -> RankState:
@@ -192,8 +191,8 @@ class TorchState:
         It finds the groups that the rank has now, and not those that the rank makes later.
         """
         if process.torch_state.world.seen_by:
-            for group, name in list(c10d._world.pg_names.items()):
-                _registry._register_process_group(name, group)
+            for group, name in list(group_world().pg_names.items()):
+                c10d_bindings._register_process_group(name, group)
 
     def begin_child(self, parent: SimProcess, child: SimProcess, forked: bool) -> None:
         """Called by a rank that starts a process: a forked one knows the groups that its parent has."""
@@ -242,7 +241,7 @@ _present: TorchState | None = None  # of the one world that is active
 
 def _level_named(name: str) -> Any:
     """The debug level; None if there is none of this name."""
-    return _registry.DebugLevel.__members__.get(name.upper())
+    return c10d_bindings.DebugLevel.__members__.get(name.upper())
 
 
 def _of_rank(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -272,7 +271,7 @@ def _of_rank_from_env(original: Callable[[], None]) -> Callable[[], None]:
 
 
 def _install_levels(patches: Patches) -> None:
-    for module in (dist, _registry):
+    for module in (dist, c10d_bindings):
         patches.wrap(module, "set_debug_level", _of_rank)
         patches.wrap(module, "set_debug_level_from_env", _of_rank_from_env)
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C import _distributed_c10d as _c
 
 from simdist._content import with_numbered_storages, with_zero_padding
 from simdist.c10d._dispatching import dispatching
@@ -40,11 +39,11 @@ from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.c10d.watch._flight_record import flight_record_of
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
+from simdist.inside.torch import PrefixStore, backend_plugin, c10d_bindings, wrap_for_debugging
 from simdist.process import Patches, current_process
 
 __all__ = ["Makers", "group_maker", "install", "make_nccl_group", "make_sim_group", "serve"]
 
-_registry: Any = _c  # has what the stubs leave out
 # `import ... as` would find the function of the same name in torch.distributed.
 _rendezvous = importlib.import_module("torch.distributed.rendezvous")
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -192,13 +191,13 @@ class Makers:
             options = NcclOptions() if making.options is None else making.options
             options._timeout = making.timeout
             return self.nccl_group(store, rank, size, options)
-        plugin = c10d.Backend._plugins.get(backend.upper())
+        plugin = backend_plugin(backend)
         if plugin is None or plugin.extended_api:
             raise UnsupportedError(f"a group of several backends can't have {backend!r} among them; use gloo and nccl")
         return plugin.creator_fn(store, rank, size, making.timeout)
 
     def gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
-        kwargs = without_news(_registry.ProcessGroupGloo, ("options", "timeout"), kwargs)
+        kwargs = without_news(c10d_bindings.ProcessGroupGloo, ("options", "timeout"), kwargs)
         timeout, options = _limit_and_options(store, rank, size, args, kwargs)
         _require_place(rank, size, timeout)
         backend = IDEAL if self._backend == "sim" else GLOO
@@ -221,10 +220,10 @@ class Makers:
         process = current_process()
         assert process is not None
         state: RankState = process.torch_state
-        if not state.group_in_making or state.debug_level != _registry.DebugLevel.DETAIL:
+        if not state.group_in_making or state.debug_level != c10d_bindings.DebugLevel.DETAIL:
             return group
         name, state.group_in_making = state.group_in_making, ""  # the group that the wrapper needs gets none itself
-        checked: CheckedProcessGroup = c10d._create_process_group_wrapper(group, name, store, rank, size, timeout)
+        checked: CheckedProcessGroup = wrap_for_debugging(group, name, store, rank, size, timeout)
         state.group_in_making = name
         checked.passes_for = backend
         return checked
@@ -333,7 +332,7 @@ def _gloo_class(real: Any) -> Any:
 def install(patches: Patches) -> None:
     """Replace the names that make stores and groups."""
     stores = {name: dispatching(name, getattr(dist, name), SimStore, make) for name, make in _STORES.items()}
-    stores["PrefixStore"] = dispatching("PrefixStore", _c.PrefixStore, SimPrefixStore, _prefix_store)
+    stores["PrefixStore"] = dispatching("PrefixStore", PrefixStore, SimPrefixStore, _prefix_store)
     for module in (dist, c10d, _rendezvous):
         for name, replacement in stores.items():
             if hasattr(module, name):
@@ -343,9 +342,9 @@ def install(patches: Patches) -> None:
     if hasattr(dist, "ProcessGroupGloo"):
         patches.replace(dist, "ProcessGroupGloo", gloo)
     wrapper = dispatching(
-        "_ProcessGroupWrapper", _registry._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup
+        "_ProcessGroupWrapper", c10d_bindings._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup
     )
-    for module in (c10d, _registry):
+    for module in (c10d, c10d_bindings):
         patches.replace(module, "_ProcessGroupWrapper", wrapper)
     patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)
     patches.wrap(c10d, "_object_to_tensor", with_zero_padding)
@@ -376,9 +375,9 @@ def _limit_and_options(
             return given[0]._timeout, given[0]
         if is_duration(given[0]) and "options" not in kwargs:
             return whole_ms(given[0]), None
-    if any(isinstance(each, _registry.ProcessGroupGloo._Options) for each in given):
+    if any(isinstance(each, c10d_bindings.ProcessGroupGloo._Options) for each in given):
         raise SimdistError("the group's options were made outside the simulation; make them inside the rank's function")
-    raise said_by(_registry.ProcessGroupGloo, store, rank, size, *args, **kwargs)
+    raise said_by(c10d_bindings.ProcessGroupGloo, store, rank, size, *args, **kwargs)
 
 
 def _require_place(rank: int, size: int, timeout: timedelta) -> None:
@@ -458,7 +457,7 @@ def _prefix_store(prefix: str, store: Any) -> Any:
     # Torch makes a view of a group's store before all else; the program's own it may wait in.
     if is_hosts(store) and sys._getframe(2).f_globals.get("__name__") == c10d.__name__:
         raise refusal(store)
-    return _c.PrefixStore(prefix, store)  # of a store that is no store at all, such as torch's FakeStore
+    return PrefixStore(prefix, store)  # of a store that is no store at all, such as torch's FakeStore
 
 
 def _device(original: Callable[..., Any], make: Callable[..., Device]) -> Callable[..., Any]:

@@ -11,17 +11,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.constants as constants
 import torch.distributed.distributed_c10d as c10d
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NCCL_VERSION, NcclProcessGroup
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.inside.torch import c10d_bindings, c10d_module, core_bindings
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["install"]
-
-_c10d: Any = c10d
 
 
 class _ProcessGroupNCCL(type):
@@ -53,15 +51,17 @@ def _name(make: Callable[..., Any]) -> Any:
 
 def install(patches: Patches, make: Callable[..., Any]) -> None:
     """Let ranks find NCCL; `make` makes its groups."""
-    for module in (c10d, dist, _c):
+    for module in (c10d, dist, c10d_bindings):
         patches.replace(module, "ProcessGroupNCCL", _name(make))
     patches.replace(constants, "default_pg_nccl_timeout", DEFAULT_TIMEOUT)
-    patches.replace(torch._C, "_nccl_version", lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2])
-    patches.replace(torch._C, "_nccl_version_suffix", lambda: b"")
-    patches.replace(_c, "_dump_nccl_trace", _dump)
-    patches.replace(_c, "_dump_nccl_trace_json", _dump_json)
-    patches.replace(_c, "_hash_tensors", _hash_tensors)
-    patches.replace(_c, "_reset_fr_recording_nccl", lambda: _recorder().reset())
+    patches.replace(
+        core_bindings, "_nccl_version", lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2]
+    )
+    patches.replace(core_bindings, "_nccl_version_suffix", lambda: b"")
+    patches.replace(c10d_bindings, "_dump_nccl_trace", _dump)
+    patches.replace(c10d_bindings, "_dump_nccl_trace_json", _dump_json)
+    patches.replace(c10d_bindings, "_hash_tensors", _hash_tensors)
+    patches.replace(c10d_bindings, "_reset_fr_recording_nccl", lambda: _recorder().reset())
     patches.redirect(_REPLACEMENTS)
     # Dynamo looks up arguments by name; a redirected function has none.
     patches.replace(c10d.batch_isend_irecv, "__signature__", _SIGNATURE_OF_BATCH)
@@ -140,12 +140,12 @@ def _batch(original: Callable[..., Any]) -> Callable[..., Any]:
         # Torch coalesces only on groups of its own class.
         if current_process() is None or not p2p_op_list or not isinstance(p2p_op_list[0], dist.P2POp):
             return original(p2p_op_list)  # type: ignore[no-any-return]
-        group: Any = p2p_op_list[0].group or _c10d._get_default_group()
+        group: Any = p2p_op_list[0].group or c10d_module._get_default_group()
         device = p2p_op_list[0].tensor.device
         if not isinstance(group, GroupBackend) or not group._get_backend(device).supports_coalescing:
             return original(p2p_op_list)  # type: ignore[no-any-return]
-        _c10d._check_p2p_op_list(p2p_op_list)
-        with _c10d._coalescing_manager(group, device, async_ops=True) as manager:
+        c10d_module._check_p2p_op_list(p2p_op_list)
+        with c10d_module._coalescing_manager(group, device, async_ops=True) as manager:
             for each in p2p_op_list:
                 peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
                 each.op(each.tensor, group=each.group, tag=each.tag, **peer)

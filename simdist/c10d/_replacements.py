@@ -12,17 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d._fsdp_timings import keep_timings_apart
 from simdist.c10d.surface._work import SimFuture, safe_for_backward, wait_for_futures
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
+from simdist.inside.torch import BaseFuture, c10d_bindings
 from simdist.process import Patches, Replacement, current_process, current_runtime, when_imported
 
 __all__ = ["install"]
-
-_registry: Any = _c  # has what the stubs leave out
 
 
 when_imported("torch.distributed.fsdp._debug_utils", keep_timings_apart)
@@ -31,16 +29,16 @@ when_imported("torch.distributed.fsdp._debug_utils", keep_timings_apart)
 def install(patches: Patches) -> None:
     """Replace it all."""
     patches.redirect(_OF_RPC)
-    patches.wrap(_registry, "_set_allow_inflight_collective_as_graph_input", _refused_registry)
+    patches.wrap(c10d_bindings, "_set_allow_inflight_collective_as_graph_input", _refusedc10d_bindings)
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
-    for module in (dist, _registry):
+    for module in (dist, c10d_bindings):
         patches.wrap(module, "_register_comm_hook", _register_hook)
-    patches.wrap(_registry.Reducer, "_set_forward_pass_work_handle", _set_work_of_join)
-    patches.wrap(_registry.Reducer, "_delay_all_reduce", _delay_all_reduce)
+    patches.wrap(c10d_bindings.Reducer, "_set_forward_pass_work_handle", _set_work_of_join)
+    patches.wrap(c10d_bindings.Reducer, "_delay_all_reduce", _delay_all_reduce)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _logging_data)
     patches.wrap(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", _ddp_init)
     # Futures that C++ makes (a comm hook's, seen by DDP's join) are of the base type and wait in C++.
-    patches.wrap(torch._C.Future, "wait", _future_wait)
+    patches.wrap(BaseFuture, "wait", _future_wait)
     patches.wrap(torch.futures, "wait_all", _wait_all)
     patches.wrap(torch.futures, "collect_all", _collect_all)
 
@@ -59,7 +57,7 @@ def _refused_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_rpc
 
 
-def _refused_registry(original: Callable[[bool], None]) -> Callable[[bool], None]:
+def _refusedc10d_bindings(original: Callable[[bool], None]) -> Callable[[bool], None]:
     def allow(value: bool) -> None:
         process = current_process()
         if process is not None and value:
@@ -83,9 +81,9 @@ def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:
         # the same.
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        half = kind == _registry.BuiltinCommHookType.FP16_COMPRESS
+        half = kind == c10d_bindings.BuiltinCommHookType.FP16_COMPRESS
         hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
-        return _registry._register_comm_hook(reducer, None, hook)
+        return c10d_bindings._register_comm_hook(reducer, None, hook)
 
     return register
 
@@ -174,7 +172,7 @@ def _logging_data(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], 
 def _future_wait(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def wait(future: Any) -> Any:
         process = current_process()
-        if process is not None and not torch._C.Future.done(future):
+        if process is not None and not BaseFuture.done(future):
             wait_for_futures(process)
         return original(future)
 

@@ -81,9 +81,9 @@ def watchdog_environment(job: Job, life: int) -> dict[str, str]:
 
 def save_record(job: Job, rank: int, life: int) -> None:
     """Write down what the recorder of this process holds; a rank whose torch has none leaves no file."""
-    from torch._C import _distributed_c10d as c10d
+    from simdist.inside.torch import c10d_bindings
 
-    dump: Callable[[], bytes] | None = getattr(c10d, _DUMPS[job.backend], None)
+    dump: Callable[[], bytes] | None = getattr(c10d_bindings, _DUMPS[job.backend], None)
     if dump is None or not job.record:
         return
     try:

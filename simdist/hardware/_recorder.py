@@ -20,13 +20,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as _c
-from torch.distributed import distributed_c10d as c10d
 
 from simdist._content import content_checksum, with_numbered_storages, with_zero_padding
 from simdist.hardware._journal import Journal
 from simdist.hardware._scaling import scaled
 from simdist.hardware._strikes import Strikes
+from simdist.inside.torch import DispatchKey, Work, c10d_module
 from simdist.records import completed, failed, message_issued, new_group, result_noted
 
 __all__ = ["Recorder"]
@@ -112,7 +111,7 @@ _DESCRIBE: dict[str, Callable[..., list[_Call]]] = {
     "recv_": lambda tensors, group, peer, tag: [_one("recv", tensors[0], tensors, peer, tag)],
     "recv_any_source_": lambda tensors, group, tag: [_one("recv", tensors[0], tensors, tag=tag)],
 }
-_HERE = torch._C.DispatchKey.BackendSelect
+_HERE = DispatchKey.BackendSelect
 _POINT_TO_POINT = ("send", "recv")
 
 
@@ -132,7 +131,7 @@ class Recorder:
     def install(self) -> None:
         """Stand before torch's kernels; for the rest of the process's life."""
         # As in a simulation, to compare results.
-        c10d._object_to_tensor = with_zero_padding(c10d._object_to_tensor)
+        c10d_module._object_to_tensor = with_zero_padding(c10d_module._object_to_tensor)
         serialization: Any = torch.serialization
         serialization._legacy_save = with_numbered_storages(serialization._legacy_save)
         for name, describe in _DESCRIBE.items():
@@ -159,7 +158,7 @@ class Recorder:
                     ticket.completed()
                 return None
             outputs, boxed = result if isinstance(result, tuple) else (None, result)
-            work = _RecordedWork(_c.Work.unbox(boxed), tickets)
+            work = _RecordedWork(Work.unbox(boxed), tickets)
             self._keep(work)
             return work.boxed() if outputs is None else (outputs, work.boxed())
 
@@ -247,7 +246,7 @@ class _Ticket:
         )
 
 
-class _RecordedWork(_c.Work):
+class _RecordedWork(Work):
     """Torch's own work, with a note at the end of each wait."""
 
     def __init__(self, inner: Any, tickets: Sequence[_Ticket]) -> None:

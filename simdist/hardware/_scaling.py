@@ -1,7 +1,7 @@
 """Virtual durations in real time: every timeout and every sleep of the workload, times the scale.
 
 Wrapped are `time.sleep`, the `timeout` of the functions of torch.distributed that make groups or take one, and that of
-stores. What a program measures with a clock is real time and stays as it is, and so do timeouts inside options objects.
+dist. What a program measures with a clock is real time and stays as it is, and so do timeouts inside options objects.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ def scale_time(scale: float) -> None:
         return
     _scale = scale
     import torch.distributed as dist
-    from torch._C import _distributed_c10d as stores
     from torch.distributed import distributed_c10d as c10d
+
+    from simdist.inside.torch import FileStore, HashStore, PrefixStore, Store, TCPStore
 
     sleep = time.sleep
     time.sleep = lambda seconds: sleep(float(seconds) * scale)
     for name in _GROUPS:
         _wrap(c10d, dist, name, _DEFAULT)
     _wrap(c10d, dist, "monitored_barrier", None)
-    _wrap_store(stores.TCPStore, "__init__", _STORE_DEFAULT)
-    for store in (stores.Store, stores.TCPStore, stores.FileStore, stores.HashStore, stores.PrefixStore):
+    _wrap_store(TCPStore, "__init__", _STORE_DEFAULT)
+    for store in (Store, TCPStore, FileStore, HashStore, PrefixStore):
         for name in ("set_timeout", "wait"):
             _wrap_store(store, name, None)
 

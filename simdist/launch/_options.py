@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch._utils import cpu_count
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
 from simdist.cluster import BUILD, DEVICE_MODELS
 from simdist.errors import ScenarioError, SimdistError
 from simdist.faults import Fault
+from simdist.inside.torch import find_cpu_count
 from simdist.launch._accelerate import NOT_INSTALLED, accelerate_options, is_installed
 from simdist.launch._launchers import ELASTIC, LAUNCHERS, TORCH
 from simdist.launch._plan import Launch
@@ -230,7 +230,7 @@ def _workers(text: str, devices: int, problems: list[str]) -> int | None:
     if text in ("gpu", "auto") and devices:
         return devices
     if text in ("cpu", "auto"):
-        return cpu_count() or 1  # a node has the processors of this machine
+        return find_cpu_count()  # a node has the processors of this machine
     if text == "gpu":
         problems.append("--nproc-per-node: the nodes have no GPUs; say how many each has with --devices")
         return None

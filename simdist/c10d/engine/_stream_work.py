@@ -17,6 +17,7 @@ from simdist.c10d.surface._compat import Future
 from simdist.c10d.surface._events import WorkWaited
 from simdist.c10d.surface._work import SimFuture, SimWork
 from simdist.device import Mark, Streams, current_stream, memory_of, select_stream
+from simdist.inside.torch import backward_engine, backward_node, backward_task
 from simdist.kernel import Task
 from simdist.process import SimProcess
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["StreamFuture", "StreamWork"]
 
 _NO_TIMEOUT = timedelta(0)
-_current_graph_task_id: Any = torch._C._current_graph_task_id
-_current_autograd_node: Any = torch._C._current_autograd_node
-_execution_engine: Any = torch.autograd.Variable._execution_engine
 
 
 class StreamWork(SimWork):
@@ -210,16 +208,16 @@ class StreamFuture(SimFuture):
         C++ waits for futures there by a method that is not virtual, and that makes a stream wait only for futures with
         devices, which these have none of.
         """
-        graph = _current_graph_task_id()
+        graph = backward_task()
         if graph == -1:
             return
-        if _current_autograd_node() is None:  # in one of those callbacks
+        if backward_node() is None:  # in one of those callbacks
             self._join()
             return
         known = self._streams.of_backward
         if known is None or known[0] != graph:
             known = self._streams.of_backward = graph, []
-            _execution_engine.queue_callback(functools.partial(_join_all, self._streams, known[1]))
+            backward_engine.queue_callback(functools.partial(_join_all, self._streams, known[1]))
         known[1].append(self)
 
     def _join(self) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as _c
 
 from simdist.errors import InternalError, UnsupportedError
+from simdist.inside import torch as inside
 
 __all__ = [
     "REDUCE_NAMES",
@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 ProcessGroup: Any = dist.ProcessGroup
-Store: Any = _c.Store
-Work: Any = _c.Work
+Store: Any = inside.Store
+Work: Any = inside.Work
 Future: Any = torch.futures.Future
 
 # Old name -> new name of the methods that were renamed; a group answers to both.

@@ -30,6 +30,7 @@ import torch
 import simdist
 from simdist.c10d.surface import _compiled_batches, _compiled_state
 from simdist.c10d.surface._scopes import FORWARD
+from simdist.inside.torch import frame_evaluation, guard_pointer
 from simdist.process import Patches, SimProcess, current_process, current_runtime, original, real_methods
 
 __all__ = ["CompiledCode"]
@@ -45,7 +46,7 @@ class CompiledCode:
     """The regions of one world's ranks."""
 
     def __init__(self) -> None:
-        self._frames: Any = torch._C._dynamo.eval_frame
+        self._frames: Any = frame_evaluation
         self._set: Any = getattr(self._frames, _NAME, None)  # torch before 2.13 has none
         self._patches: Patches | None = None  # once a rank has called something compiled
         self._regions: dict[tuple[int, int], int] = {}  # by process and number that torch asked for
@@ -131,7 +132,8 @@ class CompiledCode:
         patches.replace(convert, "_get_total_cache_entry_count", self._count_of_rank)
         patches.replace(convert, "compile_lock", _CompileLock(convert.compile_lock))
         patches.wrap(convert, "get_compile_id", _id_of_rank)
-        patches.replace(torch._dynamo, "reset", self._reset_of_rank(torch._dynamo.reset))
+        dynamo: Any = sys.modules["torch._dynamo"]
+        patches.replace(dynamo, "reset", self._reset_of_rank(dynamo.reset))
         _compiled_batches.install(patches)
         for reference in list(convert.input_codes.seen):
             code = reference()
@@ -139,7 +141,7 @@ class CompiledCode:
                 self._frames.reset_code(code)
         # Inductor hands a pointer to the code that it makes through the environment, where C++ sees only the host's.
         if os.name == "posix":
-            original(os.putenv)(_POINTER, str(torch._C._dynamo.guards.__dict__[_POINTER.lower()]))
+            original(os.putenv)(_POINTER, str(guard_pointer(_POINTER)))
         runtime = current_runtime()
         assert runtime is not None
         runtime.slots.add(self._switch)

@@ -10,23 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.inside.torch import BELOW_TORCH, c10d_bindings, functional_operators
 from simdist.process import Patches
 
 __all__ = ["install"]
 
-_registry: Any = _c
 _library: Any = torch.library.Library
 _NAME = "batch_p2p_ops"
 _DEVICES = ("CPU", "CUDA")
-_ELSEWHERE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # a key that still has torch's kernel
 
 
 def install(patches: Patches) -> None:
     """Let batches reach groups of ranks."""
-    if not hasattr(torch.ops._c10d_functional, _NAME):
+    if not hasattr(functional_operators, _NAME):
         return  # torch before 2.11
     library = _library("_c10d_functional", "IMPL")
     for device in _DEVICES:
@@ -37,10 +35,10 @@ def install(patches: Patches) -> None:
 def _batch(
     operations: list[str], peers: list[int], tags: list[int], tensors: list[torch.Tensor], group_name: str
 ) -> Any:
-    group = _registry._resolve_process_group(group_name) if tensors else None
+    group = c10d_bindings._resolve_process_group(group_name) if tensors else None
     if not isinstance(group, GroupBackend) or not len(operations) == len(peers) == len(tags) == len(tensors):
-        elsewhere: Any = torch.ops._c10d_functional.batch_p2p_ops.default
-        return elsewhere.redispatch(_ELSEWHERE, operations, peers, tags, tensors, group_name)
+        elsewhere: Any = functional_operators.batch_p2p_ops.default
+        return elsewhere.redispatch(BELOW_TORCH, operations, peers, tags, tensors, group_name)
     device = tensors[0].device
     coalesces = group._get_backend(device).supports_coalescing
     if coalesces:
@@ -65,4 +63,4 @@ def _batch(
 
 def _register(tensor: torch.Tensor, work: Any) -> None:
     if work is not None:
-        _registry._register_work(tensor, work)
+        c10d_bindings._register_work(tensor, work)

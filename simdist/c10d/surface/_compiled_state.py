@@ -22,8 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from simdist.inside.torch import backward_compilers
 from simdist.process import Patches, Replacement, SimProcess, Slot, current_runtime, when_imported
 
 __all__ = ["LEARNED", "numbered", "reset"]
@@ -146,19 +145,18 @@ def numbered(frame_state: dict[str, Any]) -> dict[str, Any]:
 
 _Compiler = tuple[Any, Any]  # what C++ calls for a backward pass, and whether its sizes are dynamic
 _Contexts = tuple[dict[str, Any], _Compiler]
-_compilers: Any = torch._C._dynamo.compiled_autograd
 
 
 def _save_contexts() -> _Contexts:
     namespace = vars(sys.modules[_BACKWARD])
-    compiler = _compilers.set_autograd_compiler(None, False)  # it gives what was set before
+    compiler = backward_compilers.set_autograd_compiler(None, False)  # it gives what was set before
     return {name: namespace[name] for name in _CONTEXTS if name in namespace}, compiler
 
 
 def _load_contexts(state: _Contexts) -> None:
     values, compiler = state
     vars(sys.modules[_BACKWARD]).update(values)
-    _compilers.set_autograd_compiler(*compiler)
+    backward_compilers.set_autograd_compiler(*compiler)
 
 
 def _fresh_contexts(process: SimProcess, of_host: _Contexts) -> _Contexts:

@@ -14,20 +14,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils import _pytree
-
+from simdist.inside.torch import trees
 from simdist.process import Patches, SimProcess, current_process, current_runtime, imported_for_all, when_imported
 
 __all__ = ["import_now"]
 
 _NAME = "torch.utils._cxx_pytree"
-_trees: Any = _pytree
 _Functions = dict[SimProcess, tuple[Any, ...]]
 
 
 def import_now() -> None:
     """Import it, if there is one: it takes over what has been registered until then, and that is for good."""
-    if getattr(_trees, "_cxx_pytree_exists", False) and not _trees._cxx_pytree_imported:
+    if getattr(trees, "_cxx_pytree_exists", False) and not trees._cxx_pytree_imported:
         importlib.import_module(_NAME)
 
 

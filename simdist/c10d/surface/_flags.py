@@ -18,18 +18,17 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from torch import _tensor_str, _weights_only_unpickler
 from torch.nn.modules import module as _modules
 
+from simdist.inside.torch import core_bindings, print_options, safe_globals, unpickling
 from simdist.process import Patches, current_process, followed, imported_for_all, original
 
 __all__ = ["forget_imports", "install", "remember", "restore", "separate"]
 
-_c: Any = torch._C
 _sharing: Any = torch.multiprocessing
 # By the rest of their names behind `_get_` and `_set_`; those that this torch does not have are left out.
 _SWITCHES = tuple(
-    (getattr(_c, f"_get_{name}"), getattr(_c, f"_set_{name}"))
+    (getattr(core_bindings, f"_get_{name}"), getattr(core_bindings, f"_set_{name}"))
     for name in (
         "float32_matmul_precision",  # first: it sets others as well
         "cpu_allow_fp16_reduced_precision_reduction",
@@ -50,24 +49,24 @@ _SWITCHES = tuple(
         "qengine",
         "warnAlways",
     )
-    if hasattr(_c, f"_get_{name}") and hasattr(_c, f"_set_{name}")
+    if hasattr(core_bindings, f"_get_{name}") and hasattr(core_bindings, f"_set_{name}")
 ) + tuple(
-    (getattr(_c, getter), getattr(_c, setter))
+    (getattr(core_bindings, getter), getattr(core_bindings, setter))
     for getter, setter in (
         ("_get_math_sdp_enabled", "_set_sdp_use_math"),
         ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
         ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
         ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
     )
-    if hasattr(_c, getter) and hasattr(_c, setter)
+    if hasattr(core_bindings, getter) and hasattr(core_bindings, setter)
 )
 _WRITERS = (
-    *((_c, setter.__name__) for _, setter in _SWITCHES),
-    (_c, "_set_deterministic_algorithms"),
+    *((core_bindings, setter.__name__) for _, setter in _SWITCHES),
+    (core_bindings, "_set_deterministic_algorithms"),
     (torch, "set_anomaly_enabled"),
     (torch, "set_printoptions"),
     (_sharing, "set_sharing_strategy"),
-    *((_weights_only_unpickler, name) for name in ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals")),
+    *((unpickling, name) for name in ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals")),
 )
 _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
@@ -114,11 +113,11 @@ def remember() -> _State:
     """What is set now, to be given to `restore`."""
     return (
         _read_all(),
-        (_c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()),
+        (core_bindings._get_deterministic_algorithms(), core_bindings._get_deterministic_algorithms_warn_only()),
         (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        dict(vars(_tensor_str.PRINT_OPTS)),
+        dict(print_options()),
         _sharing.get_sharing_strategy(),
-        set(_weights_only_unpickler._marked_safe_globals_set),
+        set(safe_globals()),
         _hooks(),
     )
 
@@ -130,14 +129,17 @@ def restore(state: _State) -> None:
         for (get, change), was in zip(_SWITCHES, switches, strict=True):
             if was is not None and _read(get) != was:
                 original(change)(*was) if isinstance(was, tuple) else original(change)(was)
-    if deterministic != (_c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()):
-        original(_c._set_deterministic_algorithms)(deterministic[0], warn_only=deterministic[1])
+    if deterministic != (
+        core_bindings._get_deterministic_algorithms(),
+        core_bindings._get_deterministic_algorithms_warn_only(),
+    ):
+        original(core_bindings._set_deterministic_algorithms)(deterministic[0], warn_only=deterministic[1])
     if anomaly != (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()):
         original(torch.set_anomaly_enabled)(*anomaly)
-    vars(_tensor_str.PRINT_OPTS).update(printed)
+    print_options().update(printed)
     if _sharing.get_sharing_strategy() != strategy:
         original(_sharing.set_sharing_strategy)(strategy)
-    known = _weights_only_unpickler._marked_safe_globals_set
+    known = safe_globals()
     wanted = safe | _of_imports
     if known != wanted:
         known.clear()
@@ -153,7 +155,7 @@ _HOOKING = tuple(followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks
 def install(patches: Patches) -> None:
     """Give each process hooks of its own: context managers set them."""
     patches.redirect(_HOOKING)
-    patches.wrap(_weights_only_unpickler, "_add_safe_globals", _noting)
+    patches.wrap(unpickling, "_add_safe_globals", _noting)
 
 
 def forget_imports() -> None:

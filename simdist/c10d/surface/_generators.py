@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from simdist.c10d.surface._modes import dispatch_modes, function_modes
 from simdist.inside.python import words_at
+from simdist.inside.torch import without_functions, without_modes
 from simdist.process import GlobalGenerator, Patches, current_process, drawn_from
 
 __all__ = ["install", "torch_generator"]
 
-_no_functions: Any = torch._C.DisableTorchFunction
 _SEED_BITS = 53  # of torch's own (c10::detail::getNonDeterministicRandom): what a double holds exactly
 
 # Where CPUGeneratorImpl's serialised state says that it keeps a Gaussian: a double's and a float's flag.
@@ -35,7 +34,7 @@ def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
     def do(*args: Any) -> Any:
         if not (dispatch_modes() or function_modes()):
             return method(*args)
-        with _disable_current_modes(), _no_functions():
+        with without_modes(), without_functions():
             return method(*args)
 
     return do

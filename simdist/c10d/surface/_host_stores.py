@@ -14,16 +14,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch._C import _distributed_c10d as _c
-
 from simdist.c10d.surface._store import gave_up, time_limit_ns
 from simdist.errors import SimdistError
+from simdist.inside.torch import FileStore, HashStore, PrefixStore, TCPStore, c10d_bindings
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["install", "is_hosts", "refusal"]
 
-_registry: Any = _c  # has what the stubs leave out
-_REAL = (_c.TCPStore, _c.HashStore, _c.FileStore)
+_REAL = (TCPStore, HashStore, FileStore)
 _REFUSED = ("queue_pop", "barrier")
 _LOOK_NS = 10_000_000  # as often as a FileStore looks into its file
 
@@ -50,8 +48,8 @@ def install(patches: Patches) -> None:
         "get": _get,
         "multi_get": _multi_get,
     }.items():
-        if hasattr(_registry.Store, name):
-            patches.wrap(_registry.Store, name, make)
+        if hasattr(c10d_bindings.Store, name):
+            patches.wrap(c10d_bindings.Store, name, make)
 
 
 def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +95,7 @@ def _look_for(process: SimProcess, store: Any, keys: list[str], timeout: timedel
         DistStoreError, RuntimeError: they do not come in time, in the store's own words.
     """
     limit = store.timeout if timeout is None else timeout
-    kind = {_c.HashStore: "hash", _c.FileStore: "file"}.get(type(_innermost(store)), "tcp")
+    kind = {HashStore: "hash", FileStore: "file"}.get(type(_innermost(store)), "tcp")
     simulation = process.simulation
     due_ns = simulation.now_ns + time_limit_ns(kind, limit)
     while keys and not store.check(keys):
@@ -108,7 +106,7 @@ def _look_for(process: SimProcess, store: Any, keys: list[str], timeout: timedel
 
 
 def _innermost(store: Any) -> Any:
-    while isinstance(store, _c.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 

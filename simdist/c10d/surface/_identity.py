@@ -12,10 +12,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.surface._compat import ProcessGroup, is_duration, said_by, whole_ms
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import c10d_bindings
 from simdist.process import SimProcess, current_process, variable_of
 from simdist.records import new_group
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "GroupBackend", "GroupOptions", "create_default_device", "create_device", "lazy_by_default"]
 
-_registry: Any = _c  # has what the stubs leave out
-_RealOptions: Any = _registry.ProcessGroupGloo._Options
+_RealOptions: Any = c10d_bindings.ProcessGroupGloo._Options
 
 
 class GroupOptions:
@@ -95,7 +94,7 @@ def create_device(hostname: str = "", interface: str = "", lazy_init: bool | Non
         ValueError: neither is given.
     """
     if not (isinstance(hostname, str) and isinstance(interface, str) and isinstance(lazy_init, bool | None)):
-        raise said_by(_registry.ProcessGroupGloo.create_device, hostname, interface, lazy_init)
+        raise said_by(c10d_bindings.ProcessGroupGloo.create_device, hostname, interface, lazy_init)
     if not hostname and not interface:
         raise ValueError("Specify either `hostname` or `interface` argument.")
     return Device(lazy_init)
@@ -104,7 +103,7 @@ def create_device(hostname: str = "", interface: str = "", lazy_init: bool | Non
 def create_default_device(lazy_init: bool | None = None) -> Device:
     """As `ProcessGroupGloo.create_default_device`."""
     if not isinstance(lazy_init, bool | None):
-        raise said_by(_registry.ProcessGroupGloo.create_default_device, lazy_init)
+        raise said_by(c10d_bindings.ProcessGroupGloo.create_default_device, lazy_init)
     return Device(lazy_init)
 
 
@@ -139,7 +138,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     # What the class `ProcessGroupGloo` has beside its methods.
     Device = Device
-    Options = _registry.Backend.Options
+    Options = c10d_bindings.Backend.Options
     _Options = GroupOptions
     create_device = staticmethod(create_device)
     create_default_device = staticmethod(create_default_device)

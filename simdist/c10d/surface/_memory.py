@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from simdist.c10d.surface._events import PayloadSampled
+from simdist.inside.torch import DispatchKey, key_set, keys_of
 from simdist.kernel import Bus
 
 __all__ = ["as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
@@ -28,8 +29,6 @@ inference_tensors = False
 
 _WINDOWS = 8  # of a large tensor that is sampled
 _IN_OTHER_ELEMENTS = frozenset((torch.bool, torch.complex32, torch.complex64, torch.complex128))
-_keys: Any = torch._C._dispatch_keys
-_KeySet: Any = torch._C.DispatchKeySet
 _IN_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8))
 _USUAL = _IN_NUMPY | {torch.bfloat16, torch.int16, torch.int8}  # real, and not quantized
 
@@ -37,7 +36,7 @@ _USUAL = _IN_NUMPY | {torch.bfloat16, torch.int16, torch.int8}  # real, and not 
 def _bits(*names: str) -> int:
     found = 0
     for name in names:
-        found |= _KeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+        found |= key_set(getattr(DispatchKey, name)).raw_repr()
     return found
 
 
@@ -67,7 +66,7 @@ def is_plain(given: Any, odd: int = _ODD) -> bool:
             if not is_plain(each, odd):
                 return False
         return True
-    return not isinstance(given, Tensor) or not _keys(given).raw_repr() & odd
+    return not isinstance(given, Tensor) or not keys_of(given).raw_repr() & odd
 
 
 def is_plain_or_sparse(given: Any) -> bool:
@@ -94,7 +93,7 @@ def without_memory(tensor: Tensor) -> RuntimeError:
     kind = "" if type(tensor) is Tensor else f"{type(tensor).__name__}, "
     return RuntimeError(
         f"a backend needs a dense tensor in the memory of a CPU or GPU, and got one of {kind}layout "
-        f"{str(tensor.layout).removeprefix('torch.')}, device {tensor.device} and dispatch keys {_keys(tensor)}; a "
+        f"{str(tensor.layout).removeprefix('torch.')}, device {tensor.device} and dispatch keys {keys_of(tensor)}; a "
         "real process would read memory that the tensor does not have"
     )
 

@@ -21,11 +21,19 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._compat import ProcessGroup, Work, group_class_aliases
 from simdist.c10d.surface._layout import joint
+from simdist.inside.torch import (
+    DispatchKey,
+    count_dispatch_modes,
+    count_function_modes,
+    keys_of,
+    with_inference,
+    without_functions,
+    without_modes,
+)
 from simdist.process import Patches, current_process, current_runtime
 
 __all__ = ["dispatch_modes", "function_modes", "unseen", "unseen_steps", "visible"]
@@ -33,13 +41,10 @@ __all__ = ["dispatch_modes", "function_modes", "unseen", "unseen_steps", "visibl
 _P = ParamSpec("_P")
 
 # How many modes of each kind the calling thread has pushed.
-dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_InferenceMode: Any = torch._C._InferenceMode
-_no_functions: Any = torch._C.DisableTorchFunction
-_HERE = torch._C.DispatchKey.BackendSelect
-_DENSE = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
-_keys: Any = torch._C._dispatch_keys
+dispatch_modes = count_dispatch_modes
+function_modes = count_function_modes
+_HERE = DispatchKey.BackendSelect
+_DENSE = DispatchKey.CPU, DispatchKey.CUDA
 
 # Methods whose operators begin with the tensors that the method takes first, and with how many of them.
 _OPERATORS = {
@@ -85,7 +90,7 @@ def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
         if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
             method(*args, **kwargs)
             return
-        with _InferenceMode(_memory.inference_tensors), _disable_current_modes(), _no_functions():
+        with with_inference(_memory.inference_tensors), without_modes(), without_functions():
             method(*args, **kwargs)
 
     return do
@@ -98,7 +103,7 @@ def unseen_steps(step: Callable[[], None]) -> Callable[[], None]:
         if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
             step()
             return
-        with _InferenceMode(_memory.inference_tensors), _disable_current_modes(), _no_functions():
+        with with_inference(_memory.inference_tensors), without_modes(), without_functions():
             step()
 
     return do
@@ -107,7 +112,7 @@ def unseen_steps(step: Callable[[], None]) -> Callable[[], None]:
 def _has_classes(given: Any) -> bool:
     """True if there is a tensor whose class says what operators do to it."""
     if isinstance(given, torch.Tensor):
-        return bool(_keys(given).has(torch._C.DispatchKey.Python))
+        return bool(keys_of(given).has(DispatchKey.Python))
     return isinstance(given, list | tuple) and any(_has_classes(each) for each in given)
 
 
@@ -177,7 +182,7 @@ def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., A
         if plain and not (dispatch_modes() or function_modes()):
             return method(self, *args, **kwargs)
         if through is None or (plain and not dispatch_modes()):
-            with _no_functions():
+            with without_functions():
                 return method(self, *args, **kwargs)
         if not self.group_name and not _has_classes((*args, *kwargs.values())):  # a bare backend: no dispatcher
             with _memory.odd_tensors():
@@ -250,7 +255,7 @@ def _kernel(operator: Any, name: str, tensors: int) -> Callable[..., Any]:
             return operator.redispatch(keyset.remove(_HERE), *args)
         entry = group._calls_under_way[-1]
 
-        with _disable_current_modes(), _no_functions():
+        with without_modes(), without_functions():
             work = entry.method(group, *args[:tensors], *entry.args, **entry.kwargs)
         entry.results.append(work)
         if name == "monitored_barrier_":

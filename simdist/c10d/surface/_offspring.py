@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed.distributed_c10d as c10d
 
 from simdist.c10d.surface._store import SimPrefixStore
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import group_world
 
 __all__ = ["merge_remote_group", "parts_of", "split_group"]
 
@@ -38,7 +38,7 @@ def _own_device(group: Any) -> str:
 
 def _require_one_meeting(group: Any, call: str) -> None:
     """Refuse a group that torch would connect twice at the same place."""
-    config = str(c10d._world.pg_backend_config.get(group, ""))
+    config = str(group_world().pg_backend_config.get(group, ""))
     if group.size() > 1 and len([each for each in config.split(",") if each.endswith(":gloo")]) > 1:
         raise UnsupportedError(_BY_CHANCE.format(call))
 

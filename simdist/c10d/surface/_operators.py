@@ -19,28 +19,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.library
-from torch._library import custom_ops, simple_registry
 from torch.fx import operator_schemas
 
 from simdist.c10d.surface._registries import Registry
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import compiled_kernel, core_bindings, has_kernel, kernel_library, operator_tables
 from simdist.process import Patches, Runtime, SimProcess, current_process, current_runtime, imported_for_all
 
 __all__ = ["install"]
 
-_c: Any = torch._C
+_IN_PYTHON = Registry("operators", operator_tables())
 _library: Any = torch.library
-_tables: tuple[Any, ...] = (
-    _library._impls,
-    _library._defs,
-    _library._keep_alive,
-    vars(custom_ops)["OPDEF_TO_LIB"],
-    vars(custom_ops)["OPDEFS"],
-    simple_registry.singleton._data,
-)
-_IN_PYTHON = Registry("operators", _tables)
-_make_real: Any = _c._dispatch_library
+_make_real: Any = kernel_library
 
 
 class _Operator:
@@ -197,9 +187,9 @@ def _calling(kernel: _Kernel) -> Callable[..., Any]:
 
 
 def _kernel_before(name: str, dispatch_key: str) -> Any:
-    if not _c._dispatch_has_kernel_for_dispatch_key(name, dispatch_key):
+    if not has_kernel(name, dispatch_key):
         return None
-    return _c._dispatch_get_computed_kernel_for_dispatch_key(name, dispatch_key)
+    return compiled_kernel(name, dispatch_key)
 
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,4 +214,4 @@ def _operators_of(runtime: Runtime) -> _Operators:
 
 def install(patches: Patches) -> None:
     """Let ranks define operators."""
-    patches.wrap(_c, "_dispatch_library", _making)
+    patches.wrap(core_bindings, "_dispatch_library", _making)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
+from simdist.inside.torch import group_world
 from simdist.process import Patches, SimProcess, current_process, when_imported
 
 __all__ = ["OwnTable", "RankTable", "inherit", "install"]
@@ -93,7 +94,7 @@ def install(patches: Patches) -> None:
 
 def _of_world(name: str) -> Callable[[SimProcess], _Table]:
     def find(process: SimProcess) -> _Table:
-        table: _Table = getattr(c10d._world, name)
+        table: _Table = getattr(group_world(), name)
         return table
 
     return find

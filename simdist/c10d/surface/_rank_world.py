@@ -11,9 +11,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
-
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.inside.torch import c10d_module
 from simdist.process import current_process
 
 __all__ = ["RankWorld", "WorldPerThread"]
@@ -115,7 +114,7 @@ class WorldPerThread(threading.local):
         if _HOST in own:
             found: list[dict[str, Any]] = own[_HOST].pg_config_info
             return found
-        size = c10d._get_group_size(None)
+        size = c10d_module._get_group_size(None)
         return [
             {
                 "pg_name": own["pg_names"][group],

@@ -9,7 +9,6 @@ is imported once, by whichever rank comes first.
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -19,10 +18,10 @@ import torch
 from torch import distributions, serialization
 from torch.autograd import graph
 from torch.nn.utils import parametrize
-from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
 from simdist.c10d.surface._cxx_trees import import_now
+from simdist.inside.torch import decompositions, saved_places, trees
 from simdist.process import (
     Patches,
     Replacement,
@@ -37,23 +36,21 @@ from simdist.process import (
 __all__ = ["Registry", "install"]
 
 _Table = Any  # a dictionary, list or set
-_trees: Any = _pytree
-_decomp: Any = importlib.import_module("torch._decomp")
 _optimizer: Any = sys.modules["torch.optim.optimizer"]
 _rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # a function has the name, too
 _kl: Any = sys.modules["torch.distributions.kl"]
 _TREES = tuple(
-    getattr(_trees, name)
+    getattr(trees, name)
     for name in (
         "SUPPORTED_NODES",
         "SUPPORTED_SERIALIZED_TYPES",
         "SERIALIZED_TYPE_TO_PYTHON_TYPE",
         "CONSTANT_NODES",
     )
-    if hasattr(_trees, name)
+    if hasattr(trees, name)
 )
 _GROWING = tuple(
-    (_trees, name)
+    (trees, name)
     for name in (
         "register_pytree_node",
         "_private_register_pytree_node",
@@ -165,10 +162,12 @@ _REPLACEMENTS = (
     *_separating(
         "rendezvous handlers", [_rendezvous._rendezvous_handlers], [(_rendezvous, "register_rendezvous_handler")]
     ),
-    *_separating("places of saved tensors", [serialization._package_registry], [(serialization, "register_package")]),
+    *_separating("places of saved tensors", [saved_places()], [(serialization, "register_package")]),
     *_separating("divergences", [_kl._KL_REGISTRY, _kl._KL_MEMOIZE], [(_kl, "register_kl")]),
     *_separating(
-        "decompositions", list(_decomp.global_decomposition_table.values()), [(_decomp, "register_decomposition")]
+        "decompositions",
+        list(decompositions.global_decomposition_table.values()),
+        [(decompositions, "register_decomposition")],
     ),
     *_separating(
         "hooks of all optimizers",

@@ -12,16 +12,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch.fx import _symbolic_trace
 from torch.fx.experimental import proxy_tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _python_dispatch
 
+from simdist.inside.torch import modes_module, tracing
 from simdist.process import Patches, Slot, followed, when_imported
 
 __all__ = ["FORWARD", "install", "load_forward", "save_forward"]
 
-_modes: Any = _python_dispatch
 _ddp: Any = DistributedDataParallel
 _FLAGS = tuple(
     name
@@ -30,22 +28,22 @@ _FLAGS = tuple(
         "_is_in_non_infra_torch_dispatch_mode",
         "_is_in_any_mode_without_ignore_compile_internals",
     )
-    if hasattr(_modes, name)
+    if hasattr(modes_module, name)
 )
 _OF_COMPILED_CODE = "set_is_in_mode_without_ignore_compile_internals"  # sets the last flag in C++
 
 
 def _save() -> tuple[bool, ...]:
-    return tuple(getattr(_modes, name) for name in _FLAGS)
+    return tuple(getattr(modes_module, name) for name in _FLAGS)
 
 
 def _load(flags: tuple[bool, ...]) -> None:
     if flags == _save():
         return
     for name, flag in zip(_FLAGS, flags, strict=True):
-        setattr(_modes, name, flag)
-    if hasattr(_modes, _OF_COMPILED_CODE):
-        getattr(_modes, _OF_COMPILED_CODE)(flags[-1])
+        setattr(modes_module, name, flag)
+    if hasattr(modes_module, _OF_COMPILED_CODE):
+        getattr(modes_module, _OF_COMPILED_CODE)(flags[-1])
 
 
 def save_forward() -> Any:
@@ -60,31 +58,30 @@ def load_forward(module: Any) -> None:
 
 
 FORWARD: Slot[Any] = Slot("forward pass", save_forward, load_forward, lambda process, of_host: None)
-_ENTERING = tuple(followed("dispatch modes", ((_modes.TorchDispatchMode, "__enter__"),), _save, _load))
+_ENTERING = tuple(followed("dispatch modes", ((modes_module.TorchDispatchMode, "__enter__"),), _save, _load))
 
 
 # -- tracing: a rank may park in a function that `torch.fx` or `make_fx` traces, as where that makes a group -----------
 
-_fx: Any = _symbolic_trace
 _proxies: Any = proxy_tensor
 _Traced = tuple[bool, Any, Any]
 
 
 def _save_tracing() -> _Traced:
-    patcher = _fx.CURRENT_PATCHER
+    patcher = tracing.CURRENT_PATCHER
     if patcher is not None:
         patcher.revert_all_patches()  # of methods of modules, through which all others call too
-    return _fx._is_fx_tracing_flag, patcher, _proxies._CURRENT_MAKE_FX_TRACER
+    return tracing._is_fx_tracing_flag, patcher, _proxies._CURRENT_MAKE_FX_TRACER
 
 
 def _load_tracing(state: _Traced) -> None:
-    _fx._is_fx_tracing_flag, _fx.CURRENT_PATCHER, _proxies._CURRENT_MAKE_FX_TRACER = state
-    if _fx.CURRENT_PATCHER is not None:
-        _fx.CURRENT_PATCHER.reapply_all_patches()
+    tracing._is_fx_tracing_flag, tracing.CURRENT_PATCHER, _proxies._CURRENT_MAKE_FX_TRACER = state
+    if tracing.CURRENT_PATCHER is not None:
+        tracing.CURRENT_PATCHER.reapply_all_patches()
 
 
 # Each is called before it changes anything: what stands there then is the state of those who trace nothing.
-_TRACERS = (_fx.Tracer, "trace"), (_proxies, "_set_make_fx_tracer")
+_TRACERS = (tracing.Tracer, "trace"), (_proxies, "_set_make_fx_tracer")
 _TRACING = tuple(followed("tracing by torch.fx", _TRACERS, _save_tracing, _load_tracing))
 
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed.elastic.utils.distributed
 import torch.multiprocessing
 from torch.utils.data import dataloader
-from torch.utils.data._utils import signal_handling, worker
 
+from simdist.inside.torch import loader_signals, loader_worker
 from simdist.process import COPIERS, Patches, Replacement, SimProcess, Slot, current_process, current_runtime
 
 __all__ = ["install", "separate_workers"]
@@ -31,14 +31,12 @@ _EXECUTOR = "torch.distributed.checkpoint._async_process_executor"
 _watched: dict[tuple[SimProcess, int], dict[int, SimProcess]] = {}  # by process and loader
 _iterators: list[weakref.ref[Any]] = []  # of loaders, each with workers
 _spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
-_worker: Any = worker
-_handling: Any = signal_handling
 
 
 def install(patches: Patches) -> None:
     """Replace what would act on the host process."""
     for name, make in _HANDLING.items():
-        patches.wrap(_handling, name, make)
+        patches.wrap(loader_signals, name, make)
     patches.wrap(_spawn, "_prctl_pr_set_pdeathsig", _death_signal)
     patches.redirect(_REPLACEMENTS)
     patches.on_undo(_forget)
@@ -67,16 +65,19 @@ def separate_workers() -> None:
 
 
 def _load_info(info: Any) -> None:
-    _worker._worker_info = info
+    loader_worker._worker_info = info
 
 
 def _load_handler_set(is_set: bool) -> None:
-    _handling._SIGCHLD_handler_set = is_set
+    loader_signals._SIGCHLD_handler_set = is_set
 
 
-_INFO: Slot[Any] = Slot("DataLoader worker", lambda: _worker._worker_info, _load_info, lambda process, host: None)
+_INFO: Slot[Any] = Slot("DataLoader worker", lambda: loader_worker._worker_info, _load_info, lambda process, host: None)
 _HANDLER_SET: Slot[bool] = Slot(
-    "DataLoader handler", lambda: bool(_handling._SIGCHLD_handler_set), _load_handler_set, lambda process, host: False
+    "DataLoader handler",
+    lambda: bool(loader_signals._SIGCHLD_handler_set),
+    _load_handler_set,
+    lambda process, host: False,
 )
 
 

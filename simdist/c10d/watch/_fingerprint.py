@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as _c
 
+from simdist.inside.torch import op_types
 from simdist.records import SCALAR_TYPES
 
 __all__ = ["Fingerprint"]
 
-_c10d: Any = _c  # the stubs leave the enum out
-_CODES: dict[str, int] = {name: int(kind) for name, kind in _c10d.OpType.__members__.items()}
+_CODES: dict[str, int] = op_types()
 _OPERATIONS = {code: name for name, code in _CODES.items()}
 _DTYPES = list(SCALAR_TYPES)
 # Torch prints a device type as the default options that it makes of it.

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torch._C import _distributed_c10d as _c
-
 from simdist.c10d.engine import Queued
 from simdist.errors import SimdistError
 from simdist.frames import is_ours
+from simdist.inside.torch import c10d_bindings
 from simdist.process import Patches, SimProcess, current_process, variable_of
 from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_status
 
@@ -191,8 +190,8 @@ def flight_record_of(process: SimProcess) -> FlightRecord:
 
 def install(patches: Patches) -> None:
     """Have torch's functions that dump tell a rank of its own record."""
-    patches.wrap(_c, "_dump_fr_trace", _dump)
-    patches.wrap(_c, "_dump_fr_trace_json", _dump_json)
+    patches.wrap(c10d_bindings, "_dump_fr_trace", _dump)
+    patches.wrap(c10d_bindings, "_dump_fr_trace_json", _dump_json)
 
 
 def _dump(original: Callable[..., bytes]) -> Callable[..., bytes]:

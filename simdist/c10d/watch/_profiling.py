@@ -20,6 +20,7 @@ import torch
 from torch.autograd import profiler, profiler_legacy, profiler_util
 
 from simdist.c10d.surface._events import WorkIssued
+from simdist.inside.torch import profiler_settings
 from simdist.process import Patches, SimProcess, current_process
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _start(original: Callable[[Any], None]) -> Callable[[Any], None]:
             self.with_stack,
             self.with_flops,
             self.with_modules,
-            torch._C._profiler._ExperimentalConfig(),
+            profiler_settings(),
         )
         _autograd._enable_profiler_legacy(legacy)
 

@@ -6,12 +6,11 @@ import functools
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch._C import _distributed_c10d as _c
-
 from simdist.c10d.backends.nccl._monitor import ask_for_dumps, dump
 from simdist.c10d.backends.nccl._words import async_error
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.inside.torch import c10d_bindings
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._environment import Environment
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
 __all__ = ["EndingMember"]
-
-_errors: Any = _c  # has what the stubs leave out
 
 
 class EndingMember(GroupBackend):
@@ -113,7 +110,7 @@ class EndingMember(GroupBackend):
 
     def get_error(self) -> Any:
         """What has happened to the group; the first stays."""
-        return _errors.ErrorType.__members__[self._error]
+        return c10d_bindings.ErrorType.__members__[self._error]
 
     def error_kind(self) -> str:
         """The name of what has happened to the group."""
@@ -128,7 +125,7 @@ class EndingMember(GroupBackend):
 
     def settle_results(self, work: NcclWork, kind: str) -> None:
         """The futures of how a work ends are done."""
-        result = int(_errors.WorkResult.__members__[kind])
+        result = int(c10d_bindings.WorkResult.__members__[kind])
         for future in self.results.pop(work, ()):
             work.process.deliver(functools.partial(future.set_result, result))
 

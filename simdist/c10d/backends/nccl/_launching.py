@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._membership import NcclMember
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Call", "NcclGroup", "flat"]
 
 Tensor = torch.Tensor
-_errors: Any = _c  # has what the stubs leave out
 _MESSAGES = ("all_to_all", "gather", "scatter")  # made of messages, of which NCCL drops none, and torch empty ones
 _MOST_LAUNCHED = 1024  # that have not ended: a device takes no more, and the host waits
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from torch._C import _distributed_c10d as _c
-
 from simdist.c10d.surface._compat import is_duration, whole_ms
+from simdist.inside.torch import BackendOptions
 
 __all__ = ["DEFAULT_TIMEOUT", "NcclConfig", "NcclOptions"]
 
@@ -42,7 +41,7 @@ class NcclConfig:
         object.__setattr__(self, name, value)
 
 
-class NcclOptions(_c.Backend.Options):
+class NcclOptions(BackendOptions):
     """Stands in for `ProcessGroupNCCL.Options`."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d as _c
 
 from simdist.c10d.backends.nccl._log import log
 from simdist.cluster import NcclModel
+from simdist.inside.torch import c10d_bindings
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._preferences import Preferences
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hook", "WorkInfo", "estimated_us"]
 
-_types: Any = _c  # has what the stubs leave out
 _NEEDS_TIMING = (
     "ProcessGroupNCCL OnCompletion hook requires recording start and end events which require setting "
     "TORCH_NCCL_ENABLE_TIMING environment variable. This is only available for NCCL version >= 2.4."
@@ -78,7 +77,7 @@ class Hook:
         begun, ended = (
             datetime.fromtimestamp((process.epoch_ns + moment) / 1e9, UTC) for moment in (work.issued_ns, work.ended_ns)
         )
-        kinds = _types.OpType.__members__
+        kinds = c10d_bindings.OpType.__members__
         kind = kinds.get(work.op_type, kinds["UNKNOWN"])
         took = timedelta(microseconds=work._get_duration() * 1000)
         try:

@@ -1,0 +1,52 @@
+"""Autograd's engine and its futures, as C++ keeps them for each thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import core_bindings, missing
+
+__all__ = ["BaseFuture", "backward_engine", "backward_node", "backward_task", "pass_by_subclasses", "profiler_settings"]
+__all__ += ["set_backward_threads"]
+
+backward_task: Callable[[], int] = core_bindings._current_graph_task_id
+"""The number of the backward pass that the calling thread is in; -1 outside."""
+
+backward_node: Callable[[], Any] = core_bindings._current_autograd_node
+"""The node of the graph that the calling thread is in; None outside."""
+
+backward_engine: Any = torch.autograd.Variable._execution_engine
+
+BaseFuture: Any = core_bindings.Future
+"""The base of `torch.futures.Future`: futures that C++ makes are of this class."""
+
+set_backward_threads: Callable[[bool], None] = core_bindings._set_multithreading_enabled
+"""Whether the calling thread's backward passes use threads of C++, as `torch.autograd.set_multithreading_enabled`."""
+
+pass_by_subclasses: Callable[[], Any] = core_bindings.DisableTorchFunctionSubclass
+
+
+def profiler_settings() -> Any:
+    """The settings of the profiler that have no public name, as they are by default."""
+    return core_bindings._profiler._ExperimentalConfig()
+
+
+@fact(
+    "torch.autograd.tasks",
+    what="a thread knows which backward pass it is in",
+    source="torch/csrc/autograd/init.cpp, _current_graph_task_id",
+    seen="2.13, 2.14",
+    feature="DDP's and FSDP's hooks wait where torch's do",
+)
+def _tasks_are_known() -> str:
+    found: list[int] = []
+    weight: Any = torch.ones(1, requires_grad=True)
+    weight.register_hook(lambda _: found.append(backward_task()))
+    weight.sum().backward()
+    if backward_task() != -1 or found == [-1]:
+        return f"outside of backward {backward_task()}, inside {found}"
+    return missing(backward_engine, ("queue_callback",)) or missing(BaseFuture, ("wait", "done"))

@@ -1,0 +1,98 @@
+"""The Python side of `torch.distributed` that has no public name: its one world, its plugins, its wrappers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import (
+    Backend,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    Work,
+    get_debug_level,
+)
+
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import c10d_bindings, missing
+
+__all__ = [
+    "BackendOptions",
+    "FileStore",
+    "HashStore",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "Work",
+    "backend_plugin",
+    "c10d_module",
+    "get_debug_level",
+    "group_world",
+    "init_method_name",
+    "op_types",
+    "wrap_for_debugging",
+]
+
+c10d_module: Any = c10d
+"""`torch.distributed.distributed_c10d`, with what its stubs leave out."""
+
+BackendOptions = Backend.Options
+
+
+def group_world() -> Any:
+    """What torch keeps of all groups (`_world`): in a world of simdist, what the calling rank has."""
+    return c10d_module._world
+
+
+def init_method_name() -> str:
+    """The variable of `distributed_c10d` with the init method of the default group."""
+    return "_default_pg_init_method"
+
+
+def backend_plugin(name: str) -> Any:
+    """What a program has registered as a backend (`Backend.register_backend`); None if there is no such name."""
+    return c10d_module.Backend._plugins.get(name.upper())
+
+
+def wrap_for_debugging(group: Any, name: str, store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """The group that compares calls, which torch makes around each at debug level DETAIL."""
+    return c10d_module._create_process_group_wrapper(group, name, store, rank, size, timeout)
+
+
+def op_types() -> dict[str, int]:
+    """The numbers of `c10d::OpType` by name (torch/csrc/distributed/c10d/Work.hpp)."""
+    return {name: int(kind) for name, kind in c10d_bindings.OpType.__members__.items()}
+
+
+@fact(
+    "torch.c10d.world",
+    what="`distributed_c10d` keeps all groups in one object, which can be replaced",
+    source="torch/distributed/distributed_c10d.py, _World",
+    seen="2.13, 2.14",
+    feature="process groups of ranks: no world starts",
+)
+def _world_is_known() -> str:
+    tables = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "group_count")
+    functions = ("_create_process_group_wrapper", "_object_to_tensor", "_get_default_group", "_get_group_size")
+    return (
+        missing(group_world(), tables)
+        or missing(c10d_module, (*functions, "_coalescing_manager", "_check_p2p_op_list", init_method_name()))
+        or missing(c10d_module.Backend, ("_plugins",))
+    )
+
+
+@fact(
+    "torch.c10d.bindings",
+    what="C++ keeps process groups, works and DDP's reducer where Python can replace their parts",
+    source="torch/csrc/distributed/c10d/init.cpp",
+    seen="2.13, 2.14",
+    feature="DDP and functional collectives on ranks",
+)
+def _bindings_are_known() -> str:
+    registry = ("_register_process_group", "_resolve_process_group", "_register_work", "OpType", "DebugLevel")
+    return missing(c10d_bindings, registry) or missing(
+        c10d_bindings.Reducer, ("_set_forward_pass_work_handle", "_delay_all_reduce")
+    )

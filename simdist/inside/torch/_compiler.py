@@ -1,0 +1,30 @@
+"""The C++ side of `torch.compile`, and of compiled backward passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import core_bindings, missing
+
+__all__ = ["backward_compilers", "frame_evaluation", "guard_pointer"]
+
+frame_evaluation: Any = core_bindings._dynamo.eval_frame
+backward_compilers: Any = core_bindings._dynamo.compiled_autograd
+
+
+def guard_pointer(name: str) -> int:
+    """The address of a C++ function that code by Inductor calls, which it finds by this name of the environment."""
+    return int(core_bindings._dynamo.guards.__dict__[name.lower()])
+
+
+@fact(
+    "torch.compiler",
+    what="compiled code is kept by regions, and the compiler of a backward pass can be exchanged",
+    source="torch/csrc/dynamo/eval_frame.c, python_compiled_autograd.cpp",
+    seen="2.13, 2.14",
+    feature="each rank compiles for itself: with an older torch, ranks share compiled code",
+)
+def _compiler_is_known() -> str:
+    regions = ("_get_cache_entries_for_region", "get_eval_frame_isolate_recompiles_id", "reset_code")
+    return missing(frame_evaluation, regions) or missing(backward_compilers, ("set_autograd_compiler",))

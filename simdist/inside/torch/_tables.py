@@ -1,0 +1,78 @@
+"""Tables and settings that modules of torch keep once per process, where no public function reads them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import _tensor_str, _weights_only_unpickler
+from torch import _utils as torch_utils
+from torch import serialization as _serialization
+from torch.fx import _symbolic_trace
+from torch.utils import _pytree
+from torch.utils.data._utils import signal_handling, worker
+
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import missing
+
+__all__ = [
+    "decompositions",
+    "find_cpu_count",
+    "loader_signals",
+    "loader_worker",
+    "print_options",
+    "safe_globals",
+    "saved_places",
+    "tracing",
+    "trees",
+    "unpickling",
+]
+
+trees: Any = _pytree
+"""`torch.utils._pytree`: how containers are taken apart."""
+
+tracing: Any = _symbolic_trace
+unpickling: Any = _weights_only_unpickler
+decompositions: Any = importlib.import_module("torch._decomp")
+loader_worker: Any = worker
+loader_signals: Any = signal_handling
+
+
+def print_options() -> dict[str, Any]:
+    """How tensors are printed (`torch.set_printoptions`), shared."""
+    return vars(_tensor_str.PRINT_OPTS)
+
+
+def safe_globals() -> set[Any]:
+    """What `torch.serialization.add_safe_globals` has added, shared."""
+    found: set[Any] = _weights_only_unpickler._marked_safe_globals_set
+    return found
+
+
+def saved_places() -> list[Any]:
+    """What `torch.serialization.register_package` has registered, shared."""
+    found: list[Any] = _serialization._package_registry
+    return found
+
+
+def find_cpu_count() -> int:
+    """The processors of this machine, as torchrun counts them; at least 1."""
+    return torch_utils.cpu_count() or 1
+
+
+@fact(
+    "torch.tables",
+    what="what programs register with torch lies in tables of its modules",
+    source="torch/_tensor_str.py, _weights_only_unpickler.py, serialization.py, utils/_pytree.py",
+    seen="2.13, 2.14",
+    feature="ranks register what others do not see: print options, safe globals, pytree nodes",
+)
+def _tables_are_known() -> str:
+    return (
+        missing(trees, ("SUPPORTED_NODES", "register_pytree_node"))
+        or missing(unpickling, ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals"))
+        or missing(decompositions, ("global_decomposition_table", "register_decomposition"))
+        or missing(loader_worker, ("_worker_info",))
+        or missing(tracing, ("CURRENT_PATCHER",))
+        or ("" if print_options() and type(safe_globals()) is set and saved_places() else "a table is of another kind")
+    )
