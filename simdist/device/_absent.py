@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch._C import _distributed_c10d as _c
 
+from simdist.device._cuda_build import is_built_for_cuda
 from simdist.device._state import present
 from simdist.errors import UnsupportedError
 from simdist.process import Patches, current_process
@@ -253,7 +254,9 @@ def _has_devices(model: Any, inputs: Any) -> bool:
 
 def install(patches: Patches) -> None:
     """Put it all where ranks find it."""
-    graph = torch.cuda.CUDAGraph.__mro__[1]  # a dummy, which refuses to be made
+    graph: Any = torch.cuda.CUDAGraph
+    if not is_built_for_cuda():
+        graph = graph.__mro__[1]  # a dummy, which refuses to be made
     make = graph.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from simdist.device._absent import BINDINGS
+from simdist.device._cuda_build import is_built_for_cuda, refused_bindings
 from simdist.device._history import allocation_traceback, record, recorded
 from simdist.device._kernels import also_wrap
 from simdist.device._memory import Account
@@ -257,16 +258,23 @@ def _set_workspace(kind: str, size: int) -> None:
     present().workspaces[kind] = size
 
 
+def _reset_workspace(kind: str) -> None:
+    present().workspaces.pop(kind, None)
+
+
 def _attach_observer(observer: Any) -> None:
     """Call it when an allocation fails, with the device, the bytes asked for, what there is and what is free."""
     for account in present().accounts:
         account.observers = (*account.observers, observer)
 
 
+_AS_BUILT = ("_cuda_getArchFlags", "_cuda_getCompiledVersion")  # which a CUDA build answers for itself
+
+
 def bindings() -> dict[str, Any]:
     """The functions, by their names in `torch._C`."""
     streams = torch_streams()
-    return {
+    made = {
         "_CudaStreamBase": streams.Stream.__mro__[1],
         "_CudaEventBase": streams.Event.__mro__[1],
         "_CudaDeviceProperties": DeviceProperties,
@@ -335,3 +343,13 @@ def bindings() -> dict[str, Any]:
         "_accelerator_getMemoryInfo": _memory_info,
         **BINDINGS,
     }
+    if is_built_for_cuda():
+        for name in _AS_BUILT:
+            del made[name]
+        made.update(
+            _cuda_resetCublasWorkspaceSize=functools.partial(_reset_workspace, "blas"),
+            _cuda_resetCublasLtWorkspaceSize=functools.partial(_reset_workspace, "blaslt"),
+            _cuda_isHistoryEnabled=lambda: present().history is not None,
+        )
+        made.update(refused_bindings(set(made)))
+    return made

@@ -10,12 +10,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simdist.cluster import Cluster
-from simdist.device import _absent, _kernels, _legacy, _pools, _storages, _triton
+from simdist.device import _absent, _cuda_build, _kernels, _legacy, _pools, _storages, _triton
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
-from simdist.device._torch_core import core, require_cpu_build
+from simdist.device._torch_core import core
 from simdist.process import Patches, SimProcess, call_all, current_process, when_imported
 
 __all__ = ["DeviceState"]
@@ -23,6 +23,7 @@ __all__ = ["DeviceState"]
 _variables = vars(torch.cuda)
 _version: dict[str, Any] = vars(torch.version)
 _names: dict[str, Any] = vars(torch._C)
+_HOST = torch.version.cuda, torch._C._has_cuda
 for _name, _tell in _triton.TELLERS.items():
     when_imported(_name, _tell)
 
@@ -37,12 +38,12 @@ class DeviceState:
         >>> state.uninstall()
 
     Raises:
-        UnsupportedError: this torch has devices of its own, or is built in a way that is not known.
+        UnsupportedError: this process has begun to use CUDA, or this torch is built in a way that is not known.
     """
 
     def __init__(self, cluster: Cluster, *, strict: bool = False) -> None:
         if not there_are_devices():
-            require_cpu_build()
+            _cuda_build.require_unused()
         core()
         self._hardware = Hardware(cluster)
         self._strict = strict  # races between streams are errors
@@ -54,6 +55,8 @@ class DeviceState:
         """Let ranks find devices."""
         from simdist.device._compiled import chosen  # which worlds without devices do not need
 
+        if _cuda_build.is_built_for_cuda():
+            _cuda_build.tenancy.begin(_give_back)
         _kernels.install(chosen())
         wrappers: list[Any] = []
         if self._model is not None:
@@ -74,9 +77,13 @@ class DeviceState:
         for name, binding in names.items():
             patches.replace(torch._C, name, binding)
         streams = torch_streams()
-        for name in ("Stream", "Event"):  # of classes that a module took early, what torch has as their base
-            base = getattr(torch.cuda, name).__mro__[1]
-            patches.replace(base, "__new__", _early(base.__new__, getattr(streams, name)))
+        for name in ("Stream", "Event", "ExternalStream"):  # of classes that a module took early
+            real = getattr(torch.cuda, name)
+            if _cuda_build.is_built_for_cuda():
+                patches.replace(real, "__new__", _cuda_build.early(getattr(streams, name), real, _is_on_a_rank))
+            elif name != "ExternalStream":  # what torch has as their base
+                base = real.__mro__[1]
+                patches.replace(base, "__new__", _early(base.__new__, getattr(streams, name)))
         for module in (torch.cuda, torch.cuda.streams):
             for name in ("Stream", "Event", "ExternalStream"):
                 if hasattr(module, name):
@@ -94,8 +101,11 @@ class DeviceState:
         generator = _generator_class(torch.Generator)
         for module in (torch, torch._C):
             patches.replace(module, "Generator", generator)
-        cudnn: Any = torch.backends.cudnn.m  # type: ignore[attr-defined]  # the module behind the object
-        patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))  # there is none, and no reason to warn of it
+        for name, version in _cuda_build.cudnn_versions().items():
+            patches.replace(torch._C._cudnn, name, version)  # type: ignore[attr-defined]  # of CUDA builds
+        if not _cuda_build.is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
+            cudnn: Any = torch.backends.cudnn.m  # type: ignore[attr-defined]  # the module behind the object
+            patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
@@ -115,7 +125,8 @@ class DeviceState:
             self._patches.undo,
             lambda: self.switch(None, None),
             self._hardware.close,
-            lambda: _variables.pop("_get_device_properties", None),
+            _put_back_properties,
+            _cuda_build.tenancy.end,
         )
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
@@ -127,14 +138,32 @@ class DeviceState:
                 kept[name] = variables[name]
         if entering is None:
             variables.update(self._host)
-            _version["cuda"] = None
-            _names["_has_cuda"] = False
+            _version["cuda"], _names["_has_cuda"] = _HOST
             return
         variables.update(self._hardware.of(entering).variables)
         if leaving is None:
             variables["_cudart"] = runtime_library()
-            _version["cuda"] = CUDA_VERSION
+            _version["cuda"] = _HOST[0] or CUDA_VERSION
             _names["_has_cuda"] = True
+
+
+def _give_back() -> None:
+    """In a CUDA build: its own kernels and its guard are in their places again."""
+    call_all(_kernels.uninstall, core().give_back_guard)
+
+
+_PROPERTIES = _variables.get("_get_device_properties")  # which a CPU build gets when a rank begins
+
+
+def _put_back_properties() -> None:
+    if _PROPERTIES is None:
+        _variables.pop("_get_device_properties", None)
+    else:
+        _variables["_get_device_properties"] = _PROPERTIES
+
+
+def _is_on_a_rank() -> bool:
+    return current_process() is not None
 
 
 def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:

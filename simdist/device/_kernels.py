@@ -5,8 +5,8 @@ CPU's kernel CPU tensors over the same memory, and makes tensors of the device o
 the storage: the CPU's kernel makes it of the tensor itself.
 
 `install` registers more than a thousand of them, in a tenth of a second, once per interpreter; what an operator is like
-is looked up when it is first called. They stay: no tensor reaches them that is not on a device. `wrap_kernels` is
-where kernels come in that also tell what they read and write, or take time.
+is looked up when it is first called. They stay: no tensor reaches them that is not on a device. In a CUDA build they
+stand before its own, which `uninstall` brings back (`_cuda_build`). `wrap_kernels` is where kernels come in that also tell what they read and write, or take time.
 
 Kernels in C++ (`_compiled`) go before these, and give them what is out of the ordinary.
 """
@@ -23,6 +23,7 @@ from simdist.device import _sparse, _special, _wider
 from simdist.device._absent import refuse_symmetric_memory
 from simdist.device._aliases import NotYet, account_holding, lowered, raised, refuse, use
 from simdist.device._claims import Outstanding
+from simdist.device._cuda_build import is_built_for_cuda, others
 from simdist.device._deferred import defer
 from simdist.device._idle import is_view
 from simdist.device._mixing import MAY_MIX, wrong_devices
@@ -35,9 +36,8 @@ from simdist.device._special import (
     synchronize_current,
 )
 from simdist.device._state import account_of, keep_figures_in
-from simdist.errors import InternalError
 
-__all__ = ["also_wrap", "install", "unwrap_kernels", "wrap_kernels"]
+__all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "wrap_kernels"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -53,7 +53,7 @@ _OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels 
 _library: Any = None
 # Other namespaces of torch whose operators have kernels for CUDA in a build with it.
 _MORE = ("quantization",)
-_more_libraries: list[Any] = []
+_libraries: dict[str, Any] = {}  # by namespace
 _names: list[str] = []  # of the operators that have a kernel here
 _spare_key = "PrivateUse3"  # under which kernels in C++ find these
 _compiled: Any = None  # the module with kernels in C++, while those go first
@@ -87,36 +87,71 @@ def _no_memory(index: int) -> None:
     raise memory_error(RuntimeError(NO_HOST_MEMORY), account_of(index))
 
 
+def uninstall() -> None:
+    """Take every kernel away: those that a CUDA build has are found again."""
+    global _library, _compiled
+    if _compiled is not None:
+        _compiled.disable()
+        _compiled = None
+        keep_figures_in(None)
+        use(None)
+    for library in (*_libraries.values(), _library):
+        if library is not None:
+            library._destroy()
+    _library = None
+    _libraries.clear()
+    _names.clear()
+    _made.clear()
+
+
 def _register() -> None:
     global _library
     if _library is not None:
         return
     known: Any = torch._C
-    if known._dispatch_has_kernel_for_dispatch_key("aten::add.Tensor", "CUDA"):
-        raise InternalError("somebody has registered kernels for CUDA")
     library: Any = torch.library.Library
     _library = library("aten", "IMPL")
+    replaces = is_built_for_cuda()
+
+    def is_ours(name: str, key: str = "CUDA") -> bool:
+        return replaces or not known._dispatch_has_kernel_for_dispatch_key(name, key)
+
     names = [name for name in known._dispatch_get_registrations_for_dispatch_key("CPU") if name.startswith("aten::")]
+    done = set()
     for name in dict.fromkeys([*names, *_OUR_OWN, *_WHOLE]):
-        if not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+        if is_ours(name):
             _library.m.impl(name.removeprefix("aten::"), "CUDA", _on_first_call(name))
             _names.append(name.removeprefix("aten::"))
+            done.add(name)
     for space in _MORE:
-        beside = library(space, "IMPL")
-        _more_libraries.append(beside)
         for name in known._dispatch_get_registrations_for_dispatch_key("CPU"):
-            if name.startswith(f"{space}::") and not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-                beside.m.impl(name.removeprefix(f"{space}::"), "CUDA", _on_first_call(name))
-    symmetric = library("symm_mem", "IMPL")
-    _more_libraries.append(symmetric)
+            if name.startswith(f"{space}::") and is_ours(name):
+                _library_of(space).m.impl(name.removeprefix(f"{space}::"), "CUDA", _on_first_call(name))
+                done.add(name)
     for name in known._dispatch_get_all_op_names():
         space, _, inside = name.partition("::")
-        if space == "symm_mem" and not known._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-            symmetric.m.impl(inside, "CUDA", refuse_symmetric_memory)
-    _sparse.register(_library, known)
+        if space == "symm_mem" and is_ours(name):
+            _library_of(space).m.impl(inside, "CUDA", refuse_symmetric_memory)
+            done.add(name)
+    _sparse.register(_library, is_ours)
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
             _library.m.impl(name.removeprefix("aten::"), key, kernel)
+    if replaces:
+        for key, name, kernel in others(done):
+            space, _, inside = name.partition("::")
+            _library_of(space).m.impl(inside, key, kernel)
+
+
+def _library_of(space: str) -> Any:
+    """Where kernels of a namespace are registered."""
+    if space == "aten":
+        return _library
+    made = _libraries.get(space)
+    if made is None:
+        library: Any = torch.library.Library
+        made = _libraries[space] = library(space, "IMPL")
+    return made
 
 
 def wrap_kernels(wrappers: Sequence[Wrapper]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from simdist.device._cuda_build import early, is_built_for_cuda
 from simdist.device._history import base_of
 from simdist.device._memory import Account
 from simdist.device._state import present
@@ -56,6 +57,18 @@ class _Pool:
         return _uses()[self.id]
 
 
+class _PoolOfPrograms(_Pool):
+    """What stands for `torch.cuda.MemPool` itself, where that is a class over a C type."""
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        super().__init__(allocator, True, use_on_oom, no_split)
+
+    def snapshot(self, include_traces: bool = True) -> Any:
+        """What it holds."""
+        show: Any = torch.cuda.memory_snapshot
+        return show(self.id) if include_traces else show(self.id, include_traces=False)
+
+
 def _begin(_: int, pool: Id) -> None:
     _uses()[pool] += 1
 
@@ -66,15 +79,21 @@ def _release(_: int, pool: Id) -> None:
 
 def install(patches: Patches) -> None:
     """Let ranks make pools."""
-    base = torch.cuda.MemPool.__mro__[1]  # a dummy, which refuses to be made
-    make = base.__new__
+    if is_built_for_cuda():
+        real = torch.cuda.MemPool
+        for module in (torch.cuda, torch.cuda.memory):
+            patches.replace(module, "MemPool", _PoolOfPrograms)
+        patches.replace(real, "__new__", early(_PoolOfPrograms, real, lambda: current_process() is not None))
+    else:
+        base = torch.cuda.MemPool.__mro__[1]  # a dummy, which refuses to be made
+        make = base.__new__
 
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return make(cls, *args, **kwargs) if current_process() is None else object.__new__(cls)
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            return make(cls, *args, **kwargs) if current_process() is None else object.__new__(cls)
 
-    patches.replace(base, "__new__", staticmethod(new))
-    for name in ("__init__", "allocator", "id", "device", "use_count"):
-        patches.replace(base, name, vars(_Pool)[name])
+        patches.replace(base, "__new__", staticmethod(new))
+        for name in ("__init__", "allocator", "id", "device", "use_count"):
+            patches.replace(base, name, vars(_Pool)[name])
     memory: Any = torch.cuda.memory
     patches.replace(memory, "_cuda_beginAllocateCurrentThreadToPool", _begin)
     patches.replace(memory, "_cuda_beginAllocateToPool", _begin)
@@ -87,7 +106,7 @@ def snapshot(which: Any = None) -> dict[str, Any]:
     accounts, history = present().accounts, present().history
     for account in accounts if history is not None else ():
         history.snapshot_taken(account.index)
-    everything = which is None or tuple(which)[:2] == (0, 0)
+    everything = which is None or isinstance(which, bool) or tuple(which)[:2] == (0, 0)  # traces or not, in 2.14
     return {
         "segments": [_segment(account, history) for account in accounts if account.reserved] if everything else [],
         "device_traces": [[] if history is None else list(history.traces[each.index]) for each in accounts],

@@ -33,10 +33,11 @@ _STRUCTURAL = (
 )
 
 
-def register(library: Any, known: Any) -> None:
+def register(library: Any, is_ours: Callable[[str, str], bool]) -> None:
     """Register a kernel for every operator that the CPU has one for sparse tensors for."""
+    known: Any = torch._C
     for name in known._dispatch_get_registrations_for_dispatch_key("SparseCPU"):
-        if name.startswith("aten::") and not known._dispatch_has_kernel_for_dispatch_key(name, "SparseCUDA"):
+        if name.startswith("aten::") and is_ours(name, "SparseCUDA"):
             library.m.impl(name.removeprefix("aten::"), "SparseCUDA", _on_first_call(name.removeprefix("aten::")))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from simdist.cluster import Cluster
+from simdist.device._cuda_build import is_built_for_cuda, tenancy
 from simdist.device._generators import DeviceGenerator
 from simdist.device._memory import Account, Device, account_class
 from simdist.device._streams import Streams
@@ -55,6 +56,8 @@ class ProcessDevices:
             make = _account_class
             accounts = [make(self._devices[place], index, self._process.pid) for index, place in enumerate(seen)]
             self._accounts = accounts
+            if is_built_for_cuda():
+                tenancy.accounts += accounts
             self._process.end_listeners[self._close] = None
         return accounts
 
@@ -185,7 +188,10 @@ def account_of(index: int | None) -> Account:
 @functools.cache
 def _stray(index: int) -> Account:
     """Where what is made of a tensor that outlived its world is accounted."""
-    return _account_class(Device(1 << 62), index, 0)
+    account = _account_class(Device(1 << 62), index, 0)
+    if is_built_for_cuda():
+        tenancy.accounts.append(account)
+    return account
 
 
 def invalid_device() -> Exception:

@@ -1,6 +1,7 @@
 """The few places inside torch's C++ that decide whether there are CUDA devices: looked for once, checked, switched.
 
-A CPU build of torch has all that CUDA tensors need but three objects, and takes them as soon as they are there:
+A CPU build of torch has all that CUDA tensors need but three objects, and takes them as soon as they are there; in a
+CUDA build they stand in the place of its own (`_cuda_build`):
 
 - The *device guard* knows the current device and the current streams of each thread. Torch has one for its own tests
   (`FakeGuardImpl`, for eight devices; a host of a cluster may have no more), which `ensureCUDADeviceGuardSet` puts in
@@ -9,11 +10,12 @@ A CPU build of torch has all that CUDA tensors need but three objects, and takes
   there; its table of functions is replaced by a copy with our answers.
 - A flag remembers that `torch.cuda._lazy_init` was called. It is taken back when a world ends.
 
-Hooks and flag are switched on when a world with devices starts and off when it ends. The guard stays where it is from
-the first such world on: tensors that outlive theirs are read with it, and nothing asks it how many devices there are
-but autograd's engine, when it starts, for which it comes too late.
+Hooks and flag are switched on when a world with devices starts and off when it ends. The guard of a CPU build stays
+where it is from the first such world on: tensors that outlive theirs are read with it, and nothing asks it how many
+devices there are but autograd's engine, when it starts, for which it comes too late. In a CUDA build it stays as long
+as there are such tensors.
 
-In doubt: places in tables and the layout of a `DataPtr` are torch's own (2.13). Each is tried out when it is first
+In doubt: places in tables and the layout of a `DataPtr` are torch's own (2.13, 2.14). Each is tried out when it is first
 installed, and a world is refused where something else answers.
 """
 
@@ -28,9 +30,10 @@ from typing import Any
 
 import torch
 
+from simdist.device._cuda_build import is_built_for_cuda, physical_gpus, plain_hooks, require_unused, without_timer
 from simdist.errors import UnsupportedError
 
-__all__ = ["Core", "core", "current_device", "current_stream", "require_cpu_build", "select_stream", "why_no_devices"]
+__all__ = ["Core", "core", "current_device", "current_stream", "select_stream", "why_no_devices"]
 
 _CUDA = 1  # c10::DeviceType
 
@@ -82,19 +85,27 @@ class Core:
         ]
         self._require_init.argtypes = (ctypes.c_int8, ctypes.c_bool)
         self._require_init.restype = None
+        self._old_guard = self._registry[_CUDA]  # of a CUDA build
         self._guard = self._make_guard()
         table = _table_of(self._guard)
         self._get = ctypes.CFUNCTYPE(ctypes.c_int16, _pointer)(table[_GET_DEVICE])
         self._set = ctypes.CFUNCTYPE(None, _pointer, ctypes.c_int16)(table[_SET_DEVICE])
         self._get_stream = ctypes.CFUNCTYPE(_Stream, _pointer, ctypes.c_int16)(table[_GET_STREAM])
         self._set_stream = ctypes.CFUNCTYPE(_Stream, _pointer, _Stream)(table[_EXCHANGE_STREAM])
-        self._check_guard()
+        try:
+            self._check_guard()
+        except UnsupportedError:
+            self.give_back_guard()
+            raise
         get_hooks = self._cpu._ZN2at6detail12getCUDAHooksEv
         get_hooks.restype = _pointer
         self._hooks: Any = _pointer.from_address(get_hooks())
         self._old_table = self._hooks.value
         self._new_table = self._make_hooks(table)
-        self._check_hooks()
+        try:
+            self._check_hooks()
+        finally:
+            self.give_back_guard()
 
     # -- the current device and stream ---------------------------------------------------------------------------
 
@@ -117,9 +128,18 @@ class Core:
     # -- on and off ----------------------------------------------------------------------------------------------
 
     def switch(self, *, on: bool) -> None:
-        """Let C++ find devices, or none, as before."""
+        """Let C++ find devices, or what it found before."""
+        if on:
+            self._registry[_CUDA] = self._guard
+        if is_built_for_cuda():
+            without_timer(self._cpu, on=on)
         self._hooks.value = self._new_table if on else self._old_table
         self._require_init(_CUDA, True)
+
+    def give_back_guard(self) -> None:
+        """Put the guard of a CUDA build in its place again; where there was none, ours stays."""
+        if self._old_guard is not None:
+            self._registry[_CUDA] = self._old_guard
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -133,22 +153,27 @@ class Core:
     # -- making it -----------------------------------------------------------------------------------------------
 
     def _make_guard(self) -> int:
-        if self._registry[_CUDA]:
-            raise UnsupportedError("this torch has devices of its own; virtual ones need a CPU build")
+        if self._old_guard is not None and not is_built_for_cuda():
+            raise _unknown("has devices of its own in the place of CUDA's")
         # Autograd's engine starts threads for the devices that it finds when it first runs, and then refuses to run in
-        # forked processes. It finds none.
+        # forked processes. It finds those that a real CUDA would have: none, in a CPU build.
+        self._registry[_CUDA] = self._make_stand_in(physical_gpus()) if is_built_for_cuda() else None
         torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-        none = ctypes.CFUNCTYPE(ctypes.c_int8, _pointer)(lambda _: 0)
-        table = (_pointer * _HOOKS_WORDS)(*[_address(none)] * _HOOKS_WORDS)
-        stand_in = (_pointer * 1)(ctypes.addressof(table))
-        self._keep += [none, table, stand_in]
-        self._registry[_CUDA] = ctypes.addressof(stand_in)
+        stand_in = self._registry[_CUDA] = self._make_stand_in(0)
         torch._C._ensureCUDADeviceGuardSet()
         guard = self._registry[_CUDA]
-        if guard is None or guard == ctypes.addressof(stand_in):
-            self._registry[_CUDA] = None
+        if guard is None or guard == stand_in:
+            self._registry[_CUDA] = self._old_guard
             raise _unknown("did not install its own device guard")
         return int(guard)
+
+    def _make_stand_in(self, count: int) -> int:
+        """A guard that answers every question by a number."""
+        answer = ctypes.CFUNCTYPE(ctypes.c_int8, _pointer)(lambda _: count)
+        table = (_pointer * _HOOKS_WORDS)(*[_address(answer)] * _HOOKS_WORDS)
+        stand_in = (_pointer * 1)(ctypes.addressof(table))
+        self._keep += [answer, table, stand_in]
+        return ctypes.addressof(stand_in)
 
     def _check_guard(self) -> None:
         before = self.current()
@@ -162,7 +187,9 @@ class Core:
                 raise _unknown("keeps the current stream elsewhere")
 
     def _make_hooks(self, guard: Any) -> int:
-        old = ctypes.cast(self._old_table or 0, ctypes.POINTER(_pointer))
+        # What a CPU build answers, in a CUDA build too.
+        plain = plain_hooks(self._cpu) if is_built_for_cuda() else self._old_table
+        old = ctypes.cast(plain or 0, ctypes.POINTER(_pointer))
         # Two words before the functions are the type's.
         table = (_pointer * (_HOOKS_WORDS + 2))(*[old[index] for index in range(-2, _HOOKS_WORDS)])
         allocator = self._make_allocator()
@@ -240,20 +267,7 @@ class Core:
 
 
 def _unknown(what: str) -> UnsupportedError:
-    return UnsupportedError(f"virtual devices need a torch built as 2.13 is; this one ({torch.__version__}) {what}")
-
-
-def require_cpu_build() -> None:
-    """Refuse a torch that is built for real devices. Called outside worlds.
-
-    Raises:
-        UnsupportedError: it is.
-    """
-    if torch.version.cuda is not None or torch.version.hip is not None or torch._C._has_cuda:
-        raise UnsupportedError(
-            "virtual devices take the place of CUDA's, which this torch has; a world with devices_per_host needs a CPU "
-            "build of torch (pip install torch --index-url https://download.pytorch.org/whl/cpu)"
-        )
+    return UnsupportedError(f"virtual devices need a torch built as 2.13 or 2.14 is; this one ({torch.__version__}) {what}")
 
 
 @functools.cache
@@ -261,7 +275,7 @@ def core() -> Core:
     """The one of this interpreter, made on first use.
 
     Raises:
-        UnsupportedError: this torch has devices of its own, or keeps what is looked for in another way.
+        UnsupportedError: this torch keeps what is looked for in another way.
     """
     return Core()
 
@@ -269,7 +283,7 @@ def core() -> Core:
 def why_no_devices() -> str:
     """Why virtual devices do not work with this torch, empty if they do. Called outside worlds."""
     try:
-        require_cpu_build()
+        require_unused()
         core()
     except UnsupportedError as error:
         return str(error)

@@ -1,0 +1,313 @@
+"""What is different where torch is built for CUDA: its own kernels, guard, hooks and bindings make room, and come back.
+
+A CPU build leaves the places empty that virtual devices take. A CUDA build has something in each of them that ends in
+the driver, so what is there is replaced for as long as there are virtual devices, and put back afterwards:
+
+- *Kernels.* `others` has one for every operator that only a CUDA build has kernels for. Where the CPU's kernel calls
+  operators one by one, that one is called with the tensors of the device, as a CPU build does it. What has no such
+  kernel is refused by its name.
+- *Hooks.* C++ asks them what CUDA offers (cuDNN, cuBLASLt, versions). A CPU build answers by the base class, and its
+  table of functions is in every build: with it C++ takes the same ways in both builds.
+- *DDP's timer* of a CUDA build records events in the driver. A CPU build has none, and `simdist.c10d` measures.
+- *Functions of `torch._C`* that no virtual device has are refused by their names.
+
+Tensors can outlive their world, and are read with the kernels and the guard of virtual devices. `Tenancy` keeps both
+until the last of these tensors has gone; CUDA can't begin before.
+
+In doubt: a GPU that is there is never asked anything. How many there are is read from /dev, for autograd's engine
+counts devices once per process, and a program that uses its GPU after a world needs it to have counted right. In WSL,
+where GPUs are not found there, such a program must run one backward pass before its first world.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from simdist.errors import UnsupportedError
+
+__all__ = ["Tenancy", "cudnn_versions", "early", "is_built_for_cuda", "others", "physical_gpus", "plain_hooks", "refused_bindings"]
+__all__ += ["require_unused", "tenancy", "without_timer"]
+
+Kernel = Callable[..., Any]
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_known: Any = torch._C  # which has what the stubs leave out
+
+
+def is_built_for_cuda() -> bool:
+    """True if this torch has kernels for real GPUs by NVIDIA. Asked outside worlds, or of what was there before them."""
+    return _BUILT
+
+
+_BUILT: bool = torch.version.cuda is not None
+
+
+def require_unused() -> None:
+    """Refuse a torch for other GPUs, and one that has begun to use a GPU. Called outside worlds.
+
+    Raises:
+        UnsupportedError: it is, or it has.
+    """
+    if torch.version.hip is not None:
+        raise UnsupportedError(
+            "virtual devices take the place of CUDA's, which this torch, built for ROCm, uses for its own; a world with "
+            "devices_per_host needs a build of torch for CUDA or for the CPU"
+        )
+    if torch.cuda.is_initialized():
+        raise UnsupportedError(
+            "this process has begun to use CUDA, and virtual devices take its place; run the world in a process of its "
+            "own, or before anything is done on the GPU"
+        )
+
+
+def physical_gpus() -> int:
+    """How many GPUs there are, without asking the driver."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
+
+
+def plain_hooks(libtorch_cpu: Any) -> int:
+    """Where the table of functions of `at::CUDAHooksInterface` is: what a CPU build answers by."""
+    words = (ctypes.c_void_p * 2).in_dll(libtorch_cpu, "_ZTVN2at18CUDAHooksInterfaceE")
+    return ctypes.addressof(words) + ctypes.sizeof(words)  # behind the offset and the type
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+
+_HINTS = (  # by how the names begin
+    ("_scaled_dot_product", "torch.nn.functional.scaled_dot_product_attention chooses one that there is"),
+    ("_cudnn_attention", "torch.nn.functional.scaled_dot_product_attention chooses one that there is"),
+    ("_flash_attention", "torch.nn.functional.scaled_dot_product_attention chooses one that there is"),
+    ("_efficient_attention", "torch.nn.functional.scaled_dot_product_attention chooses one that there is"),
+    ("_triton", "torch.nn.functional.scaled_dot_product_attention chooses one that there is"),
+    ("cudnn_convolution", "torch.convolution does the same"),
+    ("miopen_convolution", "torch.convolution does the same"),
+    ("_conv_depthwise", "torch.convolution does the same"),
+    ("conv_depthwise", "torch.convolution does the same"),
+    ("cudnn_batch_norm", "torch.native_batch_norm does the same"),
+    ("miopen_batch_norm", "torch.native_batch_norm does the same"),
+    ("_cudnn_rnn", "torch.nn.LSTM and torch.nn.GRU choose kernels that there are"),
+    ("miopen_rnn", "torch.nn.LSTM and torch.nn.GRU choose kernels that there are"),
+    ("_cudnn_ctc_loss", "torch.nn.functional.ctc_loss chooses one that there is"),
+    ("miopen_ctc_loss", "torch.nn.functional.ctc_loss chooses one that there is"),
+    ("cudnn_grid_sampler", "torch.nn.functional.grid_sample does the same"),
+    ("cudnn_affine_grid", "torch.nn.functional.affine_grid does the same"),
+    ("_fused_dropout", "torch.native_dropout does the same"),
+    ("_sparse_semi_structured", "multiply by the dense matrix"),
+    ("_cslt", "multiply by the dense matrix"),
+)
+_TENSORS = {  # of dispatch keys of tensors that no virtual device has
+    "SparseCsrCUDA": "compressed sparse tensors; use sparse ones by coordinates (torch.sparse_coo), or dense ones",
+    "QuantizedCUDA": "quantized tensors; quantize on the CPU",
+    "NestedTensorCUDA": "nested tensors in torch.strided; make them with layout=torch.jagged, or on the CPU",
+}
+# Of these a CPU build has the same kernels.
+_AS_ELSEWHERE = ("c10d",)
+
+
+def others(ours: set[str]) -> Iterator[tuple[str, str, Kernel]]:
+    """What only a CUDA build has kernels for and is not among `ours`: dispatch key, operator, kernel in its place."""
+    for name in _known._dispatch_get_registrations_for_dispatch_key("CUDA"):
+        space, _, inside = name.partition("::")
+        if name in ours or space in _AS_ELSEWHERE:
+            continue
+        if _known._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
+            yield "CUDA", name, _by_composite(name)
+        else:
+            hint = next((hint for begin, hint in _HINTS if inside.startswith(begin)), "")
+            yield "CUDA", name, refusing(f"{name} has a kernel on real GPUs only", hint)
+    for key, what in _TENSORS.items():
+        for name in _known._dispatch_get_registrations_for_dispatch_key(key):
+            yield key, name, refusing(f"{name}: virtual devices have no {what}")
+
+
+def _by_composite(name: str) -> Kernel:
+    """The CPU's kernel, which calls operators one by one: of the tensors as they are."""
+    handles: list[Any] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not handles:
+            handles.append(_operator(name)._handle)
+        return handles[0].redispatch_boxed(_CPU, *args, **kwargs)
+
+    return kernel
+
+
+def _operator(name: str) -> Any:
+    space, _, inside = name.partition("::")
+    base, _, overload = inside.partition(".")
+    return getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+
+
+def refusing(what: str, hint: str = "use operators that run on the CPU too, or run this part there") -> Kernel:
+    """A function that refuses whatever it is given."""
+    text = f"{what}; {hint}" if hint else f"{what}; use operators that run on the CPU too, or run this part there"
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(text)
+
+    return refuse
+
+
+# -- functions of `torch._C` -----------------------------------------------------------------------------------------
+
+_PREFIXES = ("_cuda_", "_gds_", "_nccl_", "_construct_CUDA_")
+_HARMLESS = frozenset(  # they set or tell a number of torch's own; none asks the driver
+    (
+        *("_cuda_isInBadFork", "_cuda_getCompiledVersion", "_cuda_getArchFlags", "_cuda_getHipblasltVersion"),
+        *("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit", "_cuda_get_conv_benchmark_empty_cache"),
+        *("_cuda_tunableop_get_cublaslt_requested_algo_count", "_cuda_tunableop_set_cublaslt_requested_algo_count"),
+        *("_cuda_memoryMetadataSupported", "_nccl_version", "_nccl_version_suffix"),
+    )
+)
+
+
+def refused_bindings(ours: set[str]) -> dict[str, Kernel]:
+    """The functions of `torch._C` that would ask the driver, for which there is nothing among `ours`: they refuse."""
+    found: dict[str, Kernel] = {}
+    for name, function in vars(torch._C).items():
+        if name.startswith(_PREFIXES) and name not in _HARMLESS | ours and not isinstance(function, type):
+            found[name] = refusing(f"torch._C.{name} is not simulated", "virtual devices do without what it is for")
+    return found
+
+
+def early(make: Callable[..., Any], real: type, is_inside: Callable[[], bool]) -> Any:
+    """A `__new__` for a class of torch's that a module took early: inside it makes one of ours, elsewhere torch's own.
+
+    The base of such a class is a C type here, which can't be changed.
+    """
+    original = real.__new__
+
+    @functools.wraps(original)
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(*args, **kwargs) if is_inside() else original(cls, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+@functools.cache
+def cudnn_versions() -> dict[str, Callable[[], Any]]:
+    """What `torch._C._cudnn` says of the library that lies there; inside, where C++ finds no cuDNN, it can't be asked.
+
+    Asked outside worlds.
+    """
+    cudnn = getattr(torch._C, "_cudnn", None)
+    if cudnn is None:
+        return {}
+    versions = {name: getattr(cudnn, name)() for name in ("getVersionInt", "getRuntimeVersion", "getCompileVersion")}
+    return {name: functools.partial(_same, version) for name, version in versions.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# -- DDP's timer -----------------------------------------------------------------------------------------------------
+
+_CUDA, _NO_DEVICE = 1, 127  # c10::DeviceType, and what is none
+
+
+@functools.cache
+def _timer_entry(libtorch_cpu: Any) -> ctypes.c_int8 | None:
+    """The key of CUDA's entry in `c10d::TimerRegistry` (reducer_timer.hpp); None if there is no such entry.
+
+    A registry (c10/util/Registry.h) begins with a hash table of GCC's library: buckets, their number, the first node
+    and the number of nodes. A node has the next one, and the key: a byte.
+
+    Raises:
+        UnsupportedError: something else is there.
+    """
+    get = libtorch_cpu._ZN4c10d13TimerRegistryEv
+    get.restype = ctypes.c_void_p
+    words = (ctypes.c_uint64 * 4).from_address(get())
+    node, count = words[2], words[3]
+    entries = []
+    if 1 <= count <= 16 and words[1] >= 1:
+        while node and len(entries) <= count:
+            entries.append(ctypes.c_int8.from_address(node + 8))
+            node = ctypes.c_uint64.from_address(node).value
+    keys = [entry.value for entry in entries]
+    if len(keys) != count or len(set(keys)) != count or 0 not in keys or min(keys) < 0:
+        raise UnsupportedError(
+            f"virtual devices need a torch that keeps DDP's timers as 2.14 does; this one ({torch.__version__}) keeps "
+            "them otherwise"
+        )
+    return entries[keys.index(_CUDA)] if _CUDA in keys else None
+
+
+def without_timer(libtorch_cpu: Any, *, on: bool) -> None:
+    """Let DDP find no timer for CUDA, as in a CPU build; or, not `on`, find it again."""
+    entry = _timer_entry(libtorch_cpu)
+    if entry is not None:
+        entry.value = _NO_DEVICE if on else _CUDA
+
+
+# -- tensors that outlive their world --------------------------------------------------------------------------------
+
+
+class Tenancy:
+    """Whether the places of CUDA in torch are those of virtual devices.
+
+    They are from the start of a world until it has ended and all that lay on its devices has gone. What is still there
+    at its end is looked for again when CUDA is to begin, and when another world ends.
+
+    Example:
+        >>> tenancy.begin(give_back)
+        >>> tenancy.accounts.append(account)
+        >>> tenancy.end()
+    """
+
+    def __init__(self) -> None:
+        self.accounts: list[Any] = []  # all on which something was allocated
+        self._give_back: Callable[[], None] | None = None  # None: CUDA has its places itself
+        self._begin_cuda: Any = None  # torch's own function, while CUDA must not begin
+
+    def begin(self, give_back: Callable[[], None]) -> None:
+        """A world begins; `give_back` is called when the places are no longer needed."""
+        self._let_cuda_begin()
+        self._give_back = give_back
+
+    def end(self) -> None:
+        """The world has ended."""
+        if self._give_back is None or self._leave():
+            return
+        if self._begin_cuda is None:
+            self._begin_cuda = torch.cuda._lazy_init
+            torch.cuda._lazy_init = self._begin_later  # type: ignore[assignment]  # a method is as good
+
+    def _leave(self) -> bool:
+        """Give everything back, if nothing is there any more."""
+        if self._is_inhabited():
+            gc.collect()  # what ended a rank is often in a cycle with its frames
+            if self._is_inhabited():
+                return False
+        give_back, self._give_back = self._give_back, None
+        self.accounts.clear()
+        if give_back is not None:
+            give_back()
+        return True
+
+    def _is_inhabited(self) -> bool:
+        return any(account.allocations > 0 for account in self.accounts)
+
+    def _let_cuda_begin(self) -> None:
+        if self._begin_cuda is not None:
+            torch.cuda._lazy_init, self._begin_cuda = self._begin_cuda, None
+
+    def _begin_later(self) -> None:
+        if not self._leave():
+            raise UnsupportedError(
+                "CUDA can't begin while there are tensors of virtual devices, whose world has ended; keep their values "
+                "by .cpu(), and let go of the tensors"
+            )
+        self._let_cuda_begin()
+        begin: Any = torch.cuda._lazy_init
+        begin()
+
+
+tenancy = Tenancy()
