@@ -46,6 +46,9 @@ _HOOKS_WORDS = 64
 # Places in the table of `Allocator`.
 _ALLOCATE, _ALLOCATOR_WORDS = 2, 6
 
+# Of `at::Context`, which begins with the flags of devices that were initialised, one and a lock for each type.
+_CONTEXT_BYTES = 1024
+
 _pointer = ctypes.c_void_p
 
 
@@ -97,6 +100,10 @@ class Core:
         except UnsupportedError:
             self.give_back_guard()
             raise
+        get_context = self._cpu._ZN2at13globalContextEv
+        get_context.restype = _pointer
+        self._globals = int(get_context())
+        self._begun_at = 0  # known once the hooks have been checked
         get_hooks = self._cpu._ZN2at6detail12getCUDAHooksEv
         get_hooks.restype = _pointer
         self._hooks: Any = _pointer.from_address(get_hooks())
@@ -135,6 +142,8 @@ class Core:
             without_timer(self._cpu, on=on)
         self._hooks.value = self._new_table if on else self._old_table
         self._require_init(_CUDA, True)
+        if not on:
+            self._forget_begun()
 
     def give_back_guard(self) -> None:
         """Put the guard of a CUDA build in its place again; where there was none, ours stays."""
@@ -255,7 +264,9 @@ class Core:
             get: Any = torch._C._accelerator_getAccelerator
             if get() != torch.device("cuda") or torch._C._get_accelerator(True) != torch.device("cuda"):
                 raise _unknown("does not take its accelerator from the CUDA hooks")
+            before = self._context()
             pinned = torch.empty(3, pin_memory=True, device="cpu")
+            self._begun_at = self._place_of_begun(before, self._context())
             if not pinned.is_pinned() or torch.empty(3, device="cpu").is_pinned() or len(self.pinned) != 1:
                 raise _unknown("pins memory otherwise")
             del pinned
@@ -264,6 +275,22 @@ class Core:
         finally:
             self.count = lambda: 0
             self.switch(on=False)
+
+    def _context(self) -> bytes:
+        """The beginning of `at::globalContext()`."""
+        return ctypes.string_at(self._globals, _CONTEXT_BYTES)
+
+    def _place_of_begun(self, before: bytes, after: bytes) -> int:
+        """Where it says that CUDA was initialised, which the first pinned memory of a process does."""
+        places = [place for place, (was, now) in enumerate(zip(before, after, strict=True)) if was == 0 and now == 1]
+        if len(places) != 1:
+            raise _unknown("remembers elsewhere that a device was initialised")
+        return self._globals + places[0]
+
+    def _forget_begun(self) -> None:
+        """Have C++ initialise CUDA when it is next needed, and not only once in a process."""
+        if self._begun_at:
+            ctypes.c_uint8.from_address(self._begun_at).value = 0
 
 
 def _unknown(what: str) -> UnsupportedError:
