@@ -6,13 +6,15 @@ from simdist.values import text_of
 
 __all__ = ["explain"]
 
-# What a CPU build of torch says to those who want a device, or NCCL (2.13).
+# What torch says to those who want a device, or NCCL: a CPU build, and one for CUDA where there is no GPU (2.13, 2.14).
 _WORDS = (
     *("Torch not compiled with CUDA enabled", "compiled without CUDA support", "requires CUDA support"),
     *("has no attribute '_cuda_", "has no attribute '_nccl_", "has no attribute 'ProcessGroupNCCL'"),
     *("Tried to instantiate dummy base class", "Cannot get CUDA generator", "doesn't have NCCL built in"),
     *("Cannot access accelerator device", "no accelerator support is found", "accelerator support: None"),
     *("no accelerator device is detected", "no pinned memory allocator", "deserialize object on a CUDA device"),
+    *("Found no NVIDIA driver", "CUDA driver version is insufficient", "only supported with GPUs, no GPUs found"),
+    "less than the number of accelerators available: 0",
 )
 
 

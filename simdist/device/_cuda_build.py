@@ -32,7 +32,16 @@ import torch
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Tenancy", "cudnn_versions", "early", "is_built_for_cuda", "others", "physical_gpus", "plain_hooks", "refused_bindings"]
+__all__ = [
+    "Tenancy",
+    "cudnn_versions",
+    "early",
+    "is_built_for_cuda",
+    "others",
+    "physical_gpus",
+    "plain_hooks",
+    "refused_bindings",
+]
 __all__ += ["require_unused", "tenancy", "without_timer"]
 
 Kernel = Callable[..., Any]
@@ -41,7 +50,7 @@ _known: Any = torch._C  # which has what the stubs leave out
 
 
 def is_built_for_cuda() -> bool:
-    """True if this torch has kernels for real GPUs by NVIDIA. Asked outside worlds, or of what was there before them."""
+    """True if this torch has kernels for real GPUs by NVIDIA, whatever ranks find."""
     return _BUILT
 
 
@@ -56,10 +65,10 @@ def require_unused() -> None:
     """
     if torch.version.hip is not None:
         raise UnsupportedError(
-            "virtual devices take the place of CUDA's, which this torch, built for ROCm, uses for its own; a world with "
-            "devices_per_host needs a build of torch for CUDA or for the CPU"
+            "virtual devices take the place of CUDA's, which this torch, built for ROCm, uses for its own; a world "
+            "with devices_per_host needs a build of torch for CUDA or for the CPU"
         )
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise UnsupportedError(
             "this process has begun to use CUDA, and virtual devices take its place; run the world in a process of its "
             "own, or before anything is done on the GPU"
@@ -226,7 +235,7 @@ def _timer_entry(libtorch_cpu: Any) -> ctypes.c_int8 | None:
     get.restype = ctypes.c_void_p
     words = (ctypes.c_uint64 * 4).from_address(get())
     node, count = words[2], words[3]
-    entries = []
+    entries: list[ctypes.c_int8] = []
     if 1 <= count <= 16 and words[1] >= 1:
         while node and len(entries) <= count:
             entries.append(ctypes.c_int8.from_address(node + 8))
@@ -257,9 +266,10 @@ class Tenancy:
     at its end is looked for again when CUDA is to begin, and when another world ends.
 
     Example:
-        >>> tenancy.begin(give_back)
-        >>> tenancy.accounts.append(account)
+        >>> tenancy = Tenancy()
+        >>> tenancy.begin(lambda: print("CUDA may begin"))
         >>> tenancy.end()
+        CUDA may begin
     """
 
     def __init__(self) -> None:
@@ -278,7 +288,7 @@ class Tenancy:
             return
         if self._begin_cuda is None:
             self._begin_cuda = torch.cuda._lazy_init
-            torch.cuda._lazy_init = self._begin_later  # type: ignore[assignment]  # a method is as good
+            torch.cuda._lazy_init = self._begin_later
 
     def _leave(self) -> bool:
         """Give everything back, if nothing is there any more."""

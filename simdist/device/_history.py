@@ -195,10 +195,13 @@ def record(enabled: str | None, context: str | None, stacks: str, most: int, cle
             raise RuntimeError(text)
     devices = present()
     before: History | None = devices.history
-    if enabled is None:
+    # After `compile_context` and `global_record_annotations`: the actions to skip; since torch 2.14 whether pinned memory
+    # of the host is recorded, and whether the devices' is.
+    skipped: Sequence[str] = more[2] if len(more) > 2 else ()
+    if enabled is None or (len(more) > 4 and not more[4]):
         devices.history = None
         return None
-    history = History(devices.accounts, context, most if enabled == "all" else 1, more[-1] if more else ())
+    history = History(devices.accounts, context, most if enabled == "all" else 1, skipped)
     if before is not None:
         history._floors, history._reserved, history._places = before._floors, before._reserved, before._places
         for place in itertools.chain.from_iterable(history._places):

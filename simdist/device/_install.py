@@ -102,7 +102,7 @@ class DeviceState:
         for module in (torch, torch._C):
             patches.replace(module, "Generator", generator)
         for name, version in _cuda_build.cudnn_versions().items():
-            patches.replace(torch._C._cudnn, name, version)  # type: ignore[attr-defined]  # of CUDA builds
+            patches.replace(torch._C._cudnn, name, version)
         if not _cuda_build.is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
             cudnn: Any = torch.backends.cudnn.m  # type: ignore[attr-defined]  # the module behind the object
             patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))

@@ -6,7 +6,8 @@ the storage: the CPU's kernel makes it of the tensor itself.
 
 `install` registers more than a thousand of them, in a tenth of a second, once per interpreter; what an operator is like
 is looked up when it is first called. They stay: no tensor reaches them that is not on a device. In a CUDA build they
-stand before its own, which `uninstall` brings back (`_cuda_build`). `wrap_kernels` is where kernels come in that also tell what they read and write, or take time.
+stand before its own, which `uninstall` brings back (`_cuda_build`). `wrap_kernels` is where kernels come in that also
+report what they read and write, or take time.
 
 Kernels in C++ (`_compiled`) go before these, and give them what is out of the ordinary.
 """

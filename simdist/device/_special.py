@@ -11,6 +11,7 @@ import torch
 
 from simdist.device import _batch_norm
 from simdist.device._aliases import NotYet, account_holding, host, lowered, raised
+from simdist.device._cuda_build import is_built_for_cuda
 from simdist.device._deferred import defer
 from simdist.device._generators import device_generator
 from simdist.device._memory import Account
@@ -352,9 +353,20 @@ def _sdpa(
         return efficient(query, key, value, attn_mask, sums, 0.0, is_causal, scale=scale)[0]
     if not _math_enabled():
         _require_attention(query.dtype, attn_mask)
+    if is_built_for_cuda():
+        return _math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return _aten.scaled_dot_product_attention.default.decompose(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *given: Any, **settings: Any) -> Any:
+    """The kernel that takes everything, past C++'s choice, which asks the driver of a CUDA build."""
+    there = [None if each is None else each.to("meta") for each in (query, key, value, mask)]
+    _aten.scaled_dot_product_attention(*there, *given, **settings)  # which refuses what does not fit, in torch's words
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
+    return _aten._scaled_dot_product_attention_math(query, key, value, mask, *given, **settings)[0]
 
 
 def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:

@@ -15,8 +15,8 @@ where it is from the first such world on: tensors that outlive theirs are read w
 devices there are but autograd's engine, when it starts, for which it comes too late. In a CUDA build it stays as long
 as there are such tensors.
 
-In doubt: places in tables and the layout of a `DataPtr` are torch's own (2.13, 2.14). Each is tried out when it is first
-installed, and a world is refused where something else answers.
+In doubt: places in tables and the layout of a `DataPtr` are torch's own (2.13, 2.14). Each is tried out when it is
+first installed, and a world is refused where something else answers.
 """
 
 from __future__ import annotations
@@ -294,7 +294,9 @@ class Core:
 
 
 def _unknown(what: str) -> UnsupportedError:
-    return UnsupportedError(f"virtual devices need a torch built as 2.13 or 2.14 is; this one ({torch.__version__}) {what}")
+    return UnsupportedError(
+        f"virtual devices need a torch built as 2.13 or 2.14 is; this one ({torch.__version__}) {what}"
+    )
 
 
 @functools.cache

@@ -23,7 +23,12 @@ def kernels() -> None:
     """Whatever is there: what a world leaves behind has nothing to do with the form of its kernels."""
 
 
-WORDS = "Torch not compiled with CUDA enabled"
+BUILT_FOR_CUDA = torch.version.cuda is not None
+NOT_COMPILED, NO_DRIVER = "Torch not compiled with CUDA enabled", "Found no NVIDIA driver"
+TOO_OLD = "CUDA driver version is insufficient"  # what a CUDA build says where it does not look for a driver first
+WORDS = NO_DRIVER if BUILT_FOR_CUDA else NOT_COMPILED
+# Operators with a kernel for both kinds of devices, for CUDA only, and composite ones on the CPU.
+OPERATORS = ("aten::add.Tensor", "aten::_cudnn_rnn", "aten::_foreach_add.List", "aten::empty.memory_format", "aten::mm")
 
 
 def surroundings() -> dict[str, object]:
@@ -49,6 +54,9 @@ def surroundings() -> dict[str, object]:
         "cudnn": id(cudnn.is_acceptable),
         "logger": id(torch._C._distributed_c10d.Logger.set_runtime_stats_and_log),
         "threads": threading.active_count(),
+        "bindings": {name: id(value) for name, value in vars(names).items() if name.startswith(("_cuda_", "_nccl_"))},
+        "kernels": [torch._C._dispatch_dump(name) for name in OPERATORS] if BUILT_FOR_CUDA else [],
+        "loaded": torch.backends.cudnn.is_available(),
     }
 
 
@@ -74,9 +82,9 @@ def test_nothing_is_left_of_a_world_with_devices() -> None:
         lambda: torch.ones(1).to("cuda:1"),
         lambda: torch.cuda.current_device(),
     ):
-        with pytest.raises(AssertionError, match=WORDS):
+        with pytest.raises((AssertionError, RuntimeError), match=WORDS):
             use()
-    with pytest.raises(RuntimeError, match="accelerator"):
+    with pytest.raises(RuntimeError, match=NO_DRIVER if BUILT_FOR_CUDA else "accelerator"):
         torch.empty(1, pin_memory=True)
 
 
@@ -113,27 +121,28 @@ def init_nccl() -> None:
 
 @pytest.mark.filterwarnings("ignore:Attempted to get default timeout")
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "words", "words_of_cuda_build"),
     [
-        (lambda: torch.ones(1, device="cuda"), WORDS),
-        (lambda: torch.cuda.set_device(0), "has no attribute '_cuda_setDevice'"),
-        (lambda: torch.cuda.Event(), "Tried to instantiate dummy base class Event"),
-        (lambda: torch.cuda.Stream(), "requires CUDA support"),
-        (lambda: torch.ones(1).to(0), "Cannot access accelerator device when none is available"),
-        (lambda: torch.Generator("cuda"), "Cannot get CUDA generator"),
-        (init_nccl, "Distributed package doesn't have NCCL built in"),
+        (lambda: torch.ones(1, device="cuda"), NOT_COMPILED, NO_DRIVER),
+        (lambda: torch.cuda.set_device(0), "has no attribute '_cuda_setDevice'", NO_DRIVER),
+        (lambda: torch.cuda.Event().record(), "Tried to instantiate dummy base class Event", NO_DRIVER),
+        (lambda: torch.cuda.Stream(), "requires CUDA support", TOO_OLD),
+        (lambda: torch.ones(1).to(0), "Cannot access accelerator device when none is available", NO_DRIVER),
+        (lambda: torch.Generator("cuda"), "Cannot get CUDA generator", TOO_OLD),
+        (init_nccl, "Distributed package doesn't have NCCL built in", "no GPUs found!"),
         (
             lambda: dist.init_process_group("nccl", device_id=torch.device("cuda:0")),
             "does not match the current compilation's accelerator support: None",
+            "less than the number of accelerators available: 0",
         ),
     ],
 )
-def test_a_world_without_devices_says_how_to_have_some(body: Any, words: str) -> None:
+def test_a_world_without_devices_says_how_to_have_some(body: Any, words: str, words_of_cuda_build: str) -> None:
     assert not torch.cuda.is_available()
 
     (rank,) = simdist.run(body, world_size=1).ranks
 
-    assert words in str(rank.exception)
+    assert (words_of_cuda_build if BUILT_FOR_CUDA else words) in str(rank.exception)
     assert 'this world has no devices; backend="nccl" for the world, or devices_per_host in its cluster' in rank.stderr
 
 
@@ -194,12 +203,18 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert done.stdout == "7\n", done.stderr
 
 
-def test_a_cuda_build_keeps_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
+def test_a_process_that_has_begun_to_use_a_gpu_is_refused_virtual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
-    with pytest.raises(UnsupportedError, match="needs a CPU build of torch"):
-        simdist.run(lambda: None, world_size=1, cluster=build(1, devices_per_host=1))
-    assert simdist.run(lambda: 3, world_size=1).values == [3]
+    with pytest.raises(UnsupportedError, match="this process has begun to use CUDA"):
+        values(lambda: None)
+
+
+def test_a_build_for_other_gpus_is_refused_virtual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+
+    with pytest.raises(UnsupportedError, match="built for ROCm"):
+        values(lambda: None)
 
 
 @pytest.mark.parametrize(

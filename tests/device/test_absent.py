@@ -55,7 +55,7 @@ def test_what_is_not_simulated_names_another_way(name: str) -> None:
 
 
 def test_elsewhere_there_are_no_graphs() -> None:
-    with pytest.raises(RuntimeError, match="Tried to instantiate dummy base class CUDAGraph"):
+    with pytest.raises(RuntimeError, match=r"Tried to instantiate dummy base class CUDAGraph|CUDA driver version"):
         _cuda.CUDAGraph()
 
 

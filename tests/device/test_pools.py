@@ -32,7 +32,7 @@ def test_what_a_pool_gives_is_accounted() -> None:
 
 
 def test_elsewhere_there_are_no_pools() -> None:
-    with pytest.raises(RuntimeError, match="Tried to instantiate dummy base class MemPool"):
+    with pytest.raises(RuntimeError, match=r"Tried to instantiate dummy base class MemPool|Found no NVIDIA driver"):
         _cuda.MemPool()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch.fx.experimental import proxy_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from simdist.inside.torch import modes_module, tracing
+from simdist.inside.torch import modes_module, set_tracing_flag, tracing, tracing_flag
 from simdist.process import Patches, Slot, followed, when_imported
 
 __all__ = ["FORWARD", "install", "load_forward", "save_forward"]
@@ -71,11 +71,12 @@ def _save_tracing() -> _Traced:
     patcher = tracing.CURRENT_PATCHER
     if patcher is not None:
         patcher.revert_all_patches()  # of methods of modules, through which all others call too
-    return tracing._is_fx_tracing_flag, patcher, _proxies._CURRENT_MAKE_FX_TRACER
+    return tracing_flag(), patcher, _proxies._CURRENT_MAKE_FX_TRACER
 
 
 def _load_tracing(state: _Traced) -> None:
-    tracing._is_fx_tracing_flag, tracing.CURRENT_PATCHER, _proxies._CURRENT_MAKE_FX_TRACER = state
+    flag, tracing.CURRENT_PATCHER, _proxies._CURRENT_MAKE_FX_TRACER = state
+    set_tracing_flag(flag)
     if tracing.CURRENT_PATCHER is not None:
         tracing.CURRENT_PATCHER.reapply_all_patches()
 

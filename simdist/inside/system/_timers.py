@@ -53,13 +53,11 @@ _never = _Span()
 class KillTimer:
     """Sends `SIGNAL` after `limit_s`, and again every `repeat_s`; the second time it ends the process.
 
+    It has to be made, somebody has to handle the signal (`faulthandler.register`), and then it can start.
+
     Example:
         >>> timer = KillTimer()
-        >>> if timer.is_free() and timer.make():
-        ...     faulthandler.register(timer.SIGNAL)
-        ...     timer.start(limit_s=5.0, repeat_s=3)
-        ...     timer.restart()  # the time counts from now
-        ...     timer.delete()
+        >>> timer.is_free() and timer.make() and timer.delete()
     """
 
     SIGNAL: int = signal.SIGRTMAX - 2 if sys.platform == "linux" else 0

@@ -23,7 +23,9 @@ __all__ = [
     "print_options",
     "safe_globals",
     "saved_places",
+    "set_tracing_flag",
     "tracing",
+    "tracing_flag",
     "trees",
     "unpickling",
 ]
@@ -36,6 +38,20 @@ unpickling: Any = _weights_only_unpickler
 decompositions: Any = importlib.import_module("torch._decomp")
 loader_worker: Any = worker
 loader_signals: Any = signal_handling
+
+
+_TRACING_FLAG = "_is_fx_tracing_flag"  # until torch 2.13; since 2.14 each thread has its own
+
+
+def tracing_flag() -> bool:
+    """Whether this process traces by `torch.fx`, where that is one flag for all threads; else False."""
+    return bool(getattr(tracing, _TRACING_FLAG, False))
+
+
+def set_tracing_flag(flag: bool) -> None:
+    """Set what `tracing_flag` returned."""
+    if hasattr(tracing, _TRACING_FLAG):
+        setattr(tracing, _TRACING_FLAG, flag)
 
 
 def print_options() -> dict[str, Any]:
@@ -74,5 +90,6 @@ def _tables_are_known() -> str:
         or missing(decompositions, ("global_decomposition_table", "register_decomposition"))
         or missing(loader_worker, ("_worker_info",))
         or missing(tracing, ("CURRENT_PATCHER",))
+        or (missing(tracing, (_TRACING_FLAG,)) and missing(tracing, ("_is_fx_tracing_tls",)))
         or ("" if print_options() and type(safe_globals()) is set and saved_places() else "a table is of another kind")
     )
