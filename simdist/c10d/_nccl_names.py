@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,8 @@ from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NCCL_VERSION, NcclProces
 from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.inside.torch import c10d_bindings, c10d_module, core_bindings
+from simdist.errors import UnsupportedError
+from simdist.inside.torch import BackendRequest, c10d_bindings, c10d_module, core_bindings
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["install"]
@@ -49,10 +50,29 @@ def _name(make: Callable[..., Any]) -> Any:
     return _ProcessGroupNCCL("ProcessGroupNCCL", (), {"make": staticmethod(make), "__module__": c10d.__name__})
 
 
+# Newer implementations, which torch takes for the backends "nccl2" and "nccl-lazy", and for TORCH_DIST_USE_NCCL2=1.
+_OTHERS = ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+
+
+@functools.cache
+def _refused(name: str) -> Any:
+    def make(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"{name} is not simulated; use the backend nccl, and leave TORCH_DIST_USE_NCCL2 unset: ProcessGroupNCCL is"
+        )
+
+    return type(name, (), {"__new__": staticmethod(make), "__module__": c10d.__name__})
+
+
 def install(patches: Patches, make: Callable[..., Any]) -> None:
     """Let ranks find NCCL; `make` makes its groups."""
     for module in (c10d, dist, c10d_bindings):
         patches.replace(module, "ProcessGroupNCCL", _name(make))
+    for name in _OTHERS:
+        if hasattr(c10d, name):  # in CUDA builds since torch 2.14
+            for module in (c10d, c10d_bindings):
+                patches.replace(module, name, _refused(name))
+    patches.replace(c10d, "_DistributedBackendOptions", BackendRequest)
     patches.replace(constants, "default_pg_nccl_timeout", DEFAULT_TIMEOUT)
     patches.replace(
         core_bindings, "_nccl_version", lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2]

@@ -195,8 +195,8 @@ def record(enabled: str | None, context: str | None, stacks: str, most: int, cle
             raise RuntimeError(text)
     devices = present()
     before: History | None = devices.history
-    # After `compile_context` and `global_record_annotations`: the actions to skip; since torch 2.14 whether pinned memory
-    # of the host is recorded, and whether the devices' is.
+    # After `compile_context` and `global_record_annotations`: the actions to skip. Since torch 2.14 also whether pinned
+    # memory of the host is recorded, and whether the devices' is.
     skipped: Sequence[str] = more[2] if len(more) > 2 else ()
     if enabled is None or (len(more) > 4 and not more[4]):
         devices.history = None

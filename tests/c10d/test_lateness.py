@@ -23,7 +23,7 @@ def receive() -> None:
 
 def receive_with_a_limit() -> None:
     work: Any = dist.irecv(torch.ones(1), 1 - dist.get_rank())
-    work.wait(timedelta(seconds=2.1))
+    work.wait(timedelta(seconds=2.25))
 
 
 def reduce() -> None:
@@ -35,11 +35,11 @@ def reduce() -> None:
 
 def wait_for_a_key() -> None:
     store: Any = dist.group.WORLD
-    dist.distributed_c10d._get_default_store().wait([f"{store.rank()}"], timedelta(seconds=2.1))
+    dist.distributed_c10d._get_default_store().wait([f"{store.rank()}"], timedelta(seconds=2.25))
 
 
 def wait_in_a_hash_store() -> None:
-    stores.HashStore().wait(["key"], timedelta(seconds=2.1))
+    stores.HashStore().wait(["key"], timedelta(seconds=2.25))
 
 
 CALLS: tuple[Callable[[], None], ...] = (
@@ -52,14 +52,14 @@ CALLS: tuple[Callable[[], None], ...] = (
 
 
 def measured(call: Callable[[], None], clock: Callable[[], float]) -> tuple[float, bool]:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=2.1))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=2.25))
     time.sleep(0.7)
     began_ns, began = time.monotonic_ns(), clock()
     try:
         call()
     except RuntimeError:
         elapsed = clock() - began
-        return time.monotonic_ns() - began_ns, elapsed >= 2.1
+        return time.monotonic_ns() - began_ns, elapsed >= 2.25
     return 0, True
 
 
@@ -68,7 +68,7 @@ def measured(call: Callable[[], None], clock: Callable[[], float]) -> tuple[floa
 def test_a_time_out_is_a_millisecond_late_and_never_early(call: Callable[[], None], clock: str) -> None:
     result = simdist.run(measured, world_size=2, args=(call, getattr(time, clock)))
 
-    assert result.values[0] == (2101 * MS, True)
+    assert result.values[0] == (2251 * MS, True)
 
 
 def test_what_comes_while_a_time_out_is_late_is_in_time() -> None:

@@ -190,7 +190,7 @@ def test_a_group_whose_calls_are_compared_is_split_as_well() -> None:
 
 def of_both(group: Any) -> Any:
     """The sums on both kinds of device, and how long each of the backends waits."""
-    if group is None:
+    if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     found = []
     for device in ("cpu", "cuda"):

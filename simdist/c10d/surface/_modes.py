@@ -27,6 +27,7 @@ from simdist.c10d.surface._compat import ProcessGroup, Work, group_class_aliases
 from simdist.c10d.surface._layout import joint
 from simdist.inside.torch import (
     DispatchKey,
+    calls_override,
     count_dispatch_modes,
     count_function_modes,
     keys_of,
@@ -203,8 +204,11 @@ def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., A
 
     call.__doc__ = method.__doc__
     call.__name__, call.__qualname__ = name, f"SimProcessGroup.{name}"
-    # pybind11 tells by this name that a call is one of `super()`; of a method with two it knows the old one.
+    # pybind11 sees by this name that a call is one of `super()`. Of a method with two names it knows the old one, or,
+    # since torch 2.14, the new one of those that it calls in Python.
     known = next((old for old, new in group_class_aliases.items() if new == name), name)
+    if name in ("all_gather_single", "reduce_scatter_single") and calls_override(name):
+        known = name
     call.__code__ = call.__code__.replace(co_name=known)
     return call
 

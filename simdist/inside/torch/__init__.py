@@ -12,6 +12,7 @@ from simdist.inside.torch._autograd import (
 from simdist.inside.torch._bindings import c10d_bindings, core_bindings, missing
 from simdist.inside.torch._c10d import (
     BackendOptions,
+    BackendRequest,
     FileStore,
     HashStore,
     PrefixStore,
@@ -20,6 +21,7 @@ from simdist.inside.torch._c10d import (
     Work,
     backend_plugin,
     c10d_module,
+    calls_override,
     get_debug_level,
     group_world,
     init_method_name,
@@ -65,6 +67,7 @@ from simdist.inside.torch._tables import (
 __all__ = [
     "BELOW_TORCH",
     "BackendOptions",
+    "BackendRequest",
     "BaseFuture",
     "DispatchKey",
     "FileStore",
@@ -82,6 +85,7 @@ __all__ = [
     "backward_task",
     "c10d_bindings",
     "c10d_module",
+    "calls_override",
     "compiled_kernel",
     "core_bindings",
     "count_dispatch_modes",

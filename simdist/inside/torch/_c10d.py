@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
+import torch
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import (
     Backend,
     FileStore,
     HashStore,
     PrefixStore,
+    ProcessGroup,
     Store,
     TCPStore,
     Work,
+    _DistributedBackendOptions,
     get_debug_level,
 )
 
@@ -21,6 +26,7 @@ from simdist.inside.torch._bindings import c10d_bindings, missing
 
 __all__ = [
     "BackendOptions",
+    "BackendRequest",
     "FileStore",
     "HashStore",
     "PrefixStore",
@@ -29,6 +35,7 @@ __all__ = [
     "Work",
     "backend_plugin",
     "c10d_module",
+    "calls_override",
     "get_debug_level",
     "group_world",
     "init_method_name",
@@ -40,6 +47,16 @@ c10d_module: Any = c10d
 """`torch.distributed.distributed_c10d`, with what its stubs leave out."""
 
 BackendOptions = Backend.Options
+
+
+class BackendRequest(_DistributedBackendOptions):
+    """What torch asks of a backend that it makes.
+
+    Its own takes only backends of C++ as the one that a communicator is split from, and since torch 2.14 it is used for
+    NCCL too.
+    """
+
+    split_from: Any = None  # hides the one of C++
 
 
 def group_world() -> Any:
@@ -65,6 +82,20 @@ def wrap_for_debugging(group: Any, name: str, store: Any, rank: int, size: int, 
 def op_types() -> dict[str, int]:
     """The numbers of `c10d::OpType` by name (torch/csrc/distributed/c10d/Work.hpp)."""
     return {name: int(kind) for name, kind in c10d_bindings.OpType.__members__.items()}
+
+
+@functools.cache
+def calls_override(name: str) -> bool:
+    """Whether C++'s method of this name calls one that a subclass in Python has: since torch 2.14 for these two.
+
+    `name` is "all_gather_single" or "reduce_scatter_single". Elsewhere the method goes to the dispatcher.
+    """
+    called: list[str] = []
+    probed: Any = type("Probed", (ProcessGroup,), {name: lambda *_: called.append(name)})
+    group, tensor = probed(0, 1), torch.ones(1)
+    with contextlib.suppress(RuntimeError):  # the dispatcher finds no backend
+        getattr(ProcessGroup, name)(group, tensor, tensor)
+    return called == [name]
 
 
 @fact(

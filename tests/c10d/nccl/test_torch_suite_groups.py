@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.builds import NOT_A_MEMBER
 from tests.c10d.nccl.test_torch_suite import PASSES, Case, dist, hold, play, raises
 from tests.c10d.nccl.test_torch_suite_errors import ones, same
 
@@ -359,7 +360,7 @@ def case_new_group_local_sync(self: Case) -> None:
     self.init()
     inside = sorted([self.rank, (self.rank + 2) % 4])
     outside = [rank for rank in range(4) if rank not in inside]
-    assert dist.new_group(outside, use_local_synchronization=True) is None
+    assert dist.new_group(outside, use_local_synchronization=True) is NOT_A_MEMBER
     group = dist.new_group(inside, use_local_synchronization=True)
     assert dist.get_group_rank(group, self.rank) == inside.index(self.rank)
     assert dist.get_process_group_ranks(group) == inside
@@ -578,7 +579,7 @@ def case_comm_split_group_larger_scale(self: Case) -> None:
     if self.rank >= 5:
         told(self, second, 7)
     else:
-        assert second is None
+        assert second is NOT_A_MEMBER
     dist.barrier(group)
     torch.cuda.synchronize()
     dist.destroy_process_group()

@@ -1,0 +1,20 @@
+"""What kind of torch runs the tests, read before any world: its words differ by version and by build."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["BUILT_FOR_CUDA", "NOT_A_MEMBER", "NO_NCCL", "VERSION"]
+
+VERSION: tuple[int, int] = tuple(map(int, str(torch.__version__).split(".")[:2]))  # type: ignore[assignment]  # of two
+BUILT_FOR_CUDA = torch.version.cuda is not None
+NO_NCCL = (
+    "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
+    if BUILT_FOR_CUDA
+    else "Distributed package doesn't have NCCL built in"
+)
+"""What a process without a GPU that asks for NCCL reads."""
+
+NOT_A_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if VERSION >= (2, 14) else None
+"""What a rank gets in place of a group that it is not in, where no other is asked for: since 2.14 always the same."""
