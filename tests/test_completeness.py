@@ -205,6 +205,8 @@ FUNCTION_BODIES: dict[str, Body] = {
     ),
 }
 REFUSED_FUNCTION_BODIES: dict[str, Body] = {
+    "gather_into_tensor": lambda rank: c10d.gather_into_tensor(row(1.0), row(1.0, 1.0)),
+    "gather_single": lambda rank: c10d.gather_single(row(1.0), row(1.0, 1.0)),
     "shrink_group": lambda rank: dist.shrink_group([1]),
     "split_group": lambda rank: dist.split_group(split_ranks=[[0, 1]]),
 }
@@ -322,11 +324,25 @@ REFUSED_METHOD_BODIES: dict[str, GroupBody] = {
     "_register_on_completion_hook": lambda g, rank: g._register_on_completion_hook(print),
     "_start_coalescing": lambda g, rank: g._start_coalescing(CPU),
     "_wait_for_pending_works": lambda g, rank: g._wait_for_pending_works(),
+    "allreduce_sparse": lambda g, rank: g.allreduce_sparse([row(1.0)]),
     "allocate_tensor": lambda g, rank: g.allocate_tensor(4, dtype=torch.float32, device=CPU),
+    "gather_into_tensor": lambda g, rank: g.gather_into_tensor(row(1.0), row(1.0, 1.0)),
+    "gather_single": lambda g, rank: g.gather_single(row(1.0), row(1.0, 1.0)),
+    "get_reconfigure_handle": lambda g, rank: g.get_reconfigure_handle(),
     "memory_stats": lambda g, rank: g.memory_stats(),
+    "merge": lambda g, rank: g.merge(None, None, 0, 2),
+    "new_window": lambda g, rank: g.new_window(),
+    "reconfigure": lambda g, rank: g.reconfigure(None),
+    "register_abort_hook": lambda g, rank: g.register_abort_hook(1, print),
+    "register_post_hook": lambda g, rank: g.register_post_hook(1, print),
+    "register_pre_hook": lambda g, rank: g.register_pre_hook(1, print),
     "resume": lambda g, rank: g.resume(),
     "shrink": lambda g, rank: g.shrink([1], 0),
+    "split": lambda g, rank: g.split(None, [0, 1], None),
     "suspend": lambda g, rank: g.suspend(),
+    "unregister_abort_hook": lambda g, rank: g.unregister_abort_hook(1),
+    "unregister_post_hook": lambda g, rank: g.unregister_post_hook(1),
+    "unregister_pre_hook": lambda g, rank: g.unregister_pre_hook(1),
 }
 
 

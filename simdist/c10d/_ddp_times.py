@@ -95,6 +95,12 @@ class _Times:
             self._unlisten()
             self._unlisten = None
 
+    def forget(self) -> None:
+        """Let go of what it measures."""
+        self._stop()
+        self._works.clear()
+        self._marks.clear()
+
     def log(self) -> None:
         """Work out the times of the last iteration; waits for what it has on streams, as the timer of CUDA does."""
         self._stop()
@@ -125,6 +131,9 @@ class _Times:
                 self.values[name] = self._marks[event][1]
 
 
+_measured: weakref.WeakSet[_Times] = weakref.WeakSet()
+
+
 def install(patches: Patches) -> None:
     """Measure what C++ can't."""
     patches.wrap(c10d_bindings.Reducer, "prepare_for_forward", _begins(_Times.begin_forward))
@@ -133,6 +142,13 @@ def install(patches: Patches) -> None:
     patches.wrap(c10d_bindings.Logger, "set_runtime_stats_and_log", _without_timer)
     patches.wrap(DistributedDataParallel, "_ddp_init_helper", _watching)
     patches.wrap(DistributedDataParallel, "_get_ddp_logging_data", _logged)
+    patches.on_undo(_forget_works)
+
+
+def _forget_works() -> None:
+    """The world has ended: let go of the gradients of backward passes that no forward pass followed."""
+    for times in list(_measured):
+        times.forget()
 
 
 def _watching(original: Callable[..., None]) -> Callable[..., None]:
@@ -149,6 +165,7 @@ def _watching(original: Callable[..., None]) -> Callable[..., None]:
         if state.ddp_times is None:
             state.ddp_times = weakref.WeakKeyDictionary()
         times = _Times(process, index)
+        _measured.add(times)
         state.ddp_times[model.reducer] = state.ddp_times[model.logger] = times
 
     return init

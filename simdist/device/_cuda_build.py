@@ -4,8 +4,8 @@ A CPU build leaves the places empty that virtual devices take. A CUDA build has 
 the driver, so what is there is replaced for as long as there are virtual devices, and put back afterwards:
 
 - *Kernels.* `others` has one for every operator that only a CUDA build has kernels for. Where the CPU's kernel calls
-  operators one by one, that one is called with the tensors of the device, as a CPU build does it. What has no such
-  kernel is refused by its name.
+  operators one by one, that one is called with the tensors of the device, as a CPU build does it; where torch's
+  compiler knows how to take the operator apart, its parts are called. What is left is refused by its name.
 - *Hooks.* C++ asks them what CUDA offers (cuDNN, cuBLASLt, versions). A CPU build answers by the base class, and its
   table of functions is in every build: with it C++ takes the same ways in both builds.
 - *DDP's timer* of a CUDA build records events in the driver. A CPU build has none, and `simdist.c10d` measures.
@@ -21,6 +21,7 @@ where GPUs are not found there, such a program must run one backward pass before
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 import torch
 
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import decompositions
 
 __all__ = [
     "Tenancy",
@@ -42,7 +44,7 @@ __all__ = [
     "plain_hooks",
     "refused_bindings",
 ]
-__all__ += ["require_unused", "tenancy", "without_timer"]
+__all__ += ["refusing", "require_unused", "tenancy", "without_timer"]
 
 Kernel = Callable[..., Any]
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -127,6 +129,8 @@ def others(ours: set[str]) -> Iterator[tuple[str, str, Kernel]]:
             continue
         if _known._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
             yield "CUDA", name, _by_composite(name)
+        elif (decomposed := _decomposed(name)) is not None:
+            yield "CUDA", name, decomposed
         else:
             hint = next((hint for begin, hint in _HINTS if inside.startswith(begin)), "")
             yield "CUDA", name, refusing(f"{name} has a kernel on real GPUs only", hint)
@@ -145,6 +149,16 @@ def _by_composite(name: str) -> Kernel:
         return handles[0].redispatch_boxed(_CPU, *args, **kwargs)
 
     return kernel
+
+
+def _decomposed(name: str) -> Kernel | None:
+    """What torch's compiler makes of an operator, of operators that are there on a device; None if it has nothing."""
+    try:
+        operator = _operator(name)
+    except AttributeError:
+        return None  # of a name that Python does not know
+    found: Kernel | None = decompositions.global_decomposition_table["post_autograd"].get(operator)
+    return found
 
 
 def _operator(name: str) -> Any:
@@ -263,7 +277,7 @@ class Tenancy:
     """Whether the places of CUDA in torch are those of virtual devices.
 
     They are from the start of a world until it has ended and all that lay on its devices has gone. What is still there
-    at its end is looked for again when CUDA is to begin, and when another world ends.
+    at its end is looked for again when CUDA is to begin, when garbage was collected, and when another world ends.
 
     Example:
         >>> tenancy = Tenancy()
@@ -289,6 +303,7 @@ class Tenancy:
         if self._begin_cuda is None:
             self._begin_cuda = torch.cuda._lazy_init
             torch.cuda._lazy_init = self._begin_later
+            gc.callbacks.append(self._look_again)
 
     def _leave(self) -> bool:
         """Give everything back, if nothing is there any more."""
@@ -305,9 +320,21 @@ class Tenancy:
     def _is_inhabited(self) -> bool:
         return any(account.allocations > 0 for account in self.accounts)
 
+    def _look_again(self, phase: str, _: dict[str, int]) -> None:
+        """After garbage was collected: the last tensor may have gone."""
+        if self._begin_cuda is None:
+            self._look_no_more()
+        elif phase == "stop" and not self._is_inhabited() and self._leave():
+            self._let_cuda_begin()
+
+    def _look_no_more(self) -> None:
+        with contextlib.suppress(ValueError):  # a rank has callbacks of its own
+            gc.callbacks.remove(self._look_again)
+
     def _let_cuda_begin(self) -> None:
         if self._begin_cuda is not None:
             torch.cuda._lazy_init, self._begin_cuda = self._begin_cuda, None
+            self._look_no_more()
 
     def _begin_later(self) -> None:
         if not self._leave():

@@ -18,6 +18,8 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
 import simdist
+from simdist.c10d.surface._registries import Registry
+from simdist.process import current_runtime
 
 trees: Any = _pytree
 torch_: Any = torch
@@ -284,3 +286,24 @@ def test_types_are_trees_of_each_rank_in_the_registry_of_cxx_too(monkeypatch: py
         refused = f"PyTree type {Pair} is already registered"
         assert result.values == [([1, 2], 3, refused), ([2, 2], 3, refused)]
     assert registry.types == {}
+
+
+def test_what_a_module_decorates_stays_what_it_is() -> None:
+    # A decorator of torch's used to give back a partial, which kept the world for as long as torch's module.
+    def body() -> tuple[bool, dict[str, Any]]:
+        def register(name: str) -> Callable[[Any], Any]:
+            def decorate(function: Any) -> Any:
+                table[name] = function
+                return function
+
+            return decorate
+
+        def rule() -> None: ...
+
+        table: dict[str, Any] = {}
+        runtime = current_runtime()
+        assert runtime is not None
+        decorate = Registry("table", [table]).write_for_all(runtime, register, "rule")
+        return decorate(rule) is rule, table == {"rule": rule}
+
+    assert simdist.run(body, world_size=1).values == [(True, True)]

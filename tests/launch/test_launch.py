@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from tests.builds import NO_NCCL
+
 Launched = Callable[..., Result]
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -44,6 +46,8 @@ import os, sys, time
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 import simdist
+
+from tests.builds import NO_NCCL
 
 class Numbers(Dataset):
     def __len__(self):
@@ -368,7 +372,7 @@ def test_devices_can_be_as_many_as_workers_and_are_none_unless_they_are_asked_fo
     assert sorted(asked.stdout.splitlines()[:3]) == ["0 True 3", "1 True 3", "2 True 3"]
     assert sorted(by_default.stdout.splitlines()[:3]) == ["0 False 0", "1 False 0", "2 False 0"]
     assert insists.exit_code == 1
-    assert "Distributed package doesn't have NCCL built in" in insists.stderr
+    assert NO_NCCL in insists.stderr
     assert "this world has no devices; simdist launch --devices ranks gives each worker a virtual one" in insists.stderr
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from simdist.faults import Crash, Fault, HostCrash
 from simdist.scenario import ScenarioReport, fault_text, load, run_scenario
+from tests.builds import VERSION
 
 SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "sweep_dcp.toml")
 
@@ -29,6 +30,9 @@ def _failed(report: ScenarioReport) -> dict[str, str]:
 def test_the_metadata_is_synced_before_its_bytes_are_written(way: str) -> None:
     report = _run(_power_loss_after("rename", 1, outcome=0), "sync=false", way)
 
+    if VERSION >= (2, 14):  # which flushes them before
+        assert report.ok, _failed(report)
+        return
     assert "raised CheckpointException" in _failed(report)["outcomes"]
     left = {str(event.data["path"]): str(event.data["text"]) for event in report.result.events if event.kind == "disk"}
     assert left["checkpoint0/.metadata"].startswith("is empty, of ")

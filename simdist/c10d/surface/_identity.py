@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -319,3 +319,49 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         self._communicator.leave(self._member)
         if self.on_leave is not None:
             self.on_leave()
+
+
+# -- what groups have since torch 2.14, as far as this torch has it ---------------------------------------------------
+
+_LACKING = {  # methods, and what torch calls them where a backend has none (Backend.hpp)
+    "gather_into_tensor": "gather_single",
+    "gather_single": "gather_single",
+    "new_window": "new_window",
+    "register_abort_hook": "registerAbortHook",
+    "unregister_abort_hook": "unregisterAbortHook",
+}
+_HOOKS = "wrap the functions of torch.distributed that the program calls"
+_MADE_ANEW = "destroy the group and make it anew"
+_NOT_SIMULATED = {  # methods, and what to do without
+    "allreduce_sparse": "use all_reduce, which takes sparse tensors",
+    "get_reconfigure_handle": _MADE_ANEW,
+    "merge": "use merge_remote_group",
+    "reconfigure": _MADE_ANEW,
+    "register_post_hook": _HOOKS,
+    "register_pre_hook": _HOOKS,
+    "split": "use split_group",
+    "unregister_post_hook": _HOOKS,
+    "unregister_pre_hook": _HOOKS,
+}
+
+
+def _lacking(said: str) -> Callable[..., NoReturn]:
+    def refuse(self: GroupBackend, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(f"Backend {self.name()} does not support {said}")
+
+    return refuse
+
+
+def _not_simulated(name: str, way: str) -> Callable[..., NoReturn]:
+    def refuse(self: GroupBackend, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(f"ProcessGroup.{name} is not simulated; {way}")
+
+    return refuse
+
+
+for _name, _said in _LACKING.items():
+    if hasattr(ProcessGroup, _name):
+        setattr(GroupBackend, _name, _lacking(_said))
+for _name, _way in _NOT_SIMULATED.items():
+    if hasattr(ProcessGroup, _name) or hasattr(c10d_bindings.Backend, _name):
+        setattr(GroupBackend, _name, _not_simulated(_name, _way))

@@ -79,6 +79,12 @@ class Registry:
 
     def write_for_all(self, runtime: Runtime, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Let `write`, or the decorator that it returns, add entries, and add them to what every process has."""
+        found = self._write(runtime, write, *args, **kwargs)
+        # A decorator, and not what one has decorated, which stays what it is.
+        is_decorator = isinstance(found, FunctionType) and not any(found is each for each in args)
+        return functools.partial(self._write, runtime, found) if is_decorator else found
+
+    def _write(self, runtime: Runtime, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         states = runtime.slots.states(self.slot)  # none before a rank has registered something itself
         before = self._save() if states else []
         found = write(*args, **kwargs)
@@ -90,7 +96,7 @@ class Registry:
                     added = [each for each in table if each not in was]
                 for state in states:
                     _add(state[number], added)
-        return functools.partial(self.write_for_all, runtime, found) if isinstance(found, FunctionType) else found
+        return found
 
 
 def _add(table: _Table, entries: Any) -> None:

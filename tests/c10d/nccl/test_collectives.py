@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d as _c
 
-from tests.c10d.nccl.worlds import join, of, results, said
+import simdist
+from tests.c10d.nccl.worlds import join, of, results, run, said
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # the old names of two functions
 
@@ -246,3 +247,33 @@ def test_complex_numbers_go_as_their_parts_from_c_too() -> None:
 
     refused = "RuntimeError: all_reduce does not support MAX on complex tensors"
     assert results(body) == [([3 + 4j], [2 + 2j], refused)] * 2
+
+
+needs_gather_single = pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="torch has it since 2.14")
+
+
+@needs_gather_single
+def test_tensors_are_gathered_into_one_on_the_root() -> None:
+    def body() -> tuple[Any, str]:
+        rank = join()
+        gather: Any = vars(dist)["gather_single"]
+        made = torch.zeros(3, 2, device="cuda") if rank == 1 else None
+        gather(torch.full((2,), rank + 1.0, device="cuda"), made, dst=1)
+        if made is None:
+            return None, ""
+        return made.tolist(), said(lambda: gather(torch.zeros(2, device="cuda"), torch.zeros(5, device="cuda"), dst=1))
+
+    text = "ValueError: output tensor size must be equal to world_size times input tensor size"
+    assert results(body, 3) == [(None, ""), ([[1.0] * 2, [2.0] * 2, [3.0] * 2], text), (None, "")]
+
+
+@needs_gather_single
+def test_a_fault_strikes_a_gather_into_one() -> None:
+    def body() -> None:
+        rank = join()
+        gather: Any = vars(dist)["gather_single"]
+        gather(torch.ones(2, device="cuda"), torch.zeros(4, device="cuda") if rank == 0 else None)
+
+    result = run(body, 2, faults=[simdist.faults.Crash(rank=1, op="gather_single")])
+
+    assert result.ranks[1].status == "killed"

@@ -142,6 +142,23 @@ class NcclProcessGroup(NcclReductions):
 
         return self._collective("gather", ("GATHER", "gather"), make, [tensor], outputs or [], opts)
 
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        """As `gather`, into one tensor; torch has it since 2.14. `output` is not read on ranks other than the root.
+
+        Raises:
+            ValueError: on the root, the output is not contiguous, or not as large as all inputs together.
+        """
+        parts: list[list[torch.Tensor]] = []
+        if (0 if opts is None else opts.rootRank) == self.rank():
+            if not output.is_contiguous():
+                raise ValueError("Tensors must be contiguous")
+            if output.numel() != input.numel() * self._size:
+                raise ValueError("output tensor size must be equal to world_size times input tensor size")
+            parts = [list(output.view(self._size, input.numel()))]
+        return self.gather(parts, [input.contiguous().view(-1)], opts)
+
+    gather_into_tensor = gather_single
+
     def scatter(
         self,
         output_tensors: Any,
