@@ -21,7 +21,6 @@ where GPUs are not found there, such a program must run one backward pass before
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import gc
@@ -303,7 +302,7 @@ class Tenancy:
         if self._begin_cuda is None:
             self._begin_cuda = torch.cuda._lazy_init
             torch.cuda._lazy_init = self._begin_later
-            gc.callbacks.append(self._look_again)
+            _Garbage(self)
 
     def _leave(self) -> bool:
         """Give everything back, if nothing is there any more."""
@@ -320,21 +319,18 @@ class Tenancy:
     def _is_inhabited(self) -> bool:
         return any(account.allocations > 0 for account in self.accounts)
 
-    def _look_again(self, phase: str, _: dict[str, int]) -> None:
-        """After garbage was collected: the last tensor may have gone."""
+    def look_again(self) -> None:
+        """Garbage was collected: the last tensor may have gone."""
         if self._begin_cuda is None:
-            self._look_no_more()
-        elif phase == "stop" and not self._is_inhabited() and self._leave():
+            return
+        if self._is_inhabited() or not self._leave():
+            _Garbage(self)
+        else:
             self._let_cuda_begin()
-
-    def _look_no_more(self) -> None:
-        with contextlib.suppress(ValueError):  # a rank has callbacks of its own
-            gc.callbacks.remove(self._look_again)
 
     def _let_cuda_begin(self) -> None:
         if self._begin_cuda is not None:
             torch.cuda._lazy_init, self._begin_cuda = self._begin_cuda, None
-            self._look_no_more()
 
     def _begin_later(self) -> None:
         if not self._leave():
@@ -345,6 +341,20 @@ class Tenancy:
         self._let_cuda_begin()
         begin: Any = torch.cuda._lazy_init
         begin()
+
+
+class _Garbage:
+    """An object that nobody refers to but itself: it goes when garbage is next collected, and then looks again.
+
+    `gc.callbacks` would be the way, but a world puts back what was in there when it began.
+    """
+
+    def __init__(self, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
+        self._itself = self
+
+    def __del__(self) -> None:
+        self._tenancy.look_again()
 
 
 tenancy = Tenancy()

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
 import simdist
-from simdist.c10d.surface._registries import Registry
+from simdist.c10d.surface._registries import Registry as Tables
 from simdist.process import current_runtime
 
 trees: Any = _pytree
@@ -290,7 +290,7 @@ def test_types_are_trees_of_each_rank_in_the_registry_of_cxx_too(monkeypatch: py
 
 def test_what_a_module_decorates_stays_what_it_is() -> None:
     # A decorator of torch's used to give back a partial, which kept the world for as long as torch's module.
-    def body() -> tuple[bool, dict[str, Any]]:
+    def body() -> tuple[bool, bool]:
         def register(name: str) -> Callable[[Any], Any]:
             def decorate(function: Any) -> Any:
                 table[name] = function
@@ -303,7 +303,7 @@ def test_what_a_module_decorates_stays_what_it_is() -> None:
         table: dict[str, Any] = {}
         runtime = current_runtime()
         assert runtime is not None
-        decorate = Registry("table", [table]).write_for_all(runtime, register, "rule")
+        decorate = Tables("table", [table]).write_for_all(runtime, register, "rule")
         return decorate(rule) is rule, table == {"rule": rule}
 
     assert simdist.run(body, world_size=1).values == [(True, True)]
