@@ -167,6 +167,7 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "testing": {
+        "inside",
         "errors",
         "frames",
         "values",

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from simdist.inside.torch import fsdp_profiler
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["keep_timings_apart"]
@@ -34,8 +35,6 @@ class _OfEachRank:
 
 def keep_timings_apart(patches: Patches) -> None:
     """Give each rank its own; called once torch's module is there."""
-    from torch.distributed.fsdp import _debug_utils
-
-    profiler: Any = _debug_utils.SimpleProfiler
+    profiler = fsdp_profiler()
     patches.replace(profiler, "profiling", _OfEachRank(profiler.profiling, set))
     patches.replace(profiler, "results", _OfEachRank(profiler.results, lambda: defaultdict(float)))

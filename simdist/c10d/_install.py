@@ -59,7 +59,7 @@ from simdist.c10d.watch._results import note_results
 from simdist.c10d.watch._strict import watch_strictly
 from simdist.cluster import Network
 from simdist.errors import SimdistError
-from simdist.inside.torch import c10d_bindings, get_debug_level, group_world
+from simdist.inside.torch import c10d_bindings, c10d_module, get_debug_level, group_world
 from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, call_all, current_process, variable_of
 
@@ -112,7 +112,7 @@ class TorchState:
         self._forward = _scopes.save_forward()
         self._threads = torch.get_num_threads()
         host = RankState(get_debug_level())
-        host.init_method = c10d._default_pg_init_method
+        host.init_method = c10d_module._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
         self._debug_level = host.debug_level
         self._host = host  # from here on there is something to take back
@@ -128,7 +128,7 @@ class TorchState:
         torch.set_num_threads(1)
         c10d_bindings._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(group_world()))
-        self._patches.replace(c10d, "_backend", c10d._backend)  # torch writes it, and nobody reads it
+        self._patches.replace(c10d, "_backend", c10d_module._backend)  # torch writes it, and nobody reads it
         _functional_outputs.install(self._patches, has_devices=self._has_devices)
         self._patches.install(_ALWAYS)
         self._backends.install(self._patches, _makers.make_sim_group, default=self._backend)

@@ -132,6 +132,11 @@ def _features() -> list[Feature]:
             _answer(why_not_one_core),
             "Linux has them, where neither a container nor a policy refuses them; results are the same without.",
         ),
+        Feature(
+            "what simdist knows of Python's and torch's inside",
+            _answer(lambda: ask("inside")),
+            f"The rest works. Versions of torch that it was tried on have all of it: {', '.join(TRIED)}.",
+        ),
         devices,
         _compiled_kernels(devices),
         Feature(
@@ -161,7 +166,8 @@ def _virtual_devices() -> Feature:
     return Feature(
         "virtual CUDA devices",
         _answer(lambda: ask("devices")),
-        f"Take a CPU build of a torch that simdist was tried on: {', '.join(TRIED)}.",
+        "A torch that simdist was tried on, built for the CPU or for CUDA, has them where no GPU is in use: "
+        f"{', '.join(TRIED)}.",
     )
 
 

@@ -84,8 +84,15 @@ def _devices() -> str:
     return why_no_devices()
 
 
+def _inside() -> str:
+    from simdist.inside import facts
+
+    different = [(each, each.difference()) for each in facts()]
+    return "; ".join(f"{each.name}: {said} (off: {each.feature})" for each, said in different if said)
+
+
 def _crash() -> str:
     os.abort()
 
 
-_QUESTIONS: dict[str, Callable[[], str]] = {"ranks": _ranks, "devices": _devices, "crash": _crash}
+_QUESTIONS: dict[str, Callable[[], str]] = {"ranks": _ranks, "devices": _devices, "inside": _inside, "crash": _crash}

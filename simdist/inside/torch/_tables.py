@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import _tensor_str, _weights_only_unpickler
 from torch import _utils as torch_utils
 from torch import serialization as _serialization
@@ -16,8 +19,11 @@ from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import missing
 
 __all__ = [
+    "c10d_logger",
+    "copy_into_each",
     "decompositions",
     "find_cpu_count",
+    "fsdp_profiler",
     "loader_signals",
     "loader_worker",
     "print_options",
@@ -52,6 +58,21 @@ def set_tracing_flag(flag: bool) -> None:
     """Set what `tracing_flag` returned."""
     if hasattr(tracing, _TRACING_FLAG):
         setattr(tracing, _TRACING_FLAG, flag)
+
+
+copy_into_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
+"""Copy each tensor of the second list into the one of the first, in one call."""
+
+
+def fsdp_profiler() -> Any:
+    """The class that keeps the timings of FSDP (torch/distributed/fsdp/_debug_utils.py), loaded when asked for."""
+    return importlib.import_module("torch.distributed.fsdp._debug_utils").SimpleProfiler
+
+
+def c10d_logger() -> logging.Logger:
+    """The logger of calls of torch.distributed, of torch/distributed/c10d_logger.py."""
+    found: logging.Logger = importlib.import_module("torch.distributed.c10d_logger")._c10d_logger
+    return found
 
 
 def print_options() -> dict[str, Any]:

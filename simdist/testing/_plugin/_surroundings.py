@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from torch.distributed import c10d_logger
 
+from simdist.inside.torch import c10d_logger
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["pytest_on_ranks"]
@@ -56,7 +56,7 @@ def pytest_on_ranks() -> Iterator[None]:
     patches.replace(log, "text", property(_own_text(log.text.fget)))
     patches.replace(log, "clear", _clear_own(log.clear))
     # Torch logs every exception of a collective, for no one by default; pytest would show it again below the failure.
-    logger: Any = c10d_logger._c10d_logger
+    logger = c10d_logger()
     if logger.name.startswith("c10d-NullHandler"):
         patches.replace(logger, "disabled", True)
     try:

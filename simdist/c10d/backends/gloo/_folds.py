@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from simdist.c10d.backends.gloo._costs import reduce_segments, segments
+from simdist.inside.torch import copy_into_each
 
 __all__ = [
     "all_reduce",
@@ -111,7 +112,7 @@ def all_reduce(tensors: Sequence[Tensor], reduction: str, *, paired: bool = Fals
             running = tensors[-1].clone()  # one chunk, that of rank 0
             for hop in range(2, ranks + 1):
                 function(tensors[-hop], running, running)
-            torch._foreach_copy_(list(tensors), [running] * ranks)
+            copy_into_each(list(tensors), [running] * ranks)
         elif length * element <= ranks * _SHEARED_BYTES:
             _sheared(tensors, reduction, function, chunk, length)
         else:
@@ -182,7 +183,7 @@ def _sheared(tensors: Sequence[Tensor], reduction: str, function: Combine, chunk
         for hop in range(2, ranks + 1):
             function(rows.as_strided((used, chunk), strides, (ranks - hop) * width), running, running)
         total = running.view(-1)[:length]
-    torch._foreach_copy_(list(tensors), [total] * ranks)
+    copy_into_each(list(tensors), [total] * ranks)
 
 
 def _block(views: Sequence[Tensor], function: Combine, owner: int) -> None:
@@ -192,7 +193,7 @@ def _block(views: Sequence[Tensor], function: Combine, owner: int) -> None:
     running = views[first]
     for hop in range(2, ranks + 1):
         function(views[(owner - hop) % ranks], running, running)
-    torch._foreach_copy_([view for rank, view in enumerate(views) if rank != first], [running] * (ranks - 1))
+    copy_into_each([view for rank, view in enumerate(views) if rank != first], [running] * (ranks - 1))
 
 
 def reduce(tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
