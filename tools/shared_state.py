@@ -45,6 +45,7 @@ _OF_MESHES = "kept by meshes, which are other ones on each rank"
 _OWN = "each rank's own, and the same on those that do the same"
 _OF_NO_DEVICE = "waits for a kind of device that is not there"
 HARMLESS = {
+    "torch._dynamo.utils._cleanup_owners": "who made a name in a scope, and scopes are each rank's own; torch 2.14",
     "torch._decomp.decompositions_for_rng.PhiloxStateTracker.*": "begun anew by each trace",
     "torch._dynamo.*CleanupManager.instance.*": _OF_CODE,
     "torch._dynamo.*code_context.*": _OF_CODE,

@@ -59,7 +59,7 @@ from simdist.c10d.watch._results import note_results
 from simdist.c10d.watch._strict import watch_strictly
 from simdist.cluster import Network
 from simdist.errors import SimdistError
-from simdist.inside.torch import c10d_bindings, c10d_module, get_debug_level, group_world
+from simdist.inside.torch import c10d_bindings, c10d_module, forget_warnings, get_debug_level, group_world
 from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, call_all, current_process, variable_of
 
@@ -126,6 +126,7 @@ class TorchState:
         if self._results:
             note_results(bus)
         torch.set_num_threads(1)
+        forget_warnings()
         c10d_bindings._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(group_world()))
         self._patches.replace(c10d, "_backend", c10d_module._backend)  # torch writes it, and nobody reads it

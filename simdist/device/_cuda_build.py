@@ -301,7 +301,8 @@ class Tenancy:
             return
         if self._begin_cuda is None:
             self._begin_cuda = torch.cuda._lazy_init
-            torch.cuda._lazy_init = self._begin_later
+            if physical_gpus():  # where there is none, torch says so itself
+                torch.cuda._lazy_init = self._begin_later
             _Garbage(self)
 
     def _leave(self) -> bool:

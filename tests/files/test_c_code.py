@@ -194,7 +194,7 @@ def _by_pyarrow(path: str) -> None:
     pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"x": list(range(99))}), path)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:`torch.jit:FutureWarning")
 @pytest.mark.parametrize("write", [_by_torchscript, _by_numpy, _by_safetensors, _by_h5py, _by_pyarrow])
 @pytest.mark.parametrize("sync", [True, False])
 def test_what_c_code_wrote_is_durable_once_the_program_syncs_it(

@@ -28,7 +28,7 @@ from simdist.inside.torch._c10d import (
     op_types,
     wrap_for_debugging,
 )
-from simdist.inside.torch._compiler import backward_compilers, frame_evaluation, guard_pointer
+from simdist.inside.torch._compiler import backward_compilers, forget_warnings, frame_evaluation, guard_pointer
 from simdist.inside.torch._dispatch import (
     BELOW_TORCH,
     DispatchKey,
@@ -97,6 +97,7 @@ __all__ = [
     "count_function_modes",
     "decompositions",
     "find_cpu_count",
+    "forget_warnings",
     "frame_evaluation",
     "fsdp_profiler",
     "functional_operators",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 
-__all__ = ["backward_compilers", "frame_evaluation", "guard_pointer"]
+__all__ = ["backward_compilers", "forget_warnings", "frame_evaluation", "guard_pointer"]
 
+_warning_once: Any = importlib.import_module("torch._logging._internal").warning_once
 frame_evaluation: Any = core_bindings._dynamo.eval_frame
 backward_compilers: Any = core_bindings._dynamo.compiled_autograd
 
@@ -16,6 +18,11 @@ backward_compilers: Any = core_bindings._dynamo.compiled_autograd
 def guard_pointer(name: str) -> int:
     """The address of a C++ function that code by Inductor calls, which it finds by this name of the environment."""
     return int(core_bindings._dynamo.guards.__dict__[name.lower()])
+
+
+def forget_warnings() -> None:
+    """Let what torch warns of once in a process (`torch._logging.warning_once`) be warned of again."""
+    _warning_once.cache_clear()
 
 
 @fact(
@@ -27,4 +34,8 @@ def guard_pointer(name: str) -> int:
 )
 def _compiler_is_known() -> str:
     regions = ("_get_cache_entries_for_region", "get_eval_frame_isolate_recompiles_id", "reset_code")
-    return missing(frame_evaluation, regions) or missing(backward_compilers, ("set_autograd_compiler",))
+    return (
+        missing(frame_evaluation, regions)
+        or missing(backward_compilers, ("set_autograd_compiler",))
+        or (missing(_warning_once, ("cache_clear",)))
+    )

@@ -1,0 +1,254 @@
+"""Try simdist on other versions of torch and Python, each in an environment of its own, and write a table.
+
+    python tools/versions.py                                # every version that simdist was tried on, this Python
+    python tools/versions.py 2.14.1 --python 3.11           # one, as pip gives it: on Linux built for CUDA
+    python tools/versions.py 2.14.1 --tests tests/device    # a share of the tests
+    python tools/versions.py --environment 2.14.1=PATH      # an environment that is there, which is kept
+
+An environment takes minutes and gigabytes, and is removed again. What fails though torch is known to differ there is
+counted apart (`known_differences.toml`). Exit code 1 if anything else fails, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from simdist.inside import TRIED  # noqa: E402  # of this tree, whatever is installed
+
+KNOWN = Path(__file__).with_name("known_differences.toml")
+FIRST_COMMAND = ("-m", "simdist", "run", "scenarios/ddp_digits.toml")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_PYTHON = re.compile(r"3\.\d+")
+_LIMIT_S = 3600
+
+Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
+"""Runs a command in the repository, and returns what it printed."""
+
+
+@dataclass
+class Row:
+    """What one version of torch showed on one Python."""
+
+    torch: str
+    python: str
+    build: str = ""
+    first_command: str = "not tried"
+    ranks: str = "not tried"
+    devices: str = "not tried"
+    passed: int = 0
+    skipped: int = 0
+    known: list[str] = field(default_factory=list)  # tests that fail where torch is known to differ
+    failed: list[str] = field(default_factory=list)  # all others that fail
+    problem: str = ""  # why nothing could be tried
+
+    @property
+    def is_good(self) -> bool:
+        """True if all that failed is known."""
+        return not (self.problem or self.failed) and self.first_command == self.ranks == "works"
+
+
+def main(words: Sequence[str] | None = None, run: Run | None = None) -> int:
+    """Try what the command line says; the exit code."""
+    options = _options(words)
+    problems = _problems(options)
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 2
+    run = run or _run
+    there = dict(each.split("=", 1) for each in options.environment)
+    versions = options.versions or ([] if there else list(TRIED))
+    rows = []
+    for version, python in [(version, python) for version in versions for python in options.python]:
+        print(f"torch {version} on Python {python} ...", file=sys.stderr, flush=True)
+        rows.append(_in_new_environment(version, python, options.tests, run))
+    for version, path in there.items():
+        print(f"torch {version} in {path} ...", file=sys.stderr, flush=True)
+        rows.append(_tried(version, Path(path), options.tests, run))
+    print(table(rows))
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return 0 if all(row.is_good for row in rows) else 1
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="of torch, such as 2.14.1")
+    parser.add_argument("--python", action="append", metavar="VERSION", help="such as 3.12; may be repeated")
+    parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="what pytest runs; else all")
+    parser.add_argument("--environment", action="append", default=[], metavar="VERSION=PATH", help="one that is there")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there, too")
+    options = parser.parse_args(words)
+    options.python = options.python or [f"{sys.version_info.major}.{sys.version_info.minor}"]
+    return options
+
+
+def _problems(options: argparse.Namespace) -> list[str]:
+    found = [
+        f"{each!r} is no version of torch; one is like 2.14.1" for each in options.versions if not _is_version(each)
+    ]
+    for each in options.python:
+        if not _PYTHON.fullmatch(each):
+            found.append(f"{each!r} is no version of Python; one is like 3.12")
+        elif (options.versions or not options.environment) and _interpreter(each) is None:
+            found.append(f"there is no Python {each} here: no python{each} on the path")
+    for each in options.environment:
+        version, _, path = each.partition("=")
+        if not _is_version(version) or not (Path(path) / "bin" / "python").exists():
+            found.append(f"--environment {each}: expected a version, '=' and the folder of a virtual environment")
+    found += [f"--tests {each}: there is no such file or folder" for each in options.tests if not _exists(each)]
+    return found
+
+
+def _is_version(text: str) -> bool:
+    return _VERSION.fullmatch(text) is not None
+
+
+def _exists(test: str) -> bool:
+    return (ROOT / test.partition("::")[0]).exists()
+
+
+def _interpreter(python: str) -> str | None:
+    return shutil.which(f"python{python}")
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    try:
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"it did not end within {_LIMIT_S} s")
+
+
+def requirements(version: str) -> list[str]:
+    """What pip installs: this version of torch, and all else that the tests need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    return [f"torch=={version}", *(each for each in named if re.match(r"[\w-]+", each)[0] != "torch")]  # type: ignore[index]
+
+
+def _in_new_environment(version: str, python: str, tests: Sequence[str], run: Run) -> Row:
+    with tempfile.TemporaryDirectory(prefix="simdist-versions-") as folder:
+        for command in (
+            [str(_interpreter(python)), "-m", "venv", folder],
+            [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", *requirements(version)],
+        ):
+            done = run(command)
+            if done.returncode:
+                return Row(version, python, problem=_last_line(done))
+        return _tried(version, Path(folder), tests, run)
+
+
+def _tried(version: str, environment: Path, tests: Sequence[str], run: Run) -> Row:
+    python = str(environment / "bin" / "python")
+    asked = run([python, "-c", _ABOUT])
+    if asked.returncode:
+        return Row(version, "", problem=_last_line(asked))
+    found, number, build = asked.stdout.split()
+    if found.partition("+")[0] != version:
+        return Row(version, number, build, problem=f"torch {found} is installed there")
+    row = Row(version, number, build)
+    first = run([python, *FIRST_COMMAND])
+    row.first_command = "works" if not first.returncode else _last_line(first)
+    row.ranks, row.devices = _by_doctor(run([python, "-m", "simdist", "doctor", "--json"]))
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "junit.xml")
+        done = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests])
+        if not report.exists():
+            row.problem = _last_line(done)
+            return row
+        count(row, report, known_for(version))
+    return row
+
+
+_ABOUT = """
+import platform, torch
+number = ".".join(platform.python_version_tuple()[:2])
+print(torch.__version__, number, "CPU" if torch.version.cuda is None else f"CUDA-{torch.version.cuda}")
+"""
+
+
+def _by_doctor(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    try:
+        features = {each["name"]: each for each in json.loads(done.stdout)["features"]}
+    except (ValueError, KeyError):
+        return (_last_line(done),) * 2
+    ranks, devices = features["simulated ranks"], features["virtual CUDA devices"]
+    return ("works" if ranks["on"] else ranks["why_off"], "works" if devices["on"] else devices["why_off"])
+
+
+def known_for(version: str, file: Path = KNOWN) -> dict[str, str]:
+    """The tests that fail with a version because torch differs there, and why."""
+    entries = tomllib.loads(file.read_text()).get("difference", [])
+    return {
+        each["test"]: each["why"]
+        for each in entries
+        if _minor(each["since"]) <= _minor(version) <= _minor(each.get("until", version))
+    }
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)
+
+
+def count(row: Row, report: Path, known: dict[str, str]) -> None:
+    """Add what a report of pytest (junit) says."""
+    for case in ET.parse(report).iter("testcase"):
+        name = _name(case.get("classname", ""), case.get("name", ""))
+        if case.find("failure") is not None or case.find("error") is not None:
+            (row.known if name in known else row.failed).append(name)
+        elif case.find("skipped") is not None:
+            row.skipped += 1
+        else:
+            row.passed += 1
+
+
+def _name(owner: str, name: str) -> str:
+    """As pytest names it: "tests.cli.test_run.TestRun" and "test_a" are "tests/cli/test_run.py::TestRun::test_a"."""
+    parts = owner.split(".")
+    module = next((at for at, part in enumerate(parts) if part.startswith("test_")), len(parts) - 1)
+    return "::".join(("/".join(parts[: module + 1]) + ".py", *parts[module + 1 :], name))
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (done.stderr.strip() or done.stdout.strip()).splitlines() if line.strip()]
+    return f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown, and below them the tests that failed, by name."""
+    lines = [
+        "| torch | build | Python | first command | ranks | virtual devices | tests | known differences | failed |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row.problem:
+            lines.append(f"| {row.torch} | {row.build} | {row.python} | {row.problem} | | | | | |")
+            continue
+        done = (row.first_command, row.ranks, row.devices, f"{row.passed} passed, {row.skipped} skipped")
+        cells = (row.torch, row.build, row.python, *done, str(len(row.known)), str(len(row.failed)))
+        lines.append(f"| {' | '.join(cells)} |")
+    for row in rows:
+        lines += [f"failed with torch {row.torch}, Python {row.python}: {name}" for name in row.failed]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
