@@ -75,6 +75,7 @@ def test_a_version_gets_an_environment_and_a_row(tmp_path: Path, capsys: pytest.
     assert "torch==2.14.1" in install
     assert not any(each.startswith("torch==2.13") for each in install)
     assert any(each.startswith("pytest") for each in install)
+    assert [each[-3:] for each in commands if "--no-deps" in each] == [["--no-deps", "-e", str(versions.ROOT)]]
 
 
 def test_what_is_known_to_differ_is_no_failure() -> None:

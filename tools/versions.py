@@ -148,6 +148,7 @@ def _in_new_environment(version: str, python: str, tests: Sequence[str], run: Ru
         for command in (
             [str(_interpreter(python)), "-m", "venv", folder],
             [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", *requirements(version)],
+            [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "-e", str(ROOT)],
         ):
             done = run(command)
             if done.returncode:

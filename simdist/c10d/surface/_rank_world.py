@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.inside.torch import c10d_module
+from simdist.inside.torch import c10d_module, newer_group_tables
 from simdist.process import current_process
 
 __all__ = ["RankWorld", "WorldPerThread"]
@@ -52,6 +52,8 @@ class RankWorld:
         self.pg_to_tag: dict[Any, Any] = {}
         self.pg_coalesce_state: dict[Any, Any] = {}
         self.comms: list[Any] = []
+        for name in newer_group_tables(vars(self)):
+            setattr(self, name, {})
         self.seen_by: list[dict[str, Any]] = []  # the attributes on each of the rank's threads
 
     @property

@@ -25,6 +25,7 @@ from simdist.inside.torch._c10d import (
     get_debug_level,
     group_world,
     init_method_name,
+    newer_group_tables,
     op_types,
     wrap_for_debugging,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "loader_worker",
     "missing",
     "modes_module",
+    "newer_group_tables",
     "op_types",
     "operator_tables",
     "pass_by_subclasses",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ __all__ = [
     "get_debug_level",
     "group_world",
     "init_method_name",
+    "newer_group_tables",
     "op_types",
     "wrap_for_debugging",
 ]
@@ -62,6 +64,13 @@ class BackendRequest(_DistributedBackendOptions):
 def group_world() -> Any:
     """What torch keeps of all groups (`_world`): in a world of simdist, what the calling rank has."""
     return c10d_module._world
+
+
+def newer_group_tables(known: Iterable[str]) -> list[str]:
+    """The tables by groups that torch has beside those that are known, such as 2.15's `pg_flight_recorder_hooks`."""
+    beside = {*known, "pg_config_info", "pg_default_device"}  # one is worked out, one is of older versions
+    names = (name for name, each in vars(c10d_module._World).items() if isinstance(each, property))
+    return [name for name in names if name.startswith("pg_") and name not in beside]
 
 
 def init_method_name() -> str:
