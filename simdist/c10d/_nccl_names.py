@@ -17,7 +17,7 @@ from simdist.c10d.backends.nccl._rank import nccl_of
 from simdist.c10d.backends.nccl._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import BackendRequest, c10d_bindings, c10d_module, core_bindings
+from simdist.inside.torch import BackendRequest, c10d_bindings, c10d_module, core_bindings, nccl_means_nccl2
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["install"]
@@ -83,6 +83,7 @@ def install(patches: Patches, make: Callable[..., Any]) -> None:
     patches.replace(c10d_bindings, "_hash_tensors", _hash_tensors)
     patches.replace(c10d_bindings, "_reset_fr_recording_nccl", lambda: _recorder().reset())
     patches.redirect(_REPLACEMENTS)
+    patches.redirect(_OF_NCCL2)
     # Dynamo looks up arguments by name; a redirected function has none.
     patches.replace(c10d.batch_isend_irecv, "__signature__", _SIGNATURE_OF_BATCH)
 
@@ -195,4 +196,35 @@ _REPLACEMENTS = (
     Replacement(c10d, "is_nccl_available", _is_available),
     Replacement(c10d, "batch_isend_irecv", _batch),
     Replacement(c10d, "_get_default_timeout", _default_timeout),
+)
+
+
+def _as_before(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch calls for "nccl" since 2.15: on ranks ProcessGroupNCCL, as TORCH_DIST_USE_NCCL2=0 has it."""
+
+    @functools.wraps(original)
+    def make(options: Any, backend_options: Any) -> Any:
+        maker = original if current_process() is None else c10d_module._create_nccl_process_group
+        return maker(options, backend_options)
+
+    return make
+
+
+def _on_hosts_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Ranks' groups record themselves, as those of ProcessGroupNCCL do."""
+
+    @functools.wraps(original)
+    def attach(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if current_process() is None else None
+
+    return attach
+
+
+_OF_NCCL2 = (
+    (
+        Replacement(c10d, "_create_nccl2_process_group", _as_before),
+        Replacement(c10d, "_maybe_attach_flight_recorder", _on_hosts_groups),
+    )
+    if nccl_means_nccl2()
+    else ()
 )

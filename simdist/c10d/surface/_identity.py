@@ -133,7 +133,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
-    supports_time_estimate = False
+    supports_time_estimate = _supports_time_estimate = False
     supports_tensor_alloc = False
 
     # What the class `ProcessGroupGloo` has beside its methods.

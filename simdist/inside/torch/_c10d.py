@@ -40,6 +40,7 @@ __all__ = [
     "get_debug_level",
     "group_world",
     "init_method_name",
+    "nccl_means_nccl2",
     "newer_group_tables",
     "op_types",
     "wrap_for_debugging",
@@ -81,6 +82,15 @@ def init_method_name() -> str:
 def backend_plugin(name: str) -> Any:
     """What a program has registered as a backend (`Backend.register_backend`); None if there is no such name."""
     return c10d_module.Backend._plugins.get(name.upper())
+
+
+def nccl_means_nccl2() -> bool:
+    """True if the backend "nccl" is the newer ProcessGroupNCCL2: since torch 2.15, but for TORCH_DIST_USE_NCCL2=0."""
+    version = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
+    return hasattr(c10d_module, "_create_nccl2_process_group") and version >= _NCCL2_BY_DEFAULT
+
+
+_NCCL2_BY_DEFAULT = (2, 15)
 
 
 def wrap_for_debugging(group: Any, name: str, store: Any, rank: int, size: int, timeout: Any) -> Any:

@@ -52,7 +52,7 @@ class NcclMember(EndingMember):
     supports_splitting = True
     supports_coalescing = True
     supports_shrinking = True
-    supports_time_estimate = True
+    supports_time_estimate = _supports_time_estimate = True  # torch 2.15 asks for the second
 
     Options = NcclOptions
     NCCLConfig = NcclConfig
