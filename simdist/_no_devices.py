@@ -14,7 +14,7 @@ _WORDS = (
     *("Cannot access accelerator device", "no accelerator support is found", "accelerator support: None"),
     *("no accelerator device is detected", "no pinned memory allocator", "deserialize object on a CUDA device"),
     *("Found no NVIDIA driver", "CUDA driver version is insufficient", "only supported with GPUs, no GPUs found"),
-    "less than the number of accelerators available: 0",
+    *("less than the number of accelerators available: 0", "nccl2 requires at least one CUDA device"),
 )
 
 

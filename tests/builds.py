@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-__all__ = ["BUILT_FOR_CUDA", "NOT_A_MEMBER", "NO_NCCL", "VERSION"]
+__all__ = ["BUILT_FOR_CUDA", "NOT_A_MEMBER", "NO_NCCL", "NO_NCCL_BESIDE_GLOO", "VERSION"]
 
 VERSION: tuple[int, int] = tuple(map(int, str(torch.__version__).split(".")[:2]))  # type: ignore[assignment]  # of two
 BUILT_FOR_CUDA = torch.version.cuda is not None
-NO_NCCL = (
-    "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
-    if BUILT_FOR_CUDA
-    else "Distributed package doesn't have NCCL built in"
-)
+NO_NCCL = NO_NCCL_BESIDE_GLOO = "Distributed package doesn't have NCCL built in"
+if BUILT_FOR_CUDA:
+    NO_NCCL = "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
+    NO_NCCL_BESIDE_GLOO = NO_NCCL
+    if VERSION >= (2, 15):
+        NO_NCCL = "nccl2 requires at least one CUDA device"
 """What a process without a GPU that asks for NCCL reads."""
 
 NOT_A_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if VERSION >= (2, 14) else None

@@ -210,21 +210,4 @@ def _as_before(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _on_hosts_groups(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Ranks' groups record themselves, as those of ProcessGroupNCCL do."""
-
-    @functools.wraps(original)
-    def attach(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if current_process() is None else None
-
-    return attach
-
-
-_OF_NCCL2 = (
-    (
-        Replacement(c10d, "_create_nccl2_process_group", _as_before),
-        Replacement(c10d, "_maybe_attach_flight_recorder", _on_hosts_groups),
-    )
-    if nccl_means_nccl2()
-    else ()
-)
+_OF_NCCL2 = (Replacement(c10d, "_create_nccl2_process_group", _as_before),) if nccl_means_nccl2() else ()

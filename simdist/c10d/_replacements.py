@@ -17,7 +17,7 @@ from simdist.c10d._fsdp_timings import keep_timings_apart
 from simdist.c10d.surface._work import SimFuture, safe_for_backward, wait_for_futures
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
-from simdist.inside.torch import BaseFuture, c10d_bindings
+from simdist.inside.torch import BaseFuture, c10d_bindings, c10d_module
 from simdist.process import Patches, Replacement, current_process, current_runtime, when_imported
 
 __all__ = ["install"]
@@ -29,6 +29,7 @@ when_imported("torch.distributed.fsdp._debug_utils", keep_timings_apart)
 def install(patches: Patches) -> None:
     """Replace it all."""
     patches.redirect(_OF_RPC)
+    patches.redirect(_OF_RECORDERS)
     patches.wrap(c10d_bindings, "_set_allow_inflight_collective_as_graph_input", _refusedc10d_bindings)
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
     for module in (dist, c10d_bindings):
@@ -209,3 +210,17 @@ def _collect_all(original: Callable[..., Any]) -> Callable[..., Any]:
         return joint
 
     return collect_all
+
+
+def _on_hosts_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Since torch 2.15 it records the calls of groups that do not; those of ranks record themselves, or nothing."""
+
+    @functools.wraps(original)
+    def attach(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if current_process() is None else None
+
+    return attach
+
+
+_RECORDS = "_maybe_attach_flight_recorder"
+_OF_RECORDERS = (Replacement(c10d_module, _RECORDS, _on_hosts_groups),) if hasattr(c10d_module, _RECORDS) else ()

@@ -157,7 +157,11 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
     _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | account.index << 32
     try:
         result = _from_capsule(capsule)
-    except (AssertionError, UnsupportedError):  # torch begins CUDA here, where a tensor has outlived its world
+    except (
+        AssertionError,
+        RuntimeError,
+        UnsupportedError,
+    ):  # torch begins CUDA here, where a tensor has outlived its world
         capsule = _to_capsule(tensor)
         _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | account.index << 32
         with core().begun():

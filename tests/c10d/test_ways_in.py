@@ -13,7 +13,7 @@ from torch.distributed import rpc
 import simdist
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.result import RunResult
-from tests.builds import NO_NCCL
+from tests.builds import NO_NCCL, NO_NCCL_BESIDE_GLOO
 
 LACKS = "Distributed package doesn't have {} built in"
 MPI = ". MPI is only included if you build PyTorch from source on a host that has MPI installed."
@@ -31,7 +31,7 @@ def error_of(result: RunResult, rank: int) -> BaseException:
     ("backend", "text"),
     [
         ("nccl", NO_NCCL),
-        ("cpu:gloo,cuda:nccl", NO_NCCL),
+        ("cpu:gloo,cuda:nccl", NO_NCCL_BESIDE_GLOO),
         ("cuda:nccl,cpu:gloo", NO_NCCL),
         ("cpu:gloo,xpu:xccl", LACKS.format("XCCL")),
         ("cpu:gloo,cuda:mpi", LACKS.format("MPI") + MPI),
