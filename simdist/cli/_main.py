@@ -307,6 +307,21 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
     context.exit(examine(as_json=as_json))
 
 
+@main.command()
+@click.argument("topic", nargs=-1, metavar="[TOPIC]")
+@click.option("--search", "words", metavar="WORDS", help="Find the lines of all pages that have these words.")
+@click.option("--plain", is_flag=True, help="Print the page as it is written, in Markdown.")
+@click.pass_context
+def docs(context: click.Context, topic: tuple[str, ...], words: str | None, *, plain: bool) -> None:
+    """Read the documentation: list all pages, or show the page TOPIC.
+
+    A TOPIC is the name of a page or its beginning. Words that name no page are searched for.
+    """
+    from simdist.cli._docs import read
+
+    context.exit(read(topic, words, plain=plain))
+
+
 @main.command(name="list")
 @click.argument("folder", default="scenarios", metavar="[DIR]")
 @click.pass_context

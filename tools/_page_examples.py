@@ -1,0 +1,243 @@
+"""The examples of a page: what is a file, what is a command, and whether what the page shows is what is printed.
+
+Every fenced block of a page is one of these, and nothing is left out:
+
+- a block whose first line is a comment with a file name (`# train.py`, `# crash.toml`) is that file, in a folder that
+  the page has for itself. A later block with the same name takes its place. A ```toml block that shows one of
+  the repository's scenarios says so in its first line and has to be equal to it: `# scenarios/straggler.toml`;
+- ```python without a name is a program. It runs, and the block ```text after it, if there is one, is what it prints;
+- ```console has commands behind `$ ` (simdist, pytest and python) and what they print;
+- ```text on its own, ```diff and ```mermaid show something that cannot be run;
+- ```sh has commands for a person: an installation, torchrun, a cluster. Their first words are in PERSON.
+
+A comment before a block changes that: `<!-- real -->` (real processes: only with `pytest --real`), `<!-- needs:
+lightning -->` (only where these packages are), `<!-- shown: why -->` (not run, and why), `<!-- fails -->` (the program
+ends with an exit code that is not 0), `<!-- part of: NAME -->` (these lines stand in that file of the page).
+
+In what is printed, a line `...` stands for any lines. What differs between machines is not compared: digests, real
+times, the last places of an accuracy, folders and names of hosts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["PERSON", "Block", "PageRun", "blocks", "run_page"]
+
+ROOT = Path(__file__).resolve().parents[1]
+Start = Callable[..., subprocess.CompletedProcess[str]]
+PERSON = ("pip", "git", "torchrun", "simdist", "python", "pytest", "cd", "export", "sudo", "pre-commit", "srun", "ssh", "kubectl")
+_BLOCK = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w.+-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
+)
+_DIRECTIVE = re.compile(r"<!-- (real|needs|shown|fails|part of)(?:: ([^\n]*?))? -->\s*$")
+_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml|json|sh))\n")
+_COMMANDS = {"simdist": ["-m", "simdist"], "pytest": ["-m", "pytest", "-p", "no:cacheprovider", "-n", "0"], "python": []}
+_LIKE = (
+    (re.compile(r"\b[0-9a-f]{32}\b"), "DIGEST"),
+    (re.compile(r"accuracy(\W+)0\.\d+"), r"accuracy\g<1>0.9"),
+    (re.compile(r"\bin \d+\.\d+s\b( =+)?(?m:$)"), "in 1.00s"),
+    (re.compile(r"(?m)^real time .*\n?"), ""),
+    (re.compile(r"(?m)^(platform|rootdir|plugins|configfile|cachedir|Python)[: ].*\n?"), ""),
+    (re.compile(r"={4,}"), "===="),
+    (re.compile(r"(?m)[ \t]+$"), ""),
+)
+
+
+@dataclass(slots=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        language: the word behind the fence.
+        body: the lines between the fences.
+        start: where the body begins in the page's text.
+        directives: the comments before the block, with their texts.
+    """
+
+    language: str
+    body: str
+    start: int
+    directives: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str | None:
+        """The file that the block is."""
+        found = _NAME.match(self.body)
+        return found[1] if found is not None and self.language not in ("console", "text") else None
+
+
+def blocks(text: str) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        block = Block(match["language"], match["body"], match.start("body"))
+        before = text[: match.start()]
+        while directive := _DIRECTIVE.search(before):
+            block.directives[directive[1]] = directive[2] or ""
+            before = before[: directive.start()].rstrip("\n") + "\n"
+        found.append(block)
+    return found
+
+
+@dataclass(slots=True)
+class PageRun:
+    """What came of a page's examples.
+
+    Attributes:
+        problems: what is not as the page says, a paragraph each.
+        text: the page with what is printed now.
+        ran: how many commands and programs ran.
+        left_out: why others did not.
+    """
+
+    text: str
+    problems: list[str] = field(default_factory=list)
+    ran: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+
+def run_page(text: str, folder: Path, start: Start = subprocess.run, *, real: bool = False) -> PageRun:
+    """Run the examples of the page `text` in the empty `folder`.
+
+    Args:
+        text: the page.
+        folder: where its files are written, and its programs run.
+        start: runs Python, as `subprocess.run` does.
+        real: run only what wants real processes, with all files; else only the rest.
+    """
+    page = PageRun(text)
+    everything = blocks(text)
+    edits: list[tuple[Block, str]] = []
+    for index, block in enumerate(everything):
+        following = everything[index + 1] if index + 1 < len(everything) else None
+        output = following if following is not None and following.language == "text" and _touch(text, block, following) else None
+        _one(page, block, output, folder, start, edits, real=real)
+    for block, body in sorted(edits, key=lambda edit: -edit[0].start):
+        page.text = page.text[: block.start] + body + page.text[block.start + len(block.body) :]
+    return page
+
+
+def _touch(text: str, block: Block, following: Block) -> bool:
+    between = text[block.start + len(block.body) : following.start]
+    return between.count("\n") <= 3 and not between.replace("```text", "").strip("`\n ")
+
+
+def _one(
+    page: PageRun, block: Block, output: Block | None, folder: Path, start: Start, edits: list[tuple[Block, str]], *, real: bool
+) -> None:
+    if "shown" in block.directives:
+        if not block.directives["shown"]:
+            page.problems.append(f"a block is only shown, and nothing says why:\n{block.body}")
+        return
+    if (part := block.directives.get("part of")) is not None:
+        whole = folder / part
+        if not whole.exists() or block.body.strip() not in whole.read_text():
+            page.problems.append(f"these lines do not stand in {part}:\n{block.body}")
+        return
+    if block.name is not None:
+        _write(page, block, folder)
+        return
+    if block.language in ("text", "diff", "mermaid", "yaml", "ini"):
+        return
+    if block.language == "sh":
+        unknown = [line for line in block.body.splitlines() if line.strip() and not line.startswith(("#", " ")) and shlex.split(line)[0] not in PERSON]
+        page.problems.extend(f"not a command that pages show: {line}" for line in unknown)
+        return
+    missing = [each for each in re.split(r",\s*", block.directives.get("needs", "")) if each and not _is_there(each)]
+    if missing:
+        page.left_out.append(f"needs {', '.join(missing)}")
+    elif ("real" in block.directives) != real:
+        page.left_out.append("other arm")
+    elif block.language == "console":
+        _console(page, block, folder, start, edits)
+    elif block.language == "python":
+        _program(page, block, output, folder, start, edits)
+    else:
+        page.problems.append(f"a block of language {block.language!r}, which is none that pages have:\n{block.body}")
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package.strip()) is not None
+
+
+def _write(page: PageRun, block: Block, folder: Path) -> None:
+    assert block.name is not None
+    shipped = ROOT / block.name
+    if block.name.startswith("scenarios/"):
+        if shipped.read_text() != block.body.partition("\n")[2]:
+            page.problems.append(f"{block.name} is not what the repository has")
+        return
+    file = folder / block.name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(block.body)
+
+
+def _console(page: PageRun, block: Block, folder: Path, start: Start, edits: list[tuple[Block, str]]) -> None:
+    now = []
+    for command, shown in _commands(block.body):
+        words = shlex.split(command)
+        settings = {}
+        while words and "=" in words[0]:
+            name, _, value = words.pop(0).partition("=")
+            settings[name] = value
+        if not words or words[0] not in _COMMANDS:
+            page.problems.append(f"not a command that pages run: {command}")
+            return
+        printed = _run(start, [*_COMMANDS[words[0]], *words[1:]], folder, settings)[1]
+        page.ran += 1
+        now.append(f"$ {command}\n{shown if _same(shown, printed) else printed}")
+        if not _same(shown, printed):
+            page.problems.append(f"$ {command}\nprints\n{printed}\nand the page says\n{shown}")
+    body = "".join(now)
+    if body != block.body:
+        edits.append((block, body))
+
+
+def _commands(body: str) -> Iterator[tuple[str, str]]:
+    for part in re.split(r"(?m)^\$ ", body)[1:]:
+        command, _, shown = part.partition("\n")
+        while command.endswith("\\"):
+            more, _, shown = shown.partition("\n")
+            command = f"{command}\n{more}"
+        yield command, shown
+
+
+def _program(
+    page: PageRun, block: Block, output: Block | None, folder: Path, start: Start, edits: list[tuple[Block, str]]
+) -> None:
+    file = folder / "example.py"
+    file.write_text(block.body)
+    code, printed = _run(start, [str(file)], folder, {})
+    page.ran += 1
+    if (code != 0) != ("fails" in block.directives):
+        page.problems.append(f"the program ends with exit code {code}\n{block.body}\n{printed}")
+    elif output is not None and not _same(output.body, printed):
+        page.problems.append(f"the program\n{block.body}\nprints\n{printed}\nand the page says\n{output.body}")
+        edits.append((output, printed))
+
+
+def _run(start: Start, words: list[str], folder: Path, settings: dict[str, str]) -> tuple[int, str]:
+    import os
+
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "96", "PYTHONDONTWRITEBYTECODE": "1"} | settings
+    done = start([sys.executable, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
+    text = (done.stdout + done.stderr).replace(f"{folder}/", "").replace(str(folder), ".")
+    lines = [line for line in text.splitlines() if not line.startswith("real time")]
+    return done.returncode, "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _same(shown: str, printed: str) -> bool:
+    for pattern, instead in _LIKE:
+        shown, printed = pattern.sub(instead, shown), pattern.sub(instead, printed)
+    parts = re.split(r"(?m)^ *\.\.\.\n", shown if shown.endswith("\n") or not shown else f"{shown}\n")
+    wanted = r"(?:[^\n]*\n)*?".join(re.escape(part) for part in parts)
+    return re.fullmatch(wanted, printed) is not None
