@@ -174,7 +174,7 @@ def _exit_code(words: list[str]) -> int:
             sys.argv[:] = ["-c", *words[2:]]
             exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
         else:
-            sys.path[:0] = paths
+            sys.path[:0] = [str(Path(words[0]).resolve().parent), *paths]
             sys.argv[:] = words
             runpy.run_path(words[0], run_name="__main__")
         code = 0

@@ -57,19 +57,22 @@ def page_files() -> dict[str, Path]:
 
 def examples(wanted: list[str], *, write: bool, real: bool) -> int:
     """Run the examples of the pages that have one of `wanted` in their topic; the exit code."""
-    failed = False
+    from tests.warm import Interpreters
+
+    failed, warm = False, Interpreters()
     for topic, file in page_files().items():
         if wanted and not any(part in topic for part in wanted):
             continue
         text = file.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder:
-            page = run_page(text, Path(folder).resolve(), real=real)
+            page = run_page(text, Path(folder).resolve(), warm.run, real=real)
         for problem in page.problems:
             print(f"--- {topic}\n{problem}")
         print(f"{topic}: {page.ran} ran, {len(page.problems)} not as shown")
         failed = failed or bool(page.problems)
         if write and page.text != text:
             file.write_text(page.text, encoding="utf-8")
+    warm.close()
     return int(failed)
 
 

@@ -5,6 +5,11 @@ nevertheless. Python can raise an exception in another thread, between two instr
 well, unless it is just in its handler or on its way back to the beginning. So the exception that is raised here turns
 on tracing in the thread when it is made, and from then on every line of the user's code raises another: none gets
 further than to the handler's end, where no `try` of the same loop protects it.
+
+Since CPython 3.12 an exception that is raised in another thread arrives at calls and after jumps only, so also inside
+the function that traces, which ends the tracing. There `sys.monitoring` takes the place of tracing: each line of the
+functions on the thread's stack raises, and what a callback of it raises leaves it in place. It is a tool of the whole
+process; `settle` takes it away again. Where a program has taken all tools, tracing has to do.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from simdist.frames import is_ours
@@ -22,7 +27,6 @@ from simdist.inside.python import raise_in_thread
 from simdist.kernel._task import Task, TaskKilled
 
 __all__ = ["calm", "insist", "settle", "without_collector"]
-
 
 class _Insisted(TaskKilled):
     """Python makes it on the thread in which it is raised."""
@@ -44,16 +48,83 @@ def _raise_again(frame: FrameType, event: str, argument: Any) -> Any:
     return _raise_again
 
 
+if sys.version_info >= (3, 12):
+
+    class _Lines:
+        """Lets each line of some functions raise `TaskKilled`, on the threads of doomed tasks."""
+
+        def __init__(self) -> None:
+            self._tool: int | None = None
+            self._codes = set[CodeType]()
+            self._doomed = set[int]()
+
+        def watch(self, ident: int) -> bool:
+            """Begin with a thread, with what is on its stack now; False if there is no tool left."""
+            if self._tool is None:
+                free = [each for each in (4, 3, 5, 2, 1, 0) if sys.monitoring.get_tool(each) is None]
+                if not free:
+                    return False
+                self._tool = free[0]
+                sys.monitoring.use_tool_id(self._tool, "simdist ends a task")
+                sys.monitoring.register_callback(self._tool, sys.monitoring.events.LINE, self._raise)
+            self._doomed.add(ident)
+            frame = sys._current_frames().get(ident)
+            while frame is not None:
+                if not is_ours(frame) and frame.f_code not in self._codes:
+                    self._codes.add(frame.f_code)
+                    sys.monitoring.set_local_events(self._tool, frame.f_code, sys.monitoring.events.LINE)
+                frame = frame.f_back
+            return True
+
+        def forget(self, ident: int) -> None:
+            """From now on the thread's lines do not raise."""
+            self._doomed.discard(ident)
+
+        def end(self) -> None:
+            """Leave the interpreter as it was."""
+            if self._tool is not None:
+                for code in self._codes:
+                    sys.monitoring.set_local_events(self._tool, code, sys.monitoring.events.NO_EVENTS)
+                sys.monitoring.register_callback(self._tool, sys.monitoring.events.LINE, None)
+                sys.monitoring.free_tool_id(self._tool)
+            self._tool = None
+            self._codes.clear()
+            self._doomed.clear()
+
+        def _raise(self, code: CodeType, line: int) -> None:
+            if _thread.get_ident() in self._doomed:
+                raise TaskKilled
+
+else:
+
+    class _Lines:
+        """Python 3.11 has no such tools."""
+
+        def watch(self, ident: int) -> bool:
+            """There is none."""
+            return False
+
+        def forget(self, ident: int) -> None:
+            """Nothing to do."""
+
+        def end(self) -> None:
+            """Nothing to do."""
+
+
+_lines = _Lines()
+
+
 def insist(task: Task) -> None:
     """Raise an exception in the thread of a doomed task that it can't swallow for long. May be repeated."""
     if not task.calm:
         task.insisted = True
-        raise_in_thread(task.ident, _Insisted)
+        raise_in_thread(task.ident, TaskKilled if _lines.watch(task.ident) else _Insisted)
 
 
 def calm(task: Task) -> None:
     """Called on the thread itself when the user's code has ended: what was not raised yet never is."""
     task.calm = True
+    _lines.forget(task.ident)
     sys.settrace(None)
     raise_in_thread(task.ident, None)
 
@@ -69,6 +140,7 @@ def settle() -> None:
     never does. With the note there, every thread looks again and again for what is not there; and where a profiler is
     set, it never gets past the beginning of a function.
     """
+    _lines.end()
     with contextlib.suppress(_Settled):
         raise_in_thread(_thread.get_ident(), _Settled)
         for _ in range(1000):  # it is raised at one of these jumps back

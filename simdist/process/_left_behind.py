@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from simdist.frames import is_our_file, is_ours, is_user_file
+from simdist.process._collector import host_froze
 from simdist.process._fork_copies import is_users
 from simdist.process._libraries import Finder
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
@@ -78,7 +79,7 @@ def _freezing(original: Callable[[], None]) -> Callable[[], None]:
         runtime = current_runtime()
         if runtime is not None:
             tell("objects frozen by gc.freeze", sys._getframe(1), "put back when the world ended")
-            if not gc.get_freeze_count():
+            if not host_froze():
                 runtime.patches.on_undo(gc.unfreeze)
         original()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from simdist._settings import SETTINGS
 from simdist.errors import ArgumentError
 from simdist.faults import Fault
 from simdist.result import RunResult
@@ -17,6 +19,7 @@ from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._report import SweepReport
 from simdist.sweeps._sweep import Progress, swept
 from simdist.sweeps._tries import Tries
+from simdist.values import guess_or_list
 
 __all__ = ["sweep"]
 
@@ -127,6 +130,10 @@ def sweep(
         only=None if only is None else tuple(only),
     )
     problems = [f"{name}: a sweep has its own" for name in _TAKEN if name in settings]
+    names = dict.fromkeys([*inspect.signature(sweep).parameters, *SETTINGS])
+    known = [name for name in names if name not in (*_TAKEN, "fn", "settings", "nprocs", "join")]
+    unknown = [name for name in settings if name not in names or name in ("nprocs", "join")]
+    problems += [f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown]
     problems += tries.problems()
     wanted = dict(expect or {})
     problems += [f"expect: {name!r} is none of {', '.join(_EXPECTED)}" for name in wanted if name not in _EXPECTED]

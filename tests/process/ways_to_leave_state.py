@@ -49,6 +49,8 @@ import torch.distributed as dist
 from torch import _tensor_str
 from torch.nn.modules import module as modules
 
+from simdist.process._collector import host_froze
+
 _torch: Any = torch  # some of its functions have no types
 Way = tuple[Callable[[], object], Callable[[], object]]
 
@@ -229,7 +231,7 @@ NAMED: dict[str, tuple[Way, str]] = {
         "gc.callbacks, put back when the world ended",
     ),
     "frozen objects": (
-        (gc.freeze, lambda: gc.get_freeze_count() > 0),
+        (gc.freeze, host_froze),
         "objects frozen by gc.freeze, set by rank 0 at ways_to_leave_state.py",
     ),
     "tracing of memory": (

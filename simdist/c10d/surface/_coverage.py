@@ -193,10 +193,12 @@ METHODS = _table(
     refused={
         "_backend_id": _not_simulated("has no C++ backend"),
         "_end_coalescing": _gloo_lacks("Backend gloo does not implement endCoalescing"),
+        "_end_time_estimate": _gloo_lacks("Backend gloo does not support time estimation"),
         "_register_on_completion_hook": _gloo_lacks(
             "Only ProcessGrouppNCCL supports onCompletion hook, but got gloo backend."
         ),
         "_start_coalescing": _gloo_lacks("Backend gloo does not implement startCoalescing"),
+        "_start_time_estimate": _gloo_lacks("Backend gloo does not support time estimation"),
         "_wait_for_pending_works": _gloo_lacks(
             "Only ProcessGrouppNCCL supports waitForPendingWorks, but got gloo backend."
         ),

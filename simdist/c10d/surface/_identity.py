@@ -324,6 +324,8 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 # -- what groups have since torch 2.14, as far as this torch has it ---------------------------------------------------
 
 _LACKING = {  # methods, and what torch calls them where a backend has none (Backend.hpp)
+    "_end_time_estimate": "time estimation",
+    "_start_time_estimate": "time estimation",
     "gather_into_tensor": "gather_single",
     "gather_single": "gather_single",
     "new_window": "new_window",
@@ -360,7 +362,7 @@ def _not_simulated(name: str, way: str) -> Callable[..., NoReturn]:
 
 
 for _name, _said in _LACKING.items():
-    if hasattr(ProcessGroup, _name):
+    if hasattr(ProcessGroup, _name) or hasattr(c10d_bindings.Backend, _name):
         setattr(GroupBackend, _name, _lacking(_said))
 for _name, _way in _NOT_SIMULATED.items():
     if hasattr(ProcessGroup, _name) or hasattr(c10d_bindings.Backend, _name):
