@@ -43,6 +43,7 @@ _NAME = re.compile(r"# ([\w./-]+\.(?:py|toml|json|sh))\n")
 _PYTEST = ["-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 _COMMANDS = {"simdist": ["-m", "simdist"], "pytest": _PYTEST, "python": []}
 _REAL_TIME = re.compile(r" in \d+\.\d+s\b(?= =+$|$)")  # of pytest
+_INSTALLED = re.compile(r"[^\s\"']*/(site-packages/|python3\.\d+/)")
 _LIKE = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "DIGEST"),
     (re.compile(r"accuracy(\W+)0\.\d+"), r"accuracy\g<1>0.9"),
@@ -232,6 +233,7 @@ def _run(start: Start, words: list[str], folder: Path, settings: dict[str, str])
     environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "88", "PYTHONDONTWRITEBYTECODE": "1"} | settings
     done = start([sys.executable, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
     text = (done.stdout + done.stderr).replace(f"{folder}/", "").replace(str(folder), ".")
+    text = _INSTALLED.sub(r"\1", text.replace(f"{ROOT}/", ""))  # no page shows where somebody installed things
     lines = [_REAL_TIME.sub("", line) for line in text.splitlines() if not line.startswith("real time")]
     return done.returncode, "".join(f"{line.rstrip()}\n" for line in lines)
 

@@ -386,7 +386,7 @@ def _faults() -> str:
     rows = [
         "# Faults\n\nEvery kind of fault, with its fields and what becomes of it on real processes.\n\n" + _NOTE,
         'In a scenario a fault is `[[faults]]` with `kind = "crash"`; in Python it is `simdist.faults.Crash(...)`. Times in '
-        'files are texts such as "3s" or "10ms"; in Python they are numbers of nanoseconds or the same texts. '
+        'files are texts such as "3s" or "10ms"; in Python they are whole numbers of nanoseconds. '
         "[Inject a fault](../how-to/inject-a-fault.md) shows how to use them.\n\n",
     ]
     for word, kind in KINDS.items():
