@@ -230,7 +230,7 @@ def _run(start: Start, words: list[str], folder: Path, settings: dict[str, str])
     import os
 
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "88", "PYTHONDONTWRITEBYTECODE": "1"} | settings
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "88", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "1"} | settings
     done = start([sys.executable, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
     text = (done.stdout + done.stderr).replace(f"{folder}/", "").replace(str(folder), ".")
     text = _INSTALLED.sub(r"\1", text.replace(f"{ROOT}/", ""))  # no page shows where somebody installed things
