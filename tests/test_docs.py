@@ -1,4 +1,4 @@
-"""The pages and the README: each example runs and prints what is shown, each link leads somewhere, nothing is missing."""
+"""The pages and the README: each example prints what is shown, each link leads somewhere, nothing is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tools.docs import page_files
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = page_files()
-WITH_EXAMPLES = sorted(topic for topic, file in FILES.items() if "```" in file.read_text() and "reference/" not in topic)
+WITH_EXAMPLES = sorted(
+    topic for topic, file in FILES.items() if "```" in file.read_text() and "reference/" not in topic
+)
 REAL = sorted(topic for topic, file in FILES.items() if "<!-- real -->" in file.read_text())
 TRIED_HERE = VERSION == (2, 13) and sys.version_info[:2] == (3, 11)
 ONLY_HERE = pytest.mark.skipif(not TRIED_HERE, reason="pages show texts and names of torch 2.13 and Python 3.11")
@@ -57,13 +59,16 @@ def test_a_page_that_shows_something_else_is_noticed(tmp_path: Path, interpreter
 
 
 def test_a_file_of_a_page_is_there_for_its_commands(tmp_path: Path, interpreters: Interpreters) -> None:
-    page = "```python\n# said.py\nprint('a')\nprint('b')\nprint('c')\n```\n\n```console\n$ python said.py\na\n...\nc\n```\n"
+    file = "```python\n# said.py\nprint('a')\nprint('b')\nprint('c')\n```\n"
+    page = f"{file}\n```console\n$ python said.py\na\n...\nc\n```\n"
 
     assert run_page(page, tmp_path, interpreters.run) == PageRun(page, ran=1)
 
 
 def test_a_command_that_pages_do_not_have_is_a_problem(tmp_path: Path) -> None:
-    page = "```console\n$ rm -r /\n```\n\n```sh\nwget x\n```\n\n```perl\n1\n```\n\n<!-- shown -->\n```console\n$ ls\n```\n"
+    page = (
+        "```console\n$ rm -r /\n```\n\n```sh\nwget x\n```\n\n```perl\n1\n```\n\n<!-- shown -->\n```console\n$ ls\n```\n"
+    )
 
     assert len(run_page(page, tmp_path).problems) == 4
 

@@ -33,7 +33,21 @@ __all__ = ["PERSON", "Block", "PageRun", "blocks", "run_page"]
 
 ROOT = Path(__file__).resolve().parents[1]
 Start = Callable[..., subprocess.CompletedProcess[str]]
-PERSON = ("pip", "git", "torchrun", "simdist", "python", "pytest", "cd", "export", "sudo", "pre-commit", "srun", "ssh", "kubectl")
+PERSON = (
+    "pip",
+    "git",
+    "torchrun",
+    "simdist",
+    "python",
+    "pytest",
+    "cd",
+    "export",
+    "sudo",
+    "pre-commit",
+    "srun",
+    "ssh",
+    "kubectl",
+)
 _BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w.+-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
 )
@@ -120,7 +134,11 @@ def run_page(text: str, folder: Path, start: Start = subprocess.run, *, real: bo
     edits: list[tuple[Block, str]] = []
     for index, block in enumerate(everything):
         following = everything[index + 1] if index + 1 < len(everything) else None
-        output = following if following is not None and following.language == "text" and _touch(text, block, following) else None
+        output = (
+            following
+            if following is not None and following.language == "text" and _touch(text, block, following)
+            else None
+        )
         _one(page, block, output, folder, start, edits, real=real)
     for block, body in sorted(edits, key=lambda edit: -edit[0].start):
         page.text = page.text[: block.start] + body + page.text[block.start + len(block.body) :]
@@ -133,7 +151,14 @@ def _touch(text: str, block: Block, following: Block) -> bool:
 
 
 def _one(
-    page: PageRun, block: Block, output: Block | None, folder: Path, start: Start, edits: list[tuple[Block, str]], *, real: bool
+    page: PageRun,
+    block: Block,
+    output: Block | None,
+    folder: Path,
+    start: Start,
+    edits: list[tuple[Block, str]],
+    *,
+    real: bool,
 ) -> None:
     if "shown" in block.directives:
         if not block.directives["shown"]:
@@ -150,7 +175,11 @@ def _one(
     if block.language in ("text", "diff", "mermaid", "yaml", "ini"):
         return
     if block.language == "sh":
-        unknown = [line for line in block.body.splitlines() if line.strip() and not line.startswith(("#", " ")) and shlex.split(line)[0] not in PERSON]
+        unknown = [
+            line
+            for line in block.body.splitlines()
+            if line.strip() and not line.startswith(("#", " ")) and shlex.split(line)[0] not in PERSON
+        ]
         page.problems.extend(f"not a command that pages show: {line}" for line in unknown)
         return
     missing = [each for each in re.split(r",\s*", block.directives.get("needs", "")) if each and not _is_there(each)]
@@ -230,7 +259,12 @@ def _run(start: Start, words: list[str], folder: Path, settings: dict[str, str])
     import os
 
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "88", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "1"} | settings
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "88",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "1",
+    } | settings
     done = start([sys.executable, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
     text = (done.stdout + done.stderr).replace(f"{folder}/", "").replace(str(folder), ".")
     text = _INSTALLED.sub(r"\1", text.replace(f"{ROOT}/", ""))  # no page shows where somebody installed things

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -240,12 +240,14 @@ def public_names(package: str) -> list[tuple[str, Any]]:
     """The public names of a package that are not packages, in the order of the alphabet."""
     module = importlib.import_module(package)
     found = [(name, getattr(module, name)) for name in module.__all__]
-    return sorted(((name, each) for name, each in found if not inspect.ismodule(each)), key=lambda pair: pair[0].lower())
+    return sorted(
+        ((name, each) for name, each in found if not inspect.ismodule(each)), key=lambda pair: pair[0].lower()
+    )
 
 
 def _package(package: str) -> str:
     module = importlib.import_module(package)
-    summary, _, rest = inspect.getdoc(module).partition("\n\n") if module.__doc__ else ("", "", "")  # type: ignore[union-attr]
+    summary, _, _ = inspect.getdoc(module).partition("\n\n") if module.__doc__ else ("", "", "")  # type: ignore[union-attr]
     parts = [f"# {package}\n\n{' '.join(summary.split())}\n\n{_NOTE}"]
     if package == "simdist":
         others = "\n".join(f"- [{each}]({each.replace('.', '-')}.md)" for each in PACKAGES[1:])
@@ -276,7 +278,11 @@ def _constant(each: Any) -> str:
 def _class(name: str, kind: type) -> str:
     base = "" if not issubclass(kind, BaseException) else f" ({kind.__mro__[1].__name__})"
     signature = "" if issubclass(kind, BaseException) else f"```py\n{name}{_signature(kind)}\n```\n\n"
-    parts = [f"## {name}\n\n{signature}", f"An exception{base}.\n\n" if base else "", f"{_markdown(inspect.getdoc(kind))}\n\n"]
+    parts = [
+        f"## {name}\n\n{signature}",
+        f"An exception{base}.\n\n" if base else "",
+        f"{_markdown(inspect.getdoc(kind))}\n\n",
+    ]
     for member, value in vars(kind).items():
         if member.startswith("_"):
             continue
@@ -284,7 +290,9 @@ def _class(name: str, kind: type) -> str:
         if isinstance(value, property):
             parts.append(f"### {name}.{member}\n\nA property. {_markdown(inspect.getdoc(value))}\n\n")
         elif inspect.isfunction(function):
-            parts.append(f"### {name}.{member}\n\n```py\n{member}{_signature(function)}\n```\n\n{_markdown(inspect.getdoc(function))}\n\n")
+            parts.append(
+                f"### {name}.{member}\n\n```py\n{member}{_signature(function)}\n```\n\n{_markdown(inspect.getdoc(function))}\n\n"
+            )
     return "".join(parts)
 
 
@@ -294,7 +302,7 @@ def _signature(each: Any) -> str:
     except (TypeError, ValueError):
         return "(...)"
     text = re.sub(r"(: |-> )'((?:[^'\\]|\\.)*)'", r"\1\2", str(found))
-    text = _without_specs(text)
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", _without_specs(text))
     text = re.sub(r"<[^<>]*(?: at 0x[0-9a-f]+|object)[^<>]*>", "...", text).replace("'", '"')
     text = text.replace("collections.abc.", "").replace("typing.", "")
     text = re.sub(r'(: |-> )"(\w+)"(?= =|,|\)|$)', r"\1\2", text)
@@ -305,7 +313,7 @@ def _signature(each: Any) -> str:
     for index, letter in enumerate(inner):
         depth += letter in "([{"
         depth -= letter in ")]}"
-        if depth == 1 and letter == "," or depth == 0 and letter == ")":
+        if (depth == 1 and letter == ",") or (depth == 0 and letter == ")"):
             pieces.append(inner[(last or opened) + 1 : index].strip())
             last = index
             if depth == 0:
@@ -357,7 +365,11 @@ def _section(title: str, text: str) -> str:
     lines = []
     for entry in entries:
         name, _, said = entry.partition(":")
-        lines.append(f"- `{name.strip()}`: {_escaped(' '.join(said.split()))}" if said else f"- {_escaped(' '.join(entry.split()))}")
+        lines.append(
+            f"- `{name.strip()}`: {_escaped(' '.join(said.split()))}"
+            if said
+            else f"- {_escaped(' '.join(entry.split()))}"
+        )
     return "\n".join(lines)
 
 
@@ -391,7 +403,9 @@ def _faults() -> str:
     ]
     for word, kind in KINDS.items():
         rows.append(f"## {word}\n\n`simdist.faults.{kind.__name__}`. {_markdown(inspect.getdoc(kind))}\n\n")
-        rows.append(f"On real processes: {REAL[word]}.\n\n| in a file | in Python | meaning | default |\n|---|---|---|---|\n")
+        rows.append(
+            f"On real processes: {REAL[word]}.\n\n| in a file | in Python | meaning | default |\n|---|---|---|---|\n"
+        )
         for name, field in fields_of(kind).items():
             default = "required" if field.default is ... else f"`{field.default!r}`"
             rows.append(f"| `{file_key(name)}` | `{name}` | {FIELDS[name]} | {default} |\n")
@@ -413,7 +427,7 @@ def scenario_keys() -> dict[str, dict[str, str]]:
 
     cluster: dict[str, str] = {}
     for topology in TOPOLOGIES:
-        cluster |= {name: "" for name in _schema.cluster_section(topology).model_fields}
+        cluster |= dict.fromkeys(_schema.cluster_section(topology).model_fields, "")
     return {
         "": wanted(_schema.HEADER),
         "workload": wanted(_schema.Target),
@@ -443,11 +457,15 @@ def _scenario_files() -> str:
         '"80GiB". `simdist validate FILE` reports all problems of a file at once.\n\n',
     ]
     for section, keys in scenario_keys().items():
-        rows.append(f"## {f'[{section}]' if section else 'Before the first section'}\n\n| key | meaning | default |\n|---|---|---|\n")
+        rows.append(
+            f"## {f'[{section}]' if section else 'Before the first section'}\n\n| key | meaning | default |\n|---|---|---|\n"
+        )
         rows += [f"| `{key}` | {KEYS[section][key]} | {default} |\n" for key, default in keys.items()]
         rows.append("\n")
     rows.append("## [env]\n\nAdditional environment variables of every rank.\n\n")
-    rows.append("## [[faults]]\n\n`kind` and the keys of that kind: [Faults](faults.md). A class of your own is `kind = \"module:Class\"`.\n\n")
+    rows.append(
+        '## [[faults]]\n\n`kind` and the keys of that kind: [Faults](faults.md). A class of your own is `kind = "module:Class"`.\n\n'
+    )
     rows.append(_topologies())
     return "".join(rows)
 
@@ -459,7 +477,9 @@ def _topologies() -> str:
     rows = ["## Topologies\n\n| topology | what it is | keys |\n|---|---|---|\n"]
     for name, topology in TOPOLOGIES.items():
         summary = " ".join((inspect.getdoc(topology.make) or "").partition("\n\n")[0].split())
-        keys = ", ".join(f"`{key}`" for key in _schema.cluster_keys(name) if key not in ("devices_per_host", "device_memory"))
+        keys = ", ".join(
+            f"`{key}`" for key in _schema.cluster_keys(name) if key not in ("devices_per_host", "device_memory")
+        )
         rows.append(f"| `{name}` | {_escaped(summary)} | {keys} |\n")
     return "".join(rows)
 
@@ -484,7 +504,11 @@ def _commands() -> str:
 
 def _launch_help() -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "simdist", "launch", "--help"], capture_output=True, text=True, check=True, env=_plain_environment()
+        [sys.executable, "-m", "simdist", "launch", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=_plain_environment(),
     )
     return done.stdout
 
@@ -510,7 +534,7 @@ def _pytest() -> str:
     class Config:
         rows: list[str] = []  # noqa: RUF012  # one instance
 
-        class option:  # noqa: N801
+        class option:
             simdist_trace = simdist_events = None
 
         def addinivalue_line(self, _: str, text: str) -> None:
@@ -524,7 +548,13 @@ def _pytest() -> str:
     parser, config = Parser(), Config()
     plugin.pytest_addoption(parser, Manager())  # type: ignore[arg-type]
     plugin.pytest_configure(config)  # type: ignore[arg-type]
-    fixtures = {"rank": plugin._rank, "world_size": plugin._world_size, "sim": plugin._sim, "disk": plugin._disk, "simdist_seed": plugin._simdist_seed}
+    fixtures = {
+        "rank": plugin._rank,
+        "world_size": plugin._world_size,
+        "sim": plugin._sim,
+        "disk": plugin._disk,
+        "simdist_seed": plugin._simdist_seed,
+    }
     return "".join(
         [
             "# The pytest plugin\n\nEvery marker, fixture and option. The plugin comes with the package.\n\n" + _NOTE,
@@ -533,7 +563,10 @@ def _pytest() -> str:
             "The arguments mean what they mean for [simdist.run](simdist.md#run); besides, `seeds` runs the test once for each of "
             "these seeds, `init=False` leaves `init_process_group` to the body, and `timeout` is that of the default group.\n\n",
             "## Fixtures\n\n| fixture | what it is |\n|---|---|\n",
-            *(f"| `{name}` | {_escaped(' '.join((inspect.getdoc(fixture) or _doc_of_fixture(fixture)).split()))} |\n" for name, fixture in fixtures.items()),
+            *(
+                f"| `{name}` | {_escaped(' '.join((inspect.getdoc(fixture) or _doc_of_fixture(fixture)).split()))} |\n"
+                for name, fixture in fixtures.items()
+            ),
             "\n## Options\n\n| option | what it does |\n|---|---|\n",
             *parser.rows,
             "\n",
@@ -553,7 +586,8 @@ def _collectives() -> str:
     from simdist.c10d.surface._coverage import FUNCTIONS, METHODS
 
     rows = [
-        "# Collectives and groups\n\nEvery public call of torch.distributed and every method of a group: simulated, local or refused.\n\n" + _NOTE,
+        "# Collectives and groups\n\nEvery public call of torch.distributed and every method of a group: simulated, local or refused.\n\n"
+        + _NOTE,
         "*Simulated* calls do what they do on real processes. *Local* calls set or return something on the rank itself. *Refused* "
         "calls raise the error shown. The table is that of Gloo; over NCCL, calls that ProcessGroupNCCL lacks raise "
         "its errors, and [Gloo and NCCL](../explanation/exactness.md) names the rest.\n\n",
@@ -625,18 +659,23 @@ print(json.dumps([plain, {owner: names for owner, names in more.items() if names
 def _replaced() -> str:
     import json
 
-    done = subprocess.run([sys.executable, "-c", _WATCHED], capture_output=True, text=True, check=True, env=_plain_environment())
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCHED], capture_output=True, text=True, check=True, env=_plain_environment()
+    )
     plain, devices = json.loads(done.stdout.splitlines()[-1])
     import torch
 
     rows = [
-        "# Replaced names\n\nEvery name of Python, torch and other libraries that a world replaces while it runs.\n\n" + _NOTE,
+        "# Replaced names\n\nEvery name of Python, torch and other libraries that a world replaces while it runs.\n\n"
+        + _NOTE,
         "All of them are put back when the world ends. On a thread that is not a rank's, a replacement calls the original. The "
         f"list is that of Python {sys.version_info.major}.{sys.version_info.minor} and torch {str(torch.__version__).partition('+')[0]}; "
         "a name that a version lacks is left out there. See [Isolation](../explanation/isolation.md).\n\n",
     ]
     for title, table in (("In every world", plain), ("In worlds with virtual devices, besides", devices)):
         rows.append(f"## {title}\n\n| owner | names |\n|---|---|\n")
-        rows += [f"| `{owner}` | {', '.join(f'`{name}`' for name in names)} |\n" for owner, names in sorted(table.items())]
+        rows += [
+            f"| `{owner}` | {', '.join(f'`{name}`' for name in names)} |\n" for owner, names in sorted(table.items())
+        ]
         rows.append("\n")
     return "".join(rows)

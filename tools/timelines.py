@@ -1,4 +1,4 @@
-"""Draws the timelines that the README shows, from the scenarios themselves: `python tools/timelines.py`.
+"""Draws the timelines that the pages show, from the scenarios themselves: `python tools/timelines.py`.
 
 A test draws them again and compares byte for byte, so run this, and look at the pictures, whenever they change.
 """
@@ -13,7 +13,7 @@ from simdist.trace import save, timeline, trace_of
 __all__ = ["FOLDER", "SCENARIOS", "draw", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "scenarios" / "timelines"
+FOLDER = ROOT / "simdist" / "docs" / "pictures"
 SCENARIOS = ("ddp_crash_resume", "straggler", "deadlock")
 
 

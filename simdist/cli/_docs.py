@@ -82,7 +82,9 @@ def _search(words: str) -> int:
             lines = list(group)
             console.print(Text(found, style="bold"))
             for hit in lines[:_HITS]:
-                console.print(Text.assemble("  ", (f"{hit.heading}: ", "dim"), hit.line), no_wrap=True, overflow="ellipsis")
+                console.print(
+                    Text.assemble("  ", (f"{hit.heading}: ", "dim"), hit.line), no_wrap=True, overflow="ellipsis"
+                )
             if len(lines) > _HITS:
                 console.print(f"  and {len(lines) - _HITS} more lines")
         console.print("\nread one: simdist docs TOPIC")

@@ -59,9 +59,11 @@ class Hit:
 
 
 def pages() -> list[Page]:
-    """All pages: by kind, in the order of KINDS, then by topic. The start page is the first."""
+    """All pages: by kind, in the order of KINDS; within a kind as the start page links to them, the rest by topic."""
     read = [_read(file) for file in FOLDER.rglob("*.md")]
-    return sorted(read, key=lambda page: (KINDS.index(page.kind), page.topic != "index", page.topic))
+    start = next(page.text for page in read if page.topic == "index")
+    places = {page.topic: start.find(f"({page.topic}.md)") % (len(start) + 1) for page in read} | {"index": -1}
+    return sorted(read, key=lambda page: (KINDS.index(page.kind), places[page.topic], page.topic))
 
 
 def _read(file: Path) -> Page:

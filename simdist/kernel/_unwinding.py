@@ -28,6 +28,7 @@ from simdist.kernel._task import Task, TaskKilled
 
 __all__ = ["calm", "insist", "settle", "without_collector"]
 
+
 class _Insisted(TaskKilled):
     """Python makes it on the thread in which it is raised."""
 

@@ -18,7 +18,7 @@ GLOO = "RuntimeError: [/__w/third_party/gloo/gloo/transport/tcp/pair.cc:537] Rea
 
 
 @pytest.mark.parametrize("scenario", timelines.SCENARIOS)
-def test_the_timelines_of_the_readme_are_what_is_drawn_now(scenario: str, tmp_path: Path) -> None:
+def test_the_timelines_of_the_pages_are_what_is_drawn_now(scenario: str, tmp_path: Path) -> None:
     timelines.draw(scenario, tmp_path / "drawn.svg")
 
     shown = (timelines.FOLDER / f"{scenario}.svg").read_bytes()
