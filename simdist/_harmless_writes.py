@@ -162,7 +162,7 @@ _ATTRIBUTES = {
     "logging: handlers of 'torch.__trace'": _LOGS,
     "fsspec.implementations.local.LocalFileSystem.*": "which process used it last; for another it drops what it keeps",
     "lightning.pytorch.utilities._pytree.SUPPORTED_NODES": _REGISTERED,
-    "unittest.mock._patch._active_patches": "what is replaced is told itself",
+    "unittest.mock._patch._active_patches": "what is replaced is reported itself",
     "weakref.finalize._registry": "what is to be done when an object goes, by the object",
     "rich._console": "one that writes to whatever `sys.stdout` is then",
 }

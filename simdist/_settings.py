@@ -127,9 +127,11 @@ class _Module(Spec):
         name = Text().check(value, dialect)
         if "." in name and all(part.isidentifier() for part in name.split(".")):
             top = name.partition(".")[0]
-            raise Unfit([Finding((), f"{brief(name)} is part of a package, which is one thing here; write {top!r}")])
+            raise Unfit(
+                [Finding((), f"{brief(name)} is a submodule; only whole packages can be isolated: write {top!r}")]
+            )
         if not name.isidentifier():
-            raise Unfit([Finding((), f"{brief(name)} is no name of a module")])
+            raise Unfit([Finding((), f"{brief(name)} is not the name of a module")])
         return name
 
 
@@ -149,9 +151,9 @@ class _Disk(Spec):
             for finding in findings_of(spec, getattr(value, name), dialect)
         ]
         if not isinstance(value.folder, str | os.PathLike) or not Path(value.folder).is_dir():
-            findings.append(Finding(("folder",), f"{brief(str(value.folder))} is no folder"))
+            findings.append(Finding(("folder",), f"{brief(str(value.folder))} is not a directory"))
         if value.local is not None and not (isinstance(value.local, str | os.PathLike) and Path(value.local).is_dir()):
-            findings.append(Finding(("local",), f"{brief(str(value.local))} is no folder"))
+            findings.append(Finding(("local",), f"{brief(str(value.local))} is not a directory"))
         if findings:
             raise Unfit(findings)
         return value
@@ -283,7 +285,8 @@ def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ())
     cluster = good.get("cluster")
     hosts = 1 if cluster is None else len(cluster.hosts)
     if (good.get("min_hosts") or 0) > hosts:
-        lines.append(f"min_hosts: {good['min_hosts']} of {hosts} {'host' if hosts == 1 else 'hosts'} can never be left")
+        said = "1 host" if hosts == 1 else f"{hosts} hosts"
+        lines.append(f"min_hosts: {good['min_hosts']} is more than the cluster's {said}")
     misplaced = []
     if cluster is not None and size is not None and cluster.world_size != size:
         misplaced.append(f"the cluster places {cluster.world_size} ranks, the world has {size}")

@@ -63,8 +63,8 @@ def run(
         args: positional arguments of `fn`, the same on every rank.
         kwargs: keyword arguments of `fn`.
         backend: "gloo" behaves as Gloo does; "sim" is ideal: no timeouts, so what would time out is a deadlock. "nccl"
-            is a world of virtual devices, one for each rank unless the cluster says otherwise, and NCCL on them. Which
-            of them a program gets it says itself, to `init_process_group`.
+            is a world of virtual devices, one for each rank unless the cluster says otherwise, and NCCL on them. The
+            program picks one in `init_process_group`.
         seed: drives the `random` policy, Python's and numpy's generators, and whatever else is drawn.
         cluster: hosts and links, from `simdist.cluster`; one host by default.
         faults: what goes wrong, from `simdist.faults`.
@@ -95,7 +95,7 @@ def run(
             one. `RunResult.programs` names them, for what they answer is no function of the seed.
         stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
             that the simulation does not know. One that computes may for ten times as long. One that keeps even
-            Python's lock (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,
+            the GIL (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,
             but at least 5 s, the stacks of all threads go to stderr, and three seconds later the process ends (on
             Linux; the stack of the rank ends with its name).
         echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. What it

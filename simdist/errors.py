@@ -84,7 +84,7 @@ class ScenarioError(SimdistError, ValueError):
 
 
 class TraceError(SimdistError, ValueError):
-    """A file that is no trace of simdist. `source` is the file, `problem` what is wrong with it."""
+    """A file that is not a trace of simdist. `source` is the file, `problem` what is wrong with it."""
 
     def __init__(self, source: str, problem: str) -> None:
         super().__init__(source, problem)

@@ -174,7 +174,7 @@ def _virtual_devices() -> Feature:
 def _compiled_kernels(devices: Feature) -> Feature:
     name = "kernels of virtual devices in C++"
     if not devices.is_on:
-        return Feature(name, "there are no virtual devices", "What turns these on is told above.")
+        return Feature(name, "there are no virtual devices", "The lines above say what turns these on.")
 
     def why_none() -> str:
         from simdist.device import built_kernels, compiler

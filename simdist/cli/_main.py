@@ -162,7 +162,9 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
 )
 @click.option("--limit", type=Count(least=1), help="At most so many crashes, spread over the run.")
 @click.option("--second-crash", is_flag=True, help="Crash it once more while it recovers.")
-@click.option("--no-merge", is_flag=True, help="Run also what begins as another run did to its end.")
+@click.option(
+    "--no-merge", is_flag=True, help="Run every crash to its end, even if its restart equals one already run."
+)
 @click.option("--keep", metavar="FILE", help="Keep what is found there; after Ctrl-C the same command goes on.")
 @click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
@@ -184,7 +186,7 @@ def sweep(
     json_path: str | None,
     write: str | None,
 ) -> None:
-    """Crash the scenario in FILE at every moment, start it again each time, and tell where it does not come back.
+    """Crash the scenario in FILE at every moment, start it again each time, and report where it does not recover.
 
     It needs a [disk], and is judged by its own expectations. Its own faults do not strike.
     """
@@ -281,7 +283,7 @@ def show(
 
 
 @main.command(name="build-devices")
-@click.option("--again", is_flag=True, help="Although they are there.")
+@click.option("--again", is_flag=True, help="Rebuild even if they are built.")
 @click.pass_context
 def build_devices(context: click.Context, *, again: bool) -> None:
     """Build the kernels of virtual CUDA devices in C++, with g++: several times as fast as those in Python.
@@ -298,7 +300,7 @@ def build_devices(context: click.Context, *, again: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.pass_context
 def doctor(context: click.Context, *, as_json: bool) -> None:
-    """Tell what of simdist works with this Python, this torch and this machine, and what turns on the rest.
+    """Report what works with this Python, this torch and this machine, and what turns on the rest.
 
     It runs a world of two ranks. Exit codes: 0 that works, 1 it does not, 2 bad input. A bug report begins with it.
     """

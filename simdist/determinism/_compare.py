@@ -27,7 +27,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs part: in event `index` of world `world`, or in what is told by `what` if that is no event."""
+    """Where two runs part: in event `index` of world `world`, or or in `what`, if it is not an event."""
 
     world: int
     index: int

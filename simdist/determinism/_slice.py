@@ -1,4 +1,4 @@
-"""From where two runs part back to the line that began it.
+"""Traces the first difference between two runs back to the line that caused it.
 
 Both runs have a line trace per rank. At the line that made the first differing event, some names already stand for
 different values; the line that gave them these values reads names too; and so on, until a line reads the same in both

@@ -23,7 +23,7 @@ _LATER = 100  # times as many objects until the collector runs
 
 @contextmanager
 def shaken() -> Iterator[None]:
-    """Inside, folders come in reverse order and garbage is collected much later: both are nobody's promise."""
+    """Inside, folders come in reverse order and garbage is collected much later: neither order is guaranteed."""
     thresholds = gc.get_threshold()
     gc.set_threshold(thresholds[0] * _LATER, *thresholds[1:])
     try:

@@ -43,7 +43,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
         "sort the names",
     ),
     (
-        "memory that nobody has written",
+        "memory that was never written",
         r"(?:torch\.|np\.|numpy\.)?empty(?:_like|_strided|_permuted)?|new_empty\w*|resize_\w*|set_",
         "use zeros",
     ),

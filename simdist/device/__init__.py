@@ -20,7 +20,7 @@ that older programs use.
 Kernels in C++ (`native/kernels.cpp`) can go before those in Python, with the same results:
 `build_kernels` builds them, `_compiled` finds them.
 
-A world that has no devices pays nothing and changes nothing. One that has ends as if it had not been there: only the
+A world that has no devices pays nothing and changes nothing. A world with devices leaves nothing behind: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
 
 In doubt: values are the CPU's, not a GPU's (no TF32, no Philox); quantized and compressed sparse tensors, CUDA graphs

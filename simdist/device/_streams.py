@@ -5,7 +5,7 @@ enqueues it. Each stream of a process has the moment at which the last of what i
 `Mark` while that depends on other ranks. Waiting for an event or for another stream moves it on, without anybody
 parking; `synchronize`, and whatever brings values to the host, parks until then.
 
-What says how long it takes takes time (`torch.cuda._sleep`), and collectives that are ordered on streams do, by
+Operations that state a duration take time (`torch.cuda._sleep`), and collectives that are ordered on streams do, by
 `Streams.mark` and `Streams.end_with`. Where there is a model of computing, each kernel is given to `Streams.enqueue`.
 
 The classes are torch's own, `torch.cuda.Stream` and `Event`, on other bases: the module is executed once more with the

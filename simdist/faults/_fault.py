@@ -113,7 +113,7 @@ class Fault:
                     object.__setattr__(self, name, each.spec.check(value))
 
     def with_texts(self, change: Callable[[str], str]) -> Fault:
-        """The fault with something else in its texts; it is still told of, and drawn for, as this one."""
+        """The fault with something else in its texts; reports and random draws still treat it as this one."""
         texts = {e.name: getattr(self, e.name) for e in dataclasses.fields(self)}
         changed: dict[str, Any] = {}
         changed |= {n: change(text) for n, text in texts.items() if isinstance(text, str) and change(text) != text}

@@ -84,7 +84,7 @@ class _Probability(Number):
 
 @dataclass(frozen=True, slots=True)
 class _Anything(Spec):
-    """Whatever the author of the fault makes of it."""
+    """Any value; the fault's class checks it."""
 
     def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
         return value

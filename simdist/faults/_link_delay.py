@@ -27,4 +27,4 @@ class LinkDelay(FaultBetween):
 
     def ends(self) -> str:
         """As before."""
-        return f"messages between ranks {self.src} and {self.dst} take no longer any more"
+        return f"messages between ranks {self.src} and {self.dst} are no longer delayed"

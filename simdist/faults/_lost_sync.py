@@ -35,4 +35,4 @@ class LostSync(RankFault):
 
     def begins(self) -> str:
         """What is lost."""
-        return f"the disk tells rank {self.rank} that {self.op} is done, and has done nothing"
+        return f"the disk confirms {self.op} to rank {self.rank} without doing it"

@@ -12,7 +12,7 @@ __all__ = ["SlowRank"]
 
 
 class SlowRank(OperationDelay):
-    """A straggler: every operation of `rank` starts `delay_ns` late, from `start_ns` until `until_ns` (None: ever)."""
+    """A straggler: every operation of `rank` starts `delay_ns` late, from `start_ns` to `until_ns` (None: for ever)."""
 
     delay_ns: Annotated[int, DELAY]
 

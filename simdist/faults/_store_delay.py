@@ -41,7 +41,7 @@ class StoreDelay(StoreFault, LastingFault):
 
     def ends(self) -> str:
         """As before."""
-        return f"requests of {self._whose()} to the launcher's store take no longer any more"
+        return f"requests of {self._whose()} to the launcher's store are no longer delayed"
 
     def _whose(self) -> str:
         return "all ranks" if self.rank is None else f"rank {self.rank}"

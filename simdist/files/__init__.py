@@ -23,12 +23,12 @@ written so.
 
 Nothing of this is installed in a world without a disk, and in one with a disk paths elsewhere stay as they are.
 
-Open `_mounted.py` first: how an effect goes by. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the functions
-of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a path
-leads, `_watched.py` what was not seen, `_by_c_code.py` what libraries' C code tells the system, `_left.py` what a crash
-has left, `_looks.py` what nobody has looked at, `_spill.py` where many bytes lie that are not synced, `_clients.py`
-what each host sees of a shared disk. Stores to a mapping are noticed when it is flushed. Modification times are not
-simulated.
+Open `_mounted.py` first: how an effect is processed. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the
+functions of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a
+path leads, `_watched.py` what was not seen, `_by_c_code.py` what libraries' C code tells the system, `_left.py` what a
+crash has left, `_looks.py` what nobody has looked at, `_spill.py` where many bytes lie that are not synced,
+`_clients.py` what each host sees of a shared disk. Stores to a mapping are noticed when it is flushed. Modification
+times are not simulated.
 """
 
 from simdist.files._by_c_code import reaches_c_code

@@ -1,4 +1,4 @@
-"""A disk of a world: the real folder, the model of what is durable, and how an effect goes by.
+"""A disk of a world: the real folder, the model of what is durable, and how an effect is processed.
 
 Every change that a rank makes goes through `MountedDisk.change`: it is announced, delayed and struck like any other
 effect, done to the real file, then told to the model and recorded.

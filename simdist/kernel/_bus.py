@@ -6,9 +6,9 @@ afterwards, in the order in which they came, on the thread that tells. There are
 records of `simdist.records`, which the log keeps, and events, which carry what lives only now (a process, a work) and
 are nobody's to keep.
 
-Nobody there costs nothing. The layer asks `wants` before it builds an event to announce, and `hears` before it builds
-one to tell, a dictionary look-up each. Records are made anyway, for the log: `record` is the log's own function until
-somebody listens to some kind of them, and only then looks who does.
+Without judges and listeners the bus costs nothing. The layer asks `wants` before it builds an event to announce, and
+`hears` before it builds one to report, a dictionary look-up each. Records are made anyway, for the log: `record` is the
+log's own function until somebody listens to some kind of them, and only then looks who does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The net under code that keeps Python's lock.
+"""The net under code that keeps the GIL.
 
 While a task runs C code that does not give the lock back (a regular expression that backtracks for ever, a power of
 huge integers), no thread of the process runs any Python: not the one that waits for the world, no handler of a signal.

@@ -162,7 +162,7 @@ class Turns(Timetable):
         return task.ident
 
     def forget_task(self, task: Task) -> None:
-        """Called on a task's own thread as its last step: nobody asks for it any more, at the world's end either."""
+        """Called by a task as its last step; `close` will skip it."""
         self.tasks.remove(task)
 
     def park(self, wait: Wait, deadline_ns: int | None = None) -> bool:

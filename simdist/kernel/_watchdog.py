@@ -2,7 +2,7 @@
 
 A task that has the baton and gives it to nobody is either *blocked*, in something that the simulation does not know:
 its thread uses no processor time, and `stall_s` of that are enough. Or it *computes*: that is no fault, and it may for
-ten times as long. What keeps even Python's lock is `_lock_watch`'s.
+ten times as long. Code that holds the GIL is handled by `_lock_watch`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _acquire(acquire: Any, tick: float) -> Any:
 def _waiting(limit_s: float, repeat_s: int) -> Any:
     return named(
         _acquire,
-        f"simdist: a rank has kept Python's lock for {limit_s:g} s of real time, so that nothing else of this process "
+        f"simdist: a rank has kept the GIL for {limit_s:g} s of real time, so that nothing else of this process "
         f"could run, and the process ends unless it gives the lock back within {repeat_s} s; its line stands in the "
         "stack that ends with its name; a rank that needs longer gets it with a larger stall_s",
     )

@@ -81,12 +81,12 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         default="torchrun",
         help="Whose variables the script finds; with `accelerate` as the first option its own options follow.",
     )
-    ours.add_argument("--seed", default="0", help="Drives the order of chance and all that is drawn; 0 by default.")
+    ours.add_argument("--seed", default="0", help="Seed of scheduling and of all random numbers; 0 by default.")
     ours.add_argument("--faults", metavar="FILE", help="A TOML file with [[faults]], as in a scenario.")
     ours.add_argument(
         "--devices", default="0", metavar="N", help="Virtual CUDA devices on each node; ranks is one for each worker."
     )
-    ours.add_argument("--device-model", metavar="NAME", help="How long devices compute: as an a100, or an h100.")
+    ours.add_argument("--device-model", metavar="NAME", help="Compute model of the devices: a100 or h100.")
     ours.add_argument(
         "--program-time",
         default="0ns",

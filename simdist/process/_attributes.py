@@ -252,7 +252,7 @@ class AttributeViews:
 
     def _notice(self, kind: _Kind, owner: Any, name: str, frame: FrameType | None) -> None:
         process = current_process()
-        if process is None or process is not self._present or not self._is_rank_s(frame):
+        if process is None or process is not self._present or not self._is_rank_code(frame):
             return
         if not self._is_shared(process, owner):
             return
@@ -267,7 +267,7 @@ class AttributeViews:
             self._of_host[key] = kind, owner, name, vars(owner).get(name, _MISSING)
         self._of_rank.setdefault(process, {}).setdefault(key, None)
 
-    def _is_rank_s(self, frame: FrameType | None) -> bool:
+    def _is_rank_code(self, frame: FrameType | None) -> bool:
         """True for code of the user, and of libraries that each rank has for itself."""
         while frame is not None:
             name = frame.f_globals.get("__name__") or ""

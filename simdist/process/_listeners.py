@@ -101,7 +101,7 @@ class _Listener:
         return made
 
     def close(self) -> None:
-        """Nobody can connect any more, and who waited to be accepted is hung up on."""
+        """Refuses new connections and closes those not yet accepted."""
         if self._known.get(_key(self._address)) is self:
             del self._known[_key(self._address)]
         self._process.end_listeners.pop(self._left, None)

@@ -239,7 +239,7 @@ class Locks:
         if task.doomed:
             raise TaskKilled
         if task.state is not TaskState.RUNNING:  # a timer's action, or a finalizer that the kernel's steps set off
-            raise InternalError("a lock that is taken is asked for where nobody can wait")
+            raise InternalError("a taken lock was requested where no task can wait")
         in_time = self.simulation.park(wait, deadline_ns)
         if task.context.pending:
             task.context.handle_signals()
@@ -345,6 +345,6 @@ def nanoseconds(seconds: float) -> int:
 
 
 def give_back(lock: Any) -> None:
-    """Release a plain lock if it is taken, for a task that ends."""
+    """Release a lock that an ending task still holds."""
     if lock.locked():
         lock.release()

@@ -186,7 +186,7 @@ class SimProcess:
 
     @property
     def has_baton(self) -> bool:
-        """True if one of its tasks is the one that runs, and it is this that the caller's thread is."""
+        """True if the caller is this process's running task."""
         current = self.simulation.current
         return current in self.tasks and current.state is TaskState.RUNNING and self.simulation.owns_this_thread()
 

@@ -194,9 +194,9 @@ class Program:
 
     def _give_up(self) -> NoReturn:
         error = SimdistError(
-            f"rank {self.process.rank}: the program {self.name!r} has come to the end of its virtual time, and runs "
-            f"on for more than {_PATIENCE_S:g} real seconds; program_ns (in files program_time, of simdist launch "
-            "--program-time) says how long the programs of ranks take, and one that is to run until it is told to end "
+            f"rank {self.process.rank}: the program {self.name!r} has reached the end of its virtual time, and still "
+            f"runs on for more than {_PATIENCE_S:g} real seconds; program_ns (in files program_time, of simdist launch "
+            "--program-time) says how long the programs of ranks take, and one that runs until it is stopped "
             "needs more than that"
         )
         self.process.simulation.abort(error)

@@ -9,10 +9,10 @@ The other end is in the world if it has the address of a socket that a rank hold
 socket that a rank makes.
 
 In doubt: bytes between tasks take no virtual time, and how many fit into a buffer, so how often a task parks that sends
-more than some hundred kilobytes at once, is the system's affair. Whoever accepts, or receives datagrams from anybody,
-waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is the host's.
-Encrypted connections (`ssl`) read and write in C: they
-are told not to wait, and what they say they want is waited for here.
+more than some hundred kilobytes at once, is up to the operating system. Whoever accepts, or receives datagrams from
+anybody, waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is the
+host's. Encrypted connections (`ssl`) read and write in C: they are told not to wait, and what they say they want is
+waited for here.
 """
 
 from __future__ import annotations

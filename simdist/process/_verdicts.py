@@ -13,7 +13,7 @@ from simdist.records import delayed
 __all__ = ["Strike", "carry_out", "refusal_of"]
 
 Strike = tuple[Literal["during", "after"], Callable[[], None]]
-"""What an announced effect must still suffer, and when."""
+"""What is still to strike an announced effect, and when."""
 
 
 def carry_out(

@@ -327,7 +327,7 @@ class _Loader:
 
     def _exception(self, name: str, pattern: str | None, wanted: Any) -> None:
         if wanted.type is None and wanted.message is None and pattern is None:
-            self._problem(("expect", "exception", name), "says nothing; give type, message or pattern")
+            self._problem(("expect", "exception", name), "is empty; give type, message or pattern")
         if pattern is not None:
             try:
                 re.compile(pattern)
@@ -357,7 +357,7 @@ class _Loader:
             first, _, last = part.strip().partition("-")
             low, high = int(first), int(last or first)
             if high < low:
-                self._problem(("expect", key, text), f"{part.strip()} counts downwards")
+                self._problem(("expect", key, text), f"{part.strip()} is a descending range")
             elif size is not None and high >= size:
                 self._problem(("expect", key, text), f"rank {high} is outside the world of {size} ranks")
             elif size is not None:

@@ -14,7 +14,7 @@ from simdist.values import brief, rank_text
 
 __all__ = ["judge_training"]
 
-_UNTOLD = "no rank told of its state (simdist.state)"
+_UNTOLD = "no rank reported its state (simdist.state)"
 
 
 def judge_training(
@@ -25,10 +25,10 @@ def judge_training(
     told = len(events_of(events, "state")) if asked else 0
     if expect.equal_states:
         found = _differing_ranks(events) if told else _UNTOLD
-        yield Verdict("equal_states", found is None, found or f"in all of {told} that ranks told of")
+        yield Verdict("equal_states", found is None, found or f"in all of {told} that ranks reported")
     if expect.same_states_as_without_faults and undisturbed is not None:
         found = _differing_steps(events, undisturbed) if told else _UNTOLD
-        yield Verdict("same_states_as_without_faults", found is None, found or f"all of {told} that ranks told of")
+        yield Verdict("same_states_as_without_faults", found is None, found or f"all of {told} that ranks reported")
     if expect.samples_once is not None:
         found = _uneven_samples(events, expect.samples_once)
         yield Verdict("samples_once", found is None, found or f"each of {expect.samples_once} in each epoch")
@@ -117,7 +117,7 @@ def _uneven_samples(events: Sequence[Event], count: int) -> str | None:
         if life.first_step is not None:
             until = min(until, life.first_step)
     if not seen:
-        return "no rank told of samples (simdist.samples)"
+        return "no rank reported samples (simdist.samples)"
     for epoch, counts in sorted(seen.items()):
         often = sorted(sample for sample, times in counts.items() if times > 1)
         if often:

@@ -181,7 +181,7 @@ class SweepReport:
 
 def alike(others: int) -> str:
     """That so many more failures are of a kind, in words."""
-    return f"{others} other {'crashes come' if others > 1 else 'crash comes'} to the same"
+    return f"{others} other {'crashes lead' if others > 1 else 'crash leads'} to the same"
 
 
 def unseen_words(paths: Sequence[str]) -> str:

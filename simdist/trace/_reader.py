@@ -90,7 +90,7 @@ def read_trace(path: Path) -> Trace:
         told = "; ".join(reader.problems[:_SHOWN])
         more = f"; and {len(reader.problems) - _SHOWN} more" if len(reader.problems) > _SHOWN else ""
         raise TraceError(
-            name, f"is no trace of simdist ({told}{more}); expected what `simdist run --trace` or `--events` writes"
+            name, f"is not a trace of simdist ({told}{more}); expected what `simdist run --trace` or `--events` writes"
         )
     return trace
 

@@ -108,7 +108,7 @@ def test_a_port_that_nobody_serves_is_explained() -> None:
         "The client socket has timed out after 1800000ms while trying to connect to (localhost, 12355)."
     )
     (note,) = error.__notes__
-    assert "nobody serves a store at localhost:12355" in note
+    assert "no rank serves a store at localhost:12355" in note
     assert "the launcher serves it, at 127.0.0.1:29500" in note
     assert "simdist.spawn" in note
 

@@ -241,7 +241,7 @@ def test_a_trace_of_wrong_types_is_told_by_its_place(simdist: Simdist, tmp_path:
 
     (line,) = problems(simdist("show", file))
 
-    start = f"{file}: is no trace of simdist ("
+    start = f"{file}: is not a trace of simdist ("
     assert line.startswith(start + problem.removesuffix("; traceEvents[0]"))
 
 

@@ -102,7 +102,7 @@ def test_a_bad_file_is_told_in_one_line(job: Job, simdist: Simdist) -> None:
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith(f"{file}: is no trace of simdist (line 1: not JSON: Expecting value")
+    assert result.stderr.startswith(f"{file}: is not a trace of simdist (line 1: not JSON: Expecting value")
 
 
 def test_a_saved_trace_is_drawn_as_the_run_itself(job: Job, simdist: Simdist, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that keep Python's lock: nothing in the process can report them but C. So they run in one of their own."""
+"""Tasks that keep the GIL: nothing in the process can report them but C. So they run in one of their own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_task_that_keeps_the_lock_for_ever_is_reported_with_its_line_and_ends_
     (host,) = [stack for stack in stacks if "in wait\n" in stack]
     assert "in backtracks\n" in own
     assert (
-        "in simdist: a rank has kept Python's lock for 0.5 s of real time, so that nothing else of this process could "
+        "in simdist: a rank has kept the GIL for 0.5 s of real time, so that nothing else of this process could "
         "run, and the process ends unless it gives the lock back within 1 s; "
     ) in host
     assert "larger stall_s\n" in host

@@ -367,9 +367,9 @@ def test_a_program_that_outlives_its_virtual_time_says_what_to_set(monkeypatch: 
         simdist.run(_looks_at_a_server, world_size=1)
 
     assert str(caught.value) == (
-        "rank 0: the program 'sleep' has come to the end of its virtual time, and runs on for more than 0.1 real "
+        "rank 0: the program 'sleep' has reached the end of its virtual time, and still runs on for more than 0.1 real "
         "seconds; program_ns (in files program_time, of simdist launch --program-time) says how long the programs of "
-        "ranks take, and one that is to run until it is told to end needs more than that"
+        "ranks take, and one that runs until it is stopped needs more than that"
     )
 
 

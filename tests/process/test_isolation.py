@@ -378,8 +378,8 @@ def test_what_all_share(name: str) -> None:
             {"isolate": "accelerate"},
             "isolate: expected True or False, or a sequence of names of modules, found the text",
         ),
-        ({"isolate": ["a.b"]}, "isolate[0]: 'a.b' is part of a package, which is one thing here; write 'a'"),
-        ({"share": ["no name"]}, "share[0]: 'no name' is no name of a module"),
+        ({"isolate": ["a.b"]}, "isolate[0]: 'a.b' is a submodule; only whole packages can be isolated: write 'a'"),
+        ({"share": ["no name"]}, "share[0]: 'no name' is not the name of a module"),
     ],
 )
 def test_bad_names_are_told(settings: dict[str, Any], text: str) -> None:

@@ -85,8 +85,8 @@ def test_what_nobody_told_is_no_proof(tmp_path: Path) -> None:
     found = {each.name: each.evidence for each in run_scenario(load(str(path))).verdicts if not each.ok}
 
     assert found == {
-        "equal_states": "no rank told of its state (simdist.state)",
-        "samples_once": "no rank told of samples (simdist.samples)",
+        "equal_states": "no rank reported its state (simdist.state)",
+        "samples_once": "no rank reported samples (simdist.samples)",
     }
 
 

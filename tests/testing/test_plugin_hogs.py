@@ -1,4 +1,4 @@
-"""A test whose rank keeps Python's lock: the stacks come past pytest's capture, and beside its own timers."""
+"""A test whose rank keeps the GIL: the stacks come past pytest's capture, and beside its own timers."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def test_the_stacks_name_the_test_and_its_line(pytester: pytest.Pytester, option
     assert result.ret == -int(signal.SIGRTMAX - 2)
     assert "in test_backtracks" in text
     assert "in rank 0" in text
-    assert "in simdist: a rank has kept Python's lock for 0.5 s" in text
+    assert "in simdist: a rank has kept the GIL for 0.5 s" in text
     assert ("Timeout (0:00:00.200000)!" in text) is bool(options)

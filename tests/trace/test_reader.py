@@ -93,7 +93,7 @@ def test_a_file_that_is_no_trace_is_told_in_one_line(text: str, problem: str, tm
     with pytest.raises(TraceError) as caught:
         read_trace(file)
 
-    assert str(caught.value).startswith(f"{file}: is no trace of simdist ({problem}")
+    assert str(caught.value).startswith(f"{file}: is not a trace of simdist ({problem}")
     assert "\n" not in str(caught.value)
 
 

@@ -213,14 +213,14 @@ class Collective:
                 self.move_deadline(due_ns)
 
     def _compare(self, operation: Operation) -> bool:
-        """Compare what the last to come called with what the first did; False if everyone has been told off."""
+        """Compare what the last to arrive called with what the first did; False if every rank got the error."""
         if len(self.arrivals) == 1:  # the ranks before this one have been refused, and do not count
             self._set_operation(operation)
             return True
         return operation.fits(self.operation, strict=self.communicator.strict) or self._note_mismatch()
 
     def _compare_exchange(self) -> bool:
-        """Compare who sends how much to whom, once all have come; False if everyone has been told off."""
+        """Compare who sends how much to whom, once all have arrived; False if every rank got the error."""
         return self.mismatched or _data.exchange_fits(self._inputs()) or self._note_mismatch()
 
     def _note_mismatch(self) -> bool:

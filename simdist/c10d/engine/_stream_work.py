@@ -1,4 +1,4 @@
-"""What a rank holds in the hand of an operation that ends on a stream: its work, and the future of that.
+"""The work of an operation that ends on a stream, and its future.
 
 To wait for such a work is to let the current stream wait for it; the host goes on. So its future is done at once, as
 one of CUDA is, and what is read of it, or called with it, is ordered on streams as well.

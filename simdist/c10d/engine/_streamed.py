@@ -6,7 +6,7 @@ that waits. A part begins when the stream that it was given to has come there, a
 the bytes move at once, and the time that they take passes on the streams: each part has a mark at which it ends.
 
 Nothing is compared between ranks, no part of the others ends when one is missing, and nobody sees that a peer is gone:
-whoever waits waits, until its backend's watchdog or the program makes an end of it.
+a waiting rank waits until the watchdog or the program ends the wait.
 
 Invariants:
 - A part is either not begun, and its memory is claimed; or begun, and its bytes have moved; or lost, and never ends.
@@ -15,7 +15,7 @@ Invariants:
 
 Calls that do not fit collide: the backend's algorithm says who gets stuck, and what the others find.
 
-Doubts: bytes move at the beginning, so a program that changes an input while the operation runs is not seen to. A
+Doubts: bytes move at the beginning, so a program that changes an input while the operation runs is not noticed. A
 broadcast, gather or scatter takes all ranks, where real ones may let some go.
 """
 

@@ -18,7 +18,7 @@ __all__ = ["host_server", "open_tcp_store"]
 
 Servers = dict[Any, Any]
 _NOT_THERE = (
-    "simdist: nobody serves a store at {address}. Ranks have torchrun's environment here, where the launcher serves "
+    "simdist: no rank serves a store at {address}. Ranks have torchrun's environment here, where the launcher serves "
     "it, at {launchers}, and rank 0 does not (TORCHELASTIC_USE_AGENT_STORE). A program that sets MASTER_ADDR or "
     "MASTER_PORT itself, as for torch.multiprocessing.spawn, runs with simdist.spawn, or with "
     "simdist launch --launcher srun --nproc-per-node 1; here it has to leave them."

@@ -89,7 +89,7 @@ def _checksum(work: P2PWork) -> int:
 def problems_at_end(process: SimProcess) -> list[str]:
     """One line for everything that a rank leaves undone when its program ends well."""
     state = process.torch_state
-    lines = [f"nobody waited for {work.describe()}, issued{site}" for work, site in state.unwaited.items()]
+    lines = [f"no rank waited for {work.describe()}, issued{site}" for work, site in state.unwaited.items()]
     for group in list(state.world.pg_map):
         member = group._member
         lines += [

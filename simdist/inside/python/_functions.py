@@ -9,7 +9,7 @@ miss. The object stays the same one: `is`, `pickle` and `repr` see no difference
   and the entry point that goes with them), and what that gets as its first argument, the module. Redirected, it calls
   `PyObject_Vectorcall`, whose parameters are those of a C function with `METH_FASTCALL | METH_KEYWORDS`, and the first
   argument is our callable, a module so that `__self__` still is one. All words are written in one store, which no
-  other thread can interrupt: Python's lock is held.
+  other thread can interrupt: the GIL is held.
 - A *Python function* gets another code object.
 
 Invariant: what `original` returns is a second function object with the behaviour that was there before, and it is

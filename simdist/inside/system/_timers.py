@@ -1,4 +1,4 @@
-"""A timer of the system that ends the process by a signal, in C: Python's lock may be held meanwhile.
+"""A timer of the system that ends the process by a signal, in C: the GIL may be held meanwhile.
 
 It is none of the three that programs use (`setitimer`), and the signal one of those without a name.
 """

@@ -59,7 +59,7 @@ class Sim:
     """What the fixture `sim` is: starts worlds, and gives them faults.
 
     A fault that is given while no world is under way belongs to the next one, from its start on; one that is given
-    between two `advance`s comes in now. Times and durations are texts such as "2s" and "50ms", or nanoseconds.
+    between two `advance`s takes effect at once. Times and durations are texts such as "2s" and "50ms", or nanoseconds.
 
     The keywords of the marker (`simdist.testing.plugin`) are those of `run` and `start`; the test's own marker gives
     their defaults, and the command line the seed.

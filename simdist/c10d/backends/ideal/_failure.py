@@ -30,4 +30,4 @@ class IdealFailure:
 
     def overrun(self) -> str:
         """The last words of a process that was sent more than it has room for."""
-        return "the process aborts: more data came than the receive has room for"
+        return "the process aborts: more data arrived than the receive has room for"

@@ -41,10 +41,10 @@ def _network(process: SimProcess, config: Any) -> str:
 
 
 def problem_of_networks(process: SimProcess, config: Any) -> str:
-    """What NCCL says that has no network as its variables and the group's config want it; empty if it has one.
+    """NCCL's error if no network matches its variables and the group's config, else an empty text.
 
     Raises:
-        UnsupportedError: they want that of a plugin.
+        UnsupportedError: the requested network is a plugin's.
     """
     name = _network(process, config)
     if name not in ("", "IB", "SOCKET"):

@@ -1,4 +1,4 @@
-"""WorkNCCL: what a rank holds in the hand of a call."""
+"""WorkNCCL: the work of a call."""
 
 from __future__ import annotations
 
