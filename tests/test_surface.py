@@ -55,6 +55,7 @@ LAYERS: dict[str, set[str]] = {
     "_shared_writes": {"_harmless_writes", "_shared_insides", "kernel", "_observer", "torch"},
     "_tell": {"records", "process", "torch"},
     "_no_devices": {"values"},
+    "docs": set(),
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
         "inside",
@@ -137,8 +138,10 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "sweeps": {
+        "_settings",
         "errors",
         "frames",
+        "values",
         "result",
         "kernel",
         "storage",
@@ -204,6 +207,7 @@ LAYERS: dict[str, set[str]] = {
         "_shared_writes",
         "_observer",
         "device",
+        "docs",
         "click",
         "rich",
         "torch",
