@@ -64,6 +64,6 @@ def test_a_scenarios_plan_has_what_a_file_can_say_under_the_same_names() -> None
     assert set(FIELDS) - plan == {"argv", "record_results", "stall_s", "echo", "progress"}
 
 
-def test_more_hosts_than_there_are_can_never_be_left() -> None:
-    with pytest.raises(ArgumentError, match="min_hosts: 2 of 1 host can never be left"):
+def test_more_hosts_than_there_are_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="min_hosts: 2 is more than the cluster's 1 host"):
         simdist.run(print, world_size=1, min_hosts=2)

@@ -233,7 +233,7 @@ def test_after_the_run_files_are_ordinary_ones(tmp_path: Path) -> None:
     ("disk", "message"),
     [
         (5, "disk: expected a folder, or a Mount from simdist.storage, found the number 5"),
-        ("/no/where", "disk.folder: '/no/where' is no folder"),
+        ("/no/where", "disk.folder: '/no/where' is not a directory"),
         (Mount(folder="/", profile="ext5"), r"disk.profile: unknown 'ext5'.*did you mean 'ext4'"),
         (Mount(folder="/", latency_ns=-1, bandwidth=0), r"disk.latency_ns: .*\n.*disk.bandwidth: "),
     ],

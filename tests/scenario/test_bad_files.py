@@ -183,11 +183,11 @@ def test_a_fault_with_one_bad_key_still_has_its_rank_checked(write: Write) -> No
         ('outcomes = {"1" = "raisd"}', "expect.outcomes.1: unknown 'raisd'; did you mean 'raised'?"),
         ('outcomes = {"0-9" = "raised"}', 'expect.outcomes."0-9": rank 9 is outside the world of 4 ranks'),
         ('outcomes = {"0-9" = "raisd"}', 'expect.outcomes."0-9": rank 9 is outside the world of 4 ranks'),
-        ('outcomes = {"3-1" = "raised"}', 'expect.outcomes."3-1": 3-1 counts downwards'),
+        ('outcomes = {"3-1" = "raised"}', 'expect.outcomes."3-1": 3-1 is a descending range'),
         ('outcomes = {"0" = "raised", "0-1" = "raised"}', 'expect.outcomes."0-1": rank 0 is named twice'),
         ('outcomes = {all = "raised"}', 'expect.outcomes.all: expected ranks as the key, such as "0" or "1-3"'),
         ("exception = {typ = 'E'}", "expect.exception.typ: unknown key; did you mean 'type'?"),
-        ("exception = {}", "expect.exception: says nothing; give type, message or pattern"),
+        ("exception = {}", "expect.exception: is empty; give type, message or pattern"),
         (
             "exception = {'0' = {pattern = '('}}",
             "expect.exception.0.pattern: '(' is no regex: missing ), unterminated ",

@@ -48,8 +48,8 @@ def test_training_that_is_right_meets_them_all(tmp_path: Path) -> None:
 
     found = _verdicts(tmp_path, expect + 'same_as_one_rank = ["loss"]\nmax_files = 0')
 
-    assert found["equal_states"] == (True, "in all of 4 that ranks told of")
-    assert found["same_states_as_without_faults"] == (True, "all of 4 that ranks told of")
+    assert found["equal_states"] == (True, "in all of 4 that ranks reported")
+    assert found["same_states_as_without_faults"] == (True, "all of 4 that ranks reported")
     assert found["samples_once"] == (True, "each of 8 in each epoch")
     assert found["same_as_one_rank"] == (True, "loss as of one rank")
     assert found["max_files"] == (True, "0, at most 0")
