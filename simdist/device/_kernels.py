@@ -15,6 +15,7 @@ Kernels in C++ (`_compiled`) go before these, and give them what is out of the o
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,9 +107,15 @@ def uninstall() -> None:
 
 
 def _register() -> None:
-    global _library
     if _library is not None:
         return
+    with warnings.catch_warnings():  # torch before 2.13 warns of the first kernel that takes the place of another
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        _register_all()
+
+
+def _register_all() -> None:
+    global _library
     known: Any = torch._C
     library: Any = torch.library.Library
     _library = library("aten", "IMPL")

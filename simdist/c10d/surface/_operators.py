@@ -23,7 +23,14 @@ from torch.fx import operator_schemas
 
 from simdist.c10d.surface._registries import Registry
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import compiled_kernel, core_bindings, has_kernel, kernel_library, operator_tables
+from simdist.inside.torch import (
+    compiled_kernel,
+    core_bindings,
+    forget_operators,
+    has_kernel,
+    kernel_library,
+    operator_tables,
+)
 from simdist.process import Patches, Runtime, SimProcess, current_process, current_runtime, imported_for_all
 
 __all__ = ["install"]
@@ -90,7 +97,7 @@ class _Operators:
 
 def _forget(names: list[str]) -> None:
     """What Python remembers of operators that are no longer there."""
-    _library._clear_torch_ops_cache(names)
+    forget_operators(names)
     cache: dict[Any, Any] = vars(operator_schemas)["_SCHEMA_TO_SIGNATURE_CACHE"]
     for name in names:
         base, _, overload = name.partition(".")

@@ -30,7 +30,7 @@ def forget_warnings() -> None:
     what="compiled code is kept by regions, and the compiler of a backward pass can be exchanged",
     source="torch/csrc/dynamo/eval_frame.c, python_compiled_autograd.cpp",
     seen="2.13, 2.14",
-    feature="each rank compiles for itself: with an older torch, ranks share compiled code",
+    feature="torch.compile on ranks: with an older torch, ranks run what they compile as it is",
 )
 def _compiler_is_known() -> str:
     regions = ("_get_cache_entries_for_region", "get_eval_frame_isolate_recompiles_id", "reset_code")

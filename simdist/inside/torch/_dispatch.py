@@ -5,7 +5,7 @@ torch/csrc/utils/python_dispatch.cpp has the bindings, c10/core/DispatchKey.h th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ __all__ = [
     "compiled_kernel",
     "count_dispatch_modes",
     "count_function_modes",
+    "forget_operators",
     "functional_operators",
     "has_kernel",
     "keep_function",
@@ -105,6 +106,22 @@ def has_kernel(name: str, key: Any = None) -> bool:
 def compiled_kernel(name: str, key: Any) -> Any:
     """The kernel that the dispatcher would take for a key, fallbacks and composites included."""
     return core_bindings._dispatch_get_computed_kernel_for_dispatch_key(name, key)
+
+
+def forget_operators(names: Sequence[str]) -> None:
+    """Let `torch.ops` look these operators up again. torch has a function for that since 2.13."""
+    library: Any = torch.library
+    forget = getattr(library, "_clear_torch_ops_cache", None)
+    if forget is not None:
+        forget(names)
+        return
+    for name in names:
+        space, _, rest = name.partition("::")
+        base = rest.partition(".")[0]
+        namespace: Any = getattr(torch.ops, space, None)
+        if namespace is not None and base in vars(namespace):
+            delattr(namespace, base)
+            namespace._dir.remove(base)
 
 
 def operator_tables() -> tuple[Any, ...]:
