@@ -247,7 +247,7 @@ def public_names(package: str) -> list[tuple[str, Any]]:
 
 def _package(package: str) -> str:
     module = importlib.import_module(package)
-    summary, _, _ = inspect.getdoc(module).partition("\n\n") if module.__doc__ else ("", "", "")  # type: ignore[union-attr]
+    summary, _, _ = inspect.getdoc(module).partition("\n\n") if module.__doc__ else ("", "", "")  # type: ignore[union-attr]  # it has a docstring
     parts = [f"# {package}\n\n{' '.join(summary.split())}\n\n{_NOTE}"]
     if package == "simdist":
         others = "\n".join(f"- [{each}]({each.replace('.', '-')}.md)" for each in PACKAGES[1:])
@@ -523,7 +523,7 @@ def _pytest() -> str:
     from simdist.testing import Sim, plugin
 
     class Parser:
-        rows: list[str] = []  # noqa: RUF012  # one instance
+        rows: list[str] = []  # noqa: RUF012  # there is one instance
 
         def getgroup(self, *_: object) -> Parser:
             return self
@@ -532,7 +532,7 @@ def _pytest() -> str:
             self.rows.append(f"| `{name}{f'={metavar}' if metavar else ''}` | {help} |\n")
 
     class Config:
-        rows: list[str] = []  # noqa: RUF012  # one instance
+        rows: list[str] = []  # noqa: RUF012  # there is one instance
 
         class option:
             simdist_trace = simdist_events = None
@@ -546,8 +546,8 @@ def _pytest() -> str:
             return True
 
     parser, config = Parser(), Config()
-    plugin.pytest_addoption(parser, Manager())  # type: ignore[arg-type]
-    plugin.pytest_configure(config)  # type: ignore[arg-type]
+    plugin.pytest_addoption(parser, Manager())  # type: ignore[arg-type]  # what it calls of it
+    plugin.pytest_configure(config)  # type: ignore[arg-type]  # likewise
     fixtures = {
         "rank": plugin._rank,
         "world_size": plugin._world_size,

@@ -64,8 +64,9 @@ def _show(shown: Page, *, plain: bool) -> int:
         from rich.console import Console
 
         console = Console(width=min(Console().width, WIDTH + 4))
-        with console.pager(styles=True):
+        with console.capture() as capture:
             console.print(Markdown(shown.text, hyperlinks=False))
+        click.echo_via_pager(capture.get())  # which sees to it that `less` shows colours
     else:
         with page() as written:
             written.print(Markdown(shown.text, hyperlinks=False))

@@ -161,7 +161,7 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
     "--outcomes", type=Count(least=1), default=4, show_default=True, help="States of the disk for each loss of power."
 )
 @click.option("--limit", type=Count(least=1), help="At most so many crashes, spread over the run.")
-@click.option("--second-crash", is_flag=True, help="Crash it once more while it recovers.")
+@click.option("--second-crash", is_flag=True, help="Crash it a second time, during the recovery.")
 @click.option(
     "--no-merge", is_flag=True, help="Run every crash to its end, even if its restart equals one already run."
 )

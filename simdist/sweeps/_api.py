@@ -85,7 +85,7 @@ def sweep(
             ("lost"; then nothing is held against the undisturbed run). None: all but the last, as far as they can be.
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
         limit: at most so many crashes, spread evenly over the run; and so many second ones.
-        second_crash: crash it once more while it recovers, at each moment until it is as far as it was.
+        second_crash: crash it a second time, at each moment of the recovery.
         merge: end a run where all ranks begin anew with files that another run has begun with and gone on from to its
             end: this one goes on alike. It takes `isolate=True`, without `share`, and a function that closes over
             nothing and is given constants, or more than files would outlive a crash; and no `check`, which sees the

@@ -17,7 +17,7 @@ class Tries:
 
     `strikes` says who is struck (None: whoever can be), `outcomes` how many states of the disk are tried for each loss
     of power of all hosts. At most `limit` crashes are tried, spread evenly over the run. With `second_crash` everybody
-    is struck once more while it recovers, at each moment until it is as far as it was. Without `merge` each run goes to
+    is struck a second time, at each moment of the recovery. Without `merge` each run goes to
     its end, also if its second life begins as another one did. `only` is the one crash to try, or the two.
     """
 
