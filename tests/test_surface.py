@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "faults": {"errors", "values", "records", "result", "kernel", "cluster", "process", "files", "c10d", "torch"},
-    "trace": {"errors", "values", "records", "result", "matplotlib"},
+    "trace": {"errors", "values", "records", "result", "matplotlib", "networkx"},
     "_settings": {"errors", "values", "cluster", "storage", "faults"},
     "_replay": {"values", "cluster", "faults"},
     "_observer": {"result", "kernel"},

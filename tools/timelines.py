@@ -1,20 +1,24 @@
-"""Draws the timelines that the pages show, from the scenarios themselves: `python tools/timelines.py`.
+"""Draws the pictures of runs that the pages show, from the scenarios themselves: `python tools/timelines.py`.
 
 A test draws them again and compares byte for byte, so run this, and look at the pictures, whenever they change.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from simdist._observer import observed_by
+from simdist.device import KernelTimes
+from simdist.faults import HostCrash
 from simdist.scenario import load, run_scenario
-from simdist.trace import save, timeline, trace_of
+from simdist.sweeps import picture
+from simdist.trace import save, stream_timeline, timeline, trace_of, wait_graph
 
-__all__ = ["FOLDER", "SCENARIOS", "draw", "main"]
+__all__ = ["DRAWN", "FOLDER", "draw", "draw_crash", "draw_graph", "draw_streams", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "simdist" / "docs" / "pictures"
-SCENARIOS = ("ddp_crash_resume", "straggler", "deadlock")
 
 
 def draw(scenario: str, file: Path) -> None:
@@ -24,11 +28,44 @@ def draw(scenario: str, file: Path) -> None:
     save(figure, file)
 
 
+def draw_graph(scenario: str, file: Path) -> None:
+    """Run a scenario and write who waits for whom when it goes wrong."""
+    plan = load(str(ROOT / "scenarios" / f"{scenario}.toml"))
+    save(wait_graph(trace_of(run_scenario(plan).result), title=f"{plan.name}: {plan.title}"), file)
+
+
+def draw_streams(scenario: str, file: Path) -> None:
+    """Run a scenario and write what its devices did, stream by stream."""
+    plan = load(str(ROOT / "scenarios" / f"{scenario}.toml"))
+    with observed_by(KernelTimes()) as kernels:
+        result = run_scenario(plan).result
+    save(stream_timeline(trace_of(result), kernels.runs(), title=f"{plan.name}: {plan.title}"), file)
+
+
+def draw_crash(scenario: str, file: Path) -> None:
+    """Cut the power while a checkpoint is written that is not synced, and write the picture that a sweep makes."""
+    plan = load(str(ROOT / "scenarios" / f"{scenario}.toml"), overrides=['workload.kwargs.way="no_fsync"'])
+    crash = HostCrash(rank=0, at_step=2, down_ns=10**9, all_hosts=True, outcome=0)
+    result = run_scenario(replace(plan, faults=(crash,))).result
+    file.write_text(picture(result, "All hosts lose power in step 2; the checkpoint was renamed and never synced"))
+
+
+DRAWN = {
+    "ddp_crash_resume": draw,
+    "straggler": draw,
+    "deadlock": draw,
+    "mismatched_order": draw_graph,
+    "overlap": draw_streams,
+    "sweep_savers": draw_crash,
+}
+"""The scenarios whose pictures the pages show, and what draws each."""
+
+
 def main() -> None:
     """Draw them all."""
     FOLDER.mkdir(exist_ok=True)
-    for scenario in SCENARIOS:
-        draw(scenario, FOLDER / f"{scenario}.svg")
+    for scenario, drawn in DRAWN.items():
+        drawn(scenario, FOLDER / f"{scenario}.svg")
         print(FOLDER / f"{scenario}.svg")
 
 

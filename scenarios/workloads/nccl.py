@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import simdist
+
 
 def train(steps: int = 4) -> dict[str, Any]:
     """Train a small model on the device of the local rank; what is left of it."""
@@ -49,3 +51,26 @@ def skip(rank: int = 1) -> float:
         time.sleep(3600)  # noqa: TID251  # virtual
     dist.all_reduce(tensor)
     return float(tensor.sum().item())
+
+
+def train_layers(steps: int = 2, layers: int = 4, width: int = 256) -> float:
+    """Train with a bucket of gradients for each layer, so that backward overlaps with collectives; the last loss."""
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    torch.manual_seed(0)
+    module = nn.Sequential(*(each for _ in range(layers) for each in (nn.Linear(width, width), nn.ReLU())))
+    bucket_mb = width * width * 4 / 2**20
+    model = DistributedDataParallel(module.to(device), device_ids=[device.index], bucket_cap_mb=bucket_mb)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.ones(width, width, device=device)
+    last = 0.0
+    for step in range(steps):
+        simdist.step(step)
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        last = loss.item()
+    dist.destroy_process_group()
+    return last

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from simdist._observer import observed_by
 from simdist._shared_writes import shared_writes
 from simdist.cli._console import say
 from simdist.cli._outputs import output_problems
-from simdist.cli._run import Outputs, timeline_problems
+from simdist.cli._run import PICTURES, Outputs, picture_problems
 from simdist.launch import Launch, LaunchError, failure_summary, free_again, launch, parsed, repeat
 from simdist.launch import log_folder as folder_for
 from simdist.result import RunResult, report_of
@@ -35,18 +36,32 @@ def launch_words(words: Sequence[str]) -> int:
         plan, options = parsed(words)
     except LaunchError as error:
         raise LaunchError([*error.problems, *problems]) from None
-    outputs = Outputs(trace=options.trace, events=options.events, timeline=options.timeline)
-    files = {"--trace": options.trace, "--events": options.events, "--timeline": options.timeline}
+    outputs = Outputs(
+        trace=options.trace,
+        events=options.events,
+        timeline=options.timeline,
+        graph=options.graph,
+        streams=options.streams,
+    )
+    pictures = {f"--{name}": getattr(options, name) for name in PICTURES}
+    files = {"--trace": options.trace, "--events": options.events, **pictures}
     inputs = [each for each in (plan.script, options.faults) if each is not None]
-    problems = [] if options.timeline is None else timeline_problems("--timeline", options.timeline)
+    problems = picture_problems(pictures)
+    if options.streams is not None and plan.device_model is None:
+        problems.append("--streams: kernels take no time without a compute model; add --device-model h100")
     problems += output_problems(files, inputs=inputs)
     if problems:
         raise LaunchError(problems)
     with folder_for(plan) as folder:
-        with shared_writes() as written, recording() if options.check_determinism else nullcontext() as first:
+        kernels = outputs.kernel_times()
+        with (
+            shared_writes() as written,
+            recording() if options.check_determinism else nullcontext() as first,
+            nullcontext() if kernels is None else observed_by(kernels),
+        ):
             result = launch(plan, folder, out=sys.stdout, err=sys.stderr)
             summary = failure_summary(plan, result, folder)
-        outputs.write_events(result, plan.script)
+        outputs.write_events(result, plan.script, kernels=kernels)
         if not result.ok:
             _tell(result, summary)
         for line in result.programs:

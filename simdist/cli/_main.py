@@ -68,6 +68,8 @@ def main() -> None:
 @click.option("--trace", "trace_path", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
 @click.option("--events", "events_path", hidden=True, help="Write each event as a line of JSON.")
 @click.option("--timeline", "timeline_path", metavar="OUT", help="Draw the run, as SVG or PNG.")
+@click.option("--graph", "graph_path", metavar="OUT", help="Draw who waits for whom, as SVG or PNG.")
+@click.option("--streams", "streams_path", metavar="OUT", help="Draw the streams of virtual devices, as SVG or PNG.")
 @click.option(
     "--flight-recorder",
     "flight_recorder",
@@ -93,6 +95,8 @@ def run(
     trace_path: str | None,
     events_path: str | None,
     timeline_path: str | None,
+    graph_path: str | None,
+    streams_path: str | None,
     flight_recorder: str | None,
     check_determinism: bool,
     strict: bool,
@@ -115,6 +119,8 @@ def run(
         trace=trace_path,
         events=events_path,
         timeline=timeline_path,
+        graph=graph_path,
+        streams=streams_path,
         flight_recorder=flight_recorder,
     )
     if real != "nccl" and context.get_parameter_source("nccl_wait") is click.core.ParameterSource.COMMANDLINE:
@@ -122,7 +128,8 @@ def run(
     if real is not None:
         from simdist.cli._real import run_real_file
 
-        refused = [name for name, given in (("--check-determinism", check_determinism), ("--strict", strict)) if given]
+        simulated = {"--check-determinism": check_determinism, "--strict": strict, "--streams": streams_path}
+        refused = [name for name, given in simulated.items() if given]
         if refused:
             raise click.UsageError(f"{' and '.join(refused)}: a real run has none of that; leave out --real")
         options = real_options(real, node, nccl_wait)
@@ -264,6 +271,13 @@ def calibrate(context: click.Context, real: str, output: str, ranks: tuple[int, 
 @click.option("--from", "from_time", metavar="TIME", help="From this virtual time on: 3ms, 1.5s, 30min.")
 @click.option("--to", "to_time", metavar="TIME", help="Up to this virtual time.")
 @click.option("--timeline", "timeline_path", metavar="OUT", help="Draw it, as SVG or PNG.")
+@click.option("--graph", "graph_path", metavar="OUT", help="Draw who waits for whom, as SVG or PNG.")
+@click.option(
+    "--at",
+    "at_time",
+    metavar="TIME",
+    help="With --graph: the virtual time; default: the deadlock, or the first failure.",
+)
 @click.option("--lines", type=Count(), default=100, show_default=True, help="At most so many; 0: all.")
 @click.pass_context
 def show(
@@ -274,12 +288,14 @@ def show(
     from_time: str | None,
     to_time: str | None,
     timeline_path: str | None,
+    graph_path: str | None,
+    at_time: str | None,
     lines: int,
 ) -> None:
     """Show what happened in TRACE, which `run --trace` or `run --events` has written."""
     from simdist.cli._show import show_file
 
-    context.exit(show_file(trace, ranks, groups, (from_time, to_time), timeline_path, lines))
+    context.exit(show_file(trace, ranks, groups, (from_time, to_time), (timeline_path, graph_path, at_time), lines))
 
 
 @main.command(name="build-devices")

@@ -7,11 +7,11 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from simdist._observer import observed_by
 from simdist._shared_writes import shared_writes
@@ -25,8 +25,10 @@ from simdist.scenario import ScenarioReport, check_plan, format_duration, load, 
 from simdist.trace import (
     Trace,
     save,
+    stream_timeline,
     timeline,
     trace_of,
+    wait_graph,
     write_chrome_trace,
     write_events,
     write_flight_recorder,
@@ -34,8 +36,12 @@ from simdist.trace import (
 
 if TYPE_CHECKING:
     from simdist.determinism import CallStacks, DeterminismReport
+    from simdist.device import KernelTimes
 
-__all__ = ["Outputs", "run_file", "timeline_problems", "write_timeline"]
+__all__ = ["PICTURES", "Outputs", "picture_problems", "run_file", "write_graph", "write_streams", "write_timeline"]
+
+
+PICTURES = ("timeline", "graph", "streams")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +52,44 @@ class Outputs:
     trace: str | None = None
     events: str | None = None
     timeline: str | None = None
+    graph: str | None = None
+    streams: str | None = None
     flight_recorder: str | None = None  # a folder
 
     def problems(self, inputs: Sequence[str] = ()) -> list[str]:
         """Why one of them can't be written, found by opening it; files that this made are gone again."""
-        lines = [] if self.timeline is None else timeline_problems("--timeline", self.timeline)
-        files = {f"--{name}": getattr(self, name) for name in ("json", "trace", "events", "timeline")}
+        lines = picture_problems({f"--{name}": getattr(self, name) for name in PICTURES})
+        files = {f"--{name}": getattr(self, name) for name in ("json", "trace", "events", *PICTURES)}
         folders = {"--flight-recorder": self.flight_recorder}
         return lines + output_problems(files, folders=folders, inputs=inputs)
 
-    def write(self, report: ScenarioReport, determinism: DeterminismReport | None, stacks: CallStacks | None) -> None:
-        """Write the files; `stacks` tells Flight Recorder's dumps from where operations were called."""
+    def kernel_times(self) -> KernelTimes | None:
+        """What has to observe the run, if the streams of devices are drawn."""
+        if self.streams is None:
+            return None
+        from simdist.device import KernelTimes
+
+        return KernelTimes()
+
+    def write(
+        self,
+        report: ScenarioReport,
+        determinism: DeterminismReport | None,
+        stacks: CallStacks | None,
+        kernels: KernelTimes | None,
+    ) -> None:
+        """Write the files; `stacks` says for Flight Recorder's dumps from where operations were called."""
         if self.json is not None:
             write_text(self.json, lambda stream: stream.write(_json_text(report, determinism)))
-        self.write_events(report.result, report.plan.heading, stacks)
+        self.write_events(report.result, report.plan.heading, stacks, kernels)
 
-    def write_events(self, result: RunResult, title: str, stacks: CallStacks | None = None) -> None:
+    def write_events(
+        self,
+        result: RunResult,
+        title: str,
+        stacks: CallStacks | None = None,
+        kernels: KernelTimes | None = None,
+    ) -> None:
         """Write the files that hold a run's events."""
         if self.trace is not None:
             write_text(self.trace, lambda stream: write_chrome_trace(result, stream))
@@ -69,6 +97,10 @@ class Outputs:
             write_text(self.events, lambda stream: write_events(result.events, stream))
         if self.timeline is not None:
             write_timeline(trace_of(result), self.timeline, title)
+        if self.graph is not None:
+            write_graph(trace_of(result), self.graph, title)
+        if self.streams is not None and kernels is not None:
+            write_streams(trace_of(result), kernels, self.streams, title)
         if self.flight_recorder is not None:
             folder = Path(self.flight_recorder)
             with told(self.flight_recorder):
@@ -88,6 +120,10 @@ def run_file(
         plan = load(file, overrides=overrides)
     except ScenarioError as error:
         raise ScenarioError(file, [*error.problems, *problems]) from None
+    if outputs.streams is not None and plan.cluster.get("device_model") is None:
+        problems.append(
+            '--streams: kernels take no time without a compute model; give the file a section [device], model = "h100"'
+        )
     if problems:
         raise ScenarioError(file, problems)
     if seed is not None:
@@ -96,19 +132,21 @@ def run_file(
     from simdist.determinism import CallStacks, recording
 
     stacks = CallStacks() if outputs.flight_recorder is not None else None
+    kernels = outputs.kernel_times()
     started = time.perf_counter()
     with LiveLine() as line:
         with (
             shared_writes() as written,
             recording() if repeat else nullcontext() as first,
             nullcontext() if stacks is None else observed_by(stacks),
+            nullcontext() if kernels is None else observed_by(kernels),
         ):
             report = run_scenario(plan, echo=_echo(line) if show_output else None, progress=line.progress)
         line.say("comparing with a second run in a fresh process" if repeat else "")
         determinism = None if first is None else check_plan(plan, first)
     seconds = time.perf_counter() - started
 
-    outputs.write(report, determinism, stacks)
+    outputs.write(report, determinism, stacks, kernels)
     with page() as out:
         print_summary(out, report, determinism)
         print_shared(out, written.lines())
@@ -137,18 +175,37 @@ def _json_text(report: ScenarioReport, determinism: DeterminismReport | None) ->
     return json.dumps(summary, indent=2) + "\n"
 
 
-def timeline_problems(option: str, path: str) -> list[str]:
-    """Why no picture can be written there."""
-    lines = []
-    if Path(path).suffix.lower() not in (".svg", ".png"):
-        lines.append(f"{option} {shown_path(path)}: expected a file that ends in .svg or .png")
-    if importlib.util.find_spec("matplotlib") is None:
-        lines.append(f"{option}: needs matplotlib, which is not installed: pip install 'simdist[plot]'")
+def picture_problems(wanted: Mapping[str, str | None]) -> list[str]:
+    """Why pictures can't be written; `wanted` are their paths by option."""
+    files = {option: path for option, path in wanted.items() if path is not None}
+    lines = [
+        f"{option} {shown_path(path)}: expected a file that ends in .svg or .png"
+        for option, path in files.items()
+        if Path(path).suffix.lower() not in (".svg", ".png")
+    ]
+    if files and importlib.util.find_spec("matplotlib") is None:
+        options = " and ".join(files)
+        lines.append(f"{options}: needs matplotlib, which is not installed: pip install 'simdist[plot]'")
     return lines
 
 
 def write_timeline(trace: Trace, path: str, title: str) -> None:
-    """Write the picture of a trace, or say why it can't be and leave with exit code 2."""
+    """Write the timeline of a trace, or say why it can't be and leave with exit code 2."""
+    _write_picture(lambda out: save(timeline(trace, title=title), out, Path(path).suffix), path)
+
+
+def write_graph(trace: Trace, path: str, title: str, at_ns: int | None = None) -> None:
+    """Write who waits for whom at a moment, or say why it can't be and leave with exit code 2."""
+    _write_picture(lambda out: save(wait_graph(trace, title=title, at_ns=at_ns), out, Path(path).suffix), path)
+
+
+def write_streams(trace: Trace, kernels: KernelTimes, path: str, title: str) -> None:
+    """Write what the streams of devices did, or say why it can't be and leave with exit code 2."""
+    figure = stream_timeline(trace, kernels.runs(), title=title)
+    _write_picture(lambda out: save(figure, out, Path(path).suffix), path)
+
+
+def _write_picture(save_to: Callable[[IO[bytes]], None], path: str) -> None:
     stream = io.BytesIO()
-    save(timeline(trace, title=title), stream, Path(path).suffix)
+    save_to(stream)
     write_bytes(path, stream.getvalue())

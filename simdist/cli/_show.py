@@ -14,7 +14,7 @@ from rich.text import Text
 
 from simdist.cli._console import page
 from simdist.cli._outputs import output_problems, shown_path
-from simdist.cli._run import timeline_problems, write_timeline
+from simdist.cli._run import picture_problems, write_graph, write_timeline
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.result import Event
@@ -42,10 +42,12 @@ def show_file(
     ranks: Sequence[str],
     groups: Sequence[str],
     times: tuple[str | None, str | None],
-    picture: str | None,
+    pictures: tuple[str | None, str | None, str | None],
     lines: int,
 ) -> int:
     """Print what happened, or draw it; the exit code.
+
+    `pictures` are where the timeline and the graph go, and the time that the graph shows.
 
     Raises:
         TraceError: the file is no trace.
@@ -58,15 +60,21 @@ def show_file(
     from_ns, to_ns = (_time(option, text, problems) for option, text in zip(("--from", "--to"), times, strict=True))
     if from_ns is not None and to_ns is not None and from_ns > to_ns:
         problems.append(f"--from {times[0]} is after --to {times[1]}")
-    if picture is not None:
-        problems += timeline_problems("--timeline", picture)
-        problems += output_problems({"--timeline": picture}, inputs=[file])
+    drawn, graph, at_text = pictures
+    at_ns = _time("--at", at_text, problems)
+    if at_text is not None and graph is None:
+        problems.append("--at: it is about --graph; add that")
+    problems += picture_problems({"--timeline": drawn, "--graph": graph})
+    problems += output_problems({"--timeline": drawn, "--graph": graph}, inputs=[file])
     if problems:
         raise ScenarioError(shown_path(file), problems)
 
     trace = trace.only(ranks=wanted, groups=groups, from_ns=from_ns, to_ns=to_ns)
-    if picture is not None:
-        write_timeline(trace, picture, Path(file).stem)
+    if drawn is not None:
+        write_timeline(trace, drawn, Path(file).stem)
+    if graph is not None:
+        write_graph(trace, graph, Path(file).stem, at_ns)
+    if drawn is not None or graph is not None:
         return 0
     with page() as out:
         _print(out, trace, lines)

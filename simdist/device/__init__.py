@@ -37,6 +37,7 @@ from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState
+from simdist.device._kernel_times import KernelRun, KernelTimes
 from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of
 from simdist.device._state import present as devices_of_this_process
@@ -47,6 +48,8 @@ __all__ = [
     "Claimant",
     "DeviceState",
     "HostCopies",
+    "KernelRun",
+    "KernelTimes",
     "Mark",
     "Streams",
     "account_of",

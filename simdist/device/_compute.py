@@ -17,6 +17,8 @@ import torch
 
 from simdist.cluster import DeviceModel
 from simdist.device._idle import is_idle
+from simdist.device._kernel_times import KernelQueued
+from simdist.device._marks import after
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
 
@@ -39,6 +41,7 @@ def timed(model: DeviceModel) -> Callable[[Any, Kernel], Kernel]:
             return _copy(kernel, model, reads_value=op is torch.ops.aten._local_scalar_dense.default)
         count = flop_registry.get(op.overloadpacket)
         makes = not all(each.alias_info is not None for each in returns)
+        name = op.overloadpacket.__name__
         changed = [
             place
             for place, each in enumerate(op._schema.arguments)
@@ -53,7 +56,7 @@ def timed(model: DeviceModel) -> Callable[[Any, Kernel], Kernel]:
                 first = (*read, *written)[0]
                 flops = 0 if count is None else count(*args, **kwargs, out_val=result)
                 size = _bytes_of(read) + _bytes_of(written)
-                _take(first.get_device(), model.kernel_ns(flops, size, element_bytes=first.element_size()))
+                _take(first.get_device(), name, model.kernel_ns(flops, size, element_bytes=first.element_size()))
             return result
 
         return call
@@ -73,23 +76,31 @@ def _copy(kernel: Kernel, model: DeviceModel, *, reads_value: bool) -> Kernel:
         devices = [place.index for place in (source.device, target) if place.type == "cuda"]
         devices = [core().current() if index is None else index for index in devices]
         if len(devices) == 1:
-            _take(devices[0], model.copy_ns(size))
+            _take(devices[0], "copy", model.copy_ns(size))
         elif devices:
-            _take(devices[0], model.kernel_ns(0, 2 * size), and_then=devices[1])
+            _take(devices[0], "copy", model.kernel_ns(0, 2 * size), and_then=devices[1])
         return kernel(*args, **kwargs)
 
     return call
 
 
-def _take(index: int, duration_ns: int, and_then: int | None = None) -> None:
+def _take(index: int, name: str, duration_ns: int, and_then: int | None = None) -> None:
     """Let the current stream of a device be busy for so long; and that of another wait for it."""
     devices = present_or_none()
     if devices is None or not duration_ns:
         return
     number = core().stream(index)
-    devices.streams.enqueue(index, number, duration_ns)
+    streams = devices.streams
+    bus = streams.process.simulation.bus
+    if bus.heard and bus.hears(KernelQueued):
+        begin = streams.mark(index, number)
+        end = after(begin, duration_ns)
+        streams.end_with(index, number, end)
+        bus.tell(KernelQueued(streams.process.rank, index, number, name, begin, end))
+    else:
+        streams.enqueue(index, number, duration_ns)
     if and_then is not None and and_then != index:
-        devices.streams.wait(and_then, core().stream(and_then), devices.streams.mark(index, number))
+        streams.wait(and_then, core().stream(and_then), streams.mark(index, number))
 
 
 def _on_device(values: Iterable[Any]) -> Iterable[Tensor]:

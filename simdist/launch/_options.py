@@ -96,6 +96,8 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
     ours.add_argument("--trace", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
     ours.add_argument("--events", metavar="OUT", help="Write each event as a line of JSON.")
     ours.add_argument("--timeline", metavar="OUT", help="Draw the run, as SVG or PNG.")
+    ours.add_argument("--graph", metavar="OUT", help="Draw who waits for whom, as SVG or PNG.")
+    ours.add_argument("--streams", metavar="OUT", help="Draw the streams of virtual devices, as SVG or PNG.")
     ours.add_argument(
         "--check-determinism",
         "--check_determinism",

@@ -22,6 +22,7 @@ goes on that was interrupted, `_replays.py` and `_picture.py` what is written of
 """
 
 from simdist.sweeps._api import sweep
+from simdist.sweeps._picture import picture
 from simdist.sweeps._points import STRIKES, Case, Point, Strike
 from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._replays import write_replays
@@ -41,6 +42,7 @@ __all__ = [
     "Tried",
     "Tries",
     "alike",
+    "picture",
     "sweep",
     "sweep_plan",
     "swept",

@@ -130,7 +130,9 @@ def _word(event: Event) -> str:
         return str(data["op"])[:9]
     if event.kind == "step":
         return f"step {data['step']}"
-    return str(data["status"]) if event.kind == "exit" else str(data["text"]).partition(" ")[0]
+    if event.kind == "exit":
+        return str(data["status"])
+    return "up again" if str(data["text"]).endswith("up again") else str(data["fault"])
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:

@@ -3,9 +3,9 @@
 `_stream.py` makes events of a run's packed records. What their data hold is said by the classes of `simdist.records`;
 the exporters rest on `simdist.result` and take the events as data, so an event kind that is new shows up as a mark and
 breaks nothing: `_chrome.py` writes Chrome trace JSON, which Perfetto opens; `_lines.py` one JSON object per event;
-`_reader.py` reads both back. Pictures and
-tables want spans instead of events: a `Trace` (`_trace.py`) has them, `_figure.py` draws it, `_flight_recorder.py`
-writes it for torch's analyser.
+`_reader.py` reads both back. Pictures and tables want spans instead of events: a `Trace` (`_trace.py`) has them,
+`_figure.py` draws it, `_streams.py` draws the streams of devices, `_waits.py` and `_graph.py` show who waits for whom,
+`_flight_recorder.py` writes it for torch's analyser.
 
 An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by kind:
 
@@ -36,28 +36,37 @@ from simdist.trace._axis import short_duration
 from simdist.trace._chrome import chrome_trace, write_chrome_trace
 from simdist.trace._figure import save, timeline
 from simdist.trace._flight_recorder import flight_recorder_dumps, write_flight_recorder
+from simdist.trace._graph import wait_graph
 from simdist.trace._lines import event_line, write_events
 from simdist.trace._notes import notes_of, short_message
 from simdist.trace._reader import read_trace
 from simdist.trace._stream import EventStream, event_of, events_of
+from simdist.trace._streams import StreamRun, stream_timeline
 from simdist.trace._trace import Trace, trace_of
+from simdist.trace._waits import Waiting, moment_of, waiting_at
 
 __all__ = [
     "EventStream",
     "Span",
+    "StreamRun",
     "Trace",
+    "Waiting",
     "chrome_trace",
     "event_line",
     "event_of",
     "events_of",
     "flight_recorder_dumps",
+    "moment_of",
     "notes_of",
     "read_trace",
     "save",
     "short_duration",
     "short_message",
+    "stream_timeline",
     "timeline",
     "trace_of",
+    "wait_graph",
+    "waiting_at",
     "write_chrome_trace",
     "write_events",
     "write_flight_recorder",

@@ -19,6 +19,7 @@ from simdist.trace._canvas import WIDTH, Canvas, Style, save, text_width
 from simdist.trace._columns import Bar, Columns
 from simdist.trace._messages import Groups, messages
 from simdist.trace._notes import NOTE_PX, Note, Placed, notes_of, placed
+from simdist.trace._ruler import draw_ruler
 from simdist.trace._trace import Trace
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class _Timeline:
         self._draw_title()
         self._draw_lives()
         self._draw_restarts()
-        self._draw_axis()
+        draw_ruler(self._canvas, self._axis, self._lanes_bottom + 6)
         self._draw_steps()
         self._draw_spans()
         self._draw_messages()
@@ -168,34 +169,6 @@ class _Timeline:
         if self._lost:
             facts.append(f"{self._lost} more notes are not shown")
         self._canvas.text(16, 42, "  \N{MIDDLE DOT}  ".join(facts), color=_SOFT, size=_TEXT_PX)
-
-    def _draw_axis(self) -> None:
-        canvas, axis = self._canvas, self._axis
-        y = self._lanes_bottom + 6
-        for segment in axis.segments:
-            canvas.line([(segment.left, y), (segment.right, y)], _SOFT)
-        for gap in axis.breaks:
-            middle = (gap.left + gap.right) / 2
-            canvas.line([(gap.left, y), (gap.right, y)], _SOFT, dash=":")
-            canvas.text(
-                middle, y + 14, f"{short_duration(gap.end_ns - gap.start_ns)}", color=_SOFT, size=_SMALL_PX,
-                align="center",
-            )  # fmt: skip
-            for x in (gap.left, gap.right):  # the usual sign for a cut: two strokes
-                for shift in (-2.0, 2.0):
-                    canvas.line([(x + shift - 3, y + 6), (x + shift + 3, y - 6)], _SOFT, width=1.3)
-        taken = [
-            _centred(gap.left / 2 + gap.right / 2, short_duration(gap.end_ns - gap.start_ns)) for gap in axis.breaks
-        ]
-        ticks = axis.ticks()
-        for tick in sorted(ticks, key=lambda tick: not tick.strong):
-            label = _centred(tick.x, tick.label)
-            canvas.line([(tick.x, y), (tick.x, y + (6 if tick.strong else 4))], _SOFT)
-            if all(label[1] + 8 <= start or end + 8 <= label[0] for start, end in taken):
-                taken.append(label)
-                color = _INK if tick.strong else _SOFT
-                canvas.text(tick.x, y + 14, tick.label, color=color, size=_SMALL_PX, align="center")
-        canvas.text(16, y + 14, "time", color=_SOFT, size=_SMALL_PX)
 
     def _draw_steps(self) -> None:
         if not self._steps:
@@ -447,8 +420,3 @@ def _outcome(end: Event | None, starts: Sequence[Event], rank: int) -> tuple[str
 def _rank_in(name: object) -> int:
     word = str(name).removeprefix("rank ").split(" ")[0]
     return int(word) if word.isdecimal() else -1
-
-
-def _centred(x: float, text: str) -> tuple[float, float]:
-    half = text_width(text, _SMALL_PX) / 2
-    return x - half, x + half

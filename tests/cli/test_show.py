@@ -146,3 +146,27 @@ def test_without_matplotlib_the_extra_is_named(job: Job, simdist: Simdist, monke
 
     assert result.exit_code == 2
     assert "--timeline: needs matplotlib, which is not installed: pip install 'simdist[plot]'" in result.stderr
+
+
+def test_who_waits_for_whom_is_drawn_from_a_run_and_its_trace(job: Job, simdist: Simdist, tmp_path: Path) -> None:
+    first = simdist("run", job("total"), "--trace", tmp_path / "file.json", "--graph", tmp_path / "run.svg")
+
+    second = simdist("show", tmp_path / "file.json", "--graph", tmp_path / "saved.png", "--at", "300us")
+
+    assert (first.exit_code, second.exit_code, second.stdout) == (0, 0, "")
+    assert (tmp_path / "run.svg").stat().st_size > 10_000
+    assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_time_of_a_graph_needs_the_graph(straggler: Path, simdist: Simdist) -> None:
+    result = simdist("show", straggler, "--at", "3ms")
+
+    assert result.exit_code == 2
+    assert "--at: it is about --graph; add that" in result.stderr
+
+
+def test_streams_need_a_compute_model(job: Job, simdist: Simdist, tmp_path: Path) -> None:
+    result = simdist("run", job("total"), "--streams", tmp_path / "run.svg")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--streams: kernels take no time without a compute model" in result.stderr
