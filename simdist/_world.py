@@ -28,6 +28,7 @@ from simdist.inside.torch import set_backward_threads
 from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
 from simdist.process import (
     Isolation,
+    PythonReplacements,
     RankBegan,
     Rounds,
     Runtime,
@@ -147,7 +148,7 @@ class World:
         )
         network.clock = self._simulation
         self._simulation.wrap_steps(unseen_steps)
-        self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed)
+        self._runtime = Runtime(self._simulation, self._slots, seed=spec.seed, python=PythonReplacements())
         self._runtime.programs.duration_ns = spec.program_ns
         self._runtime.hosts = self._cluster.hosts
         self._epoch_ns = (spec.start_time - _EPOCH) // _MICROSECOND * 1000

@@ -21,7 +21,7 @@ from simdist.c10d.backends.gloo._schedules import broadcast
 from simdist.cluster import Network, build
 from simdist.faults import Crash
 from simdist.kernel import Simulation
-from simdist.process import Patches, Runtime, Sharing, Slots
+from simdist.process import Patches, PythonReplacements, Runtime, Sharing, Slots
 from tests.c10d.strategies import FakeCosts
 from tests.c10d.test_toy_backend import HUB
 from tests.examples import train
@@ -52,9 +52,13 @@ GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     "simdist.determinism._report": lambda request: request.getfixturevalue("warm_processes") and {},
     "simdist.process._randomness": lambda request: {"third": torch_generator()},
     "simdist.process._slots": lambda request: {"third": torch_generator(), "Simulation": Simulation},
-    "simdist.process._runtime": lambda request: {"simulation": Simulation(), "slots": Slots(0, torch_generator())},
-    "simdist.process._isolation": lambda request: {
-        "runtime": Runtime(Simulation(), Slots(0, torch_generator()), seed=0),
+    "simdist.process._runtime": lambda request: {
+        "simulation": Simulation(),
+        "slots": Slots(0, torch_generator()),
+        "PythonReplacements": PythonReplacements,
+    },
+    "simdist.process.modules._isolation": lambda request: {
+        "runtime": Runtime(Simulation(), Slots(0, torch_generator()), seed=0, python=PythonReplacements()),
         "Sharing": Sharing,
     },
     "simdist.testing._plugin._live": lambda request: {"sim": request.getfixturevalue("sim")},

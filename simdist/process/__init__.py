@@ -8,41 +8,50 @@ Three techniques:
   is redirected (`Redirection`), so it does not matter who took it and when; `original` gives what it was.
 - What code *reads* (generator states, `sys.argv`) is swapped when the baton goes to another process (`_slots`); the
   layers above add what is theirs.
-- What is a method of a class is replaced in the class, and found where user code took it before (`_early`).
+- A method of a class is replaced in the class, and found where user code took it before (`_early`).
 
-A process has tasks: threads of control that share all this and end with it. `_threads` makes them of the threads that a
-rank starts, `_locks` and `_descriptors` let them wait in virtual time. It lives on a host of the cluster, which
-has its own name and address (`_host_names`). What it starts with `multiprocessing` are such processes too
-(`_child_processes`), and they talk over real pipes (`_pipes`).
+A process has tasks: threads of control that share all this and end with it. It lives on a host of the cluster, which
+has its own name and address. What it starts with `multiprocessing` are such processes too, and they talk over real
+pipes.
 
-Open `_process.py` for the process itself, `_runtime.py` for who is running and what is patched; each other file holds
-one group of replacements. Nothing here knows about torch or process groups.
+The rooms, each of which imports only those before it:
+
+- this folder: the process, who is running, what is swapped and replaced, signals, exits, standard streams;
+- `stdlib`: what the standard library shows a process, one file for each part of it;
+- `threads`: threads of a rank, and the locks and queues on which they wait in virtual time;
+- `adapters`: installed libraries that look behind what a rank is shown;
+- `modules`: whose modules, classes and attributes are whose;
+- `children`: processes and programs that a rank starts.
+
+Open `_process.py` for the process itself, `_runtime.py` for who is running, `_installed.py` for what is replaced in a
+world. Nothing here knows about torch or process groups.
 """
 
 from simdist.inside.python import original
-from simdist.process._child_processes import adopt_connections, hand_connections, separate_attributes
-from simdist.process._collector import Rounds, collector_of
-from simdist.process._entropy import drawn_from
-from simdist.process._environ import encoded, variable_of
 from simdist.process._events import PointReached, RankBegan, StepReached
-from simdist.process._file_times import wrote_file
-from simdist.process._forked import COPIERS
-from simdist.process._host_names import address_of_host
 from simdist.process._ignored_signals import ignored_by_host
 from simdist.process._imports import imported_for_all
-from simdist.process._isolation import Isolation, handed_over, own, run_program
-from simdist.process._libraries import when_imported
-from simdist.process._lock_kinds import real_methods
+from simdist.process._installed import PythonReplacements
 from simdist.process._process import SimProcess
-from simdist.process._process_wide import followed
 from simdist.process._randomness import GlobalGenerator, global_generators
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
-from simdist.process._sharing import PER_RANK, Sharing
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
-from simdist.process._threads import shut_down, waits_of_threads
 from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
+from simdist.process._when_imported import when_imported
+from simdist.process.children._child_processes import adopt_connections, hand_connections, separate_attributes
+from simdist.process.modules._copiers import COPIERS
+from simdist.process.modules._isolation import Isolation, handed_over, own, run_program
+from simdist.process.modules._sharing import PER_RANK, Sharing
+from simdist.process.stdlib._collector import Rounds, collector_of
+from simdist.process.stdlib._entropy import drawn_from
+from simdist.process.stdlib._environ import encoded, variable_of
+from simdist.process.stdlib._file_times import wrote_file
+from simdist.process.stdlib._host_names import address_of_host
+from simdist.process.stdlib._process_wide import followed
+from simdist.process.threads._lock_kinds import real_methods
+from simdist.process.threads._threads import shut_down, waits_of_threads
 
 __all__ = [
     "COPIERS",
@@ -51,6 +60,7 @@ __all__ = [
     "Isolation",
     "Patches",
     "PointReached",
+    "PythonReplacements",
     "RankBegan",
     "RankStream",
     "Replacement",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from simdist.process import _clock, _lock_methods
 from simdist.process._early import EarlyMethods
-from simdist.process._runtime import Patches
+from simdist.process._patches import Patches
+from simdist.process.stdlib import _clock
+from simdist.process.threads import _lock_methods
 
 __all__ = ["follow"]
 

@@ -3,53 +3,53 @@
 from __future__ import annotations
 
 import _thread
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from simdist.inside.python import original
-from simdist.kernel import Simulation
-from simdist.process import (
-    _children,
+from simdist.process import _exits, _signals, _stdio, _when_imported
+from simdist.process._following import follow
+from simdist.process._patches import Patches
+from simdist.process.adapters import _filelock, _joblib, _multiprocess, _psutil
+from simdist.process.children import _multiprocessing, _subprocesses, _waits
+from simdist.process.modules import _left_behind, _library_state
+from simdist.process.modules._left_behind import LeftBehind
+from simdist.process.stdlib import (
     _clock,
     _collector,
-    _descriptors,
     _entropy,
     _environ,
-    _exits,
     _fault_reports,
+    _file_times,
     _host_names,
-    _left_behind,
-    _libraries,
-    _lock_methods,
-    _multiprocessing,
     _process_wide,
+    _rare_settings,
+    _selectors,
     _shared_memory,
-    _signals,
     _sockets,
     _standard_descriptors,
-    _stdio,
     _tempfiles,
-    _thread_functions,
     _time_zone,
     _uuids,
-    _waits,
     _warnings,
 )
-from simdist.process._file_times import FileTimes
-from simdist.process._file_times import install as install_file_times
-from simdist.process._following import follow
-from simdist.process._left_behind import LeftBehind
-from simdist.process._locks import Locks
-from simdist.process._patches import Patches
+from simdist.process.stdlib._file_times import FileTimes
+from simdist.process.threads import _lock_methods, _thread_functions
+from simdist.process.threads._locks import Locks
 
-__all__ = ["FileTimes", "LeftBehind", "follow", "install", "install_file_times"]
+if TYPE_CHECKING:
+    from simdist.process._runtime import Runtime
+
+__all__ = ["PythonReplacements"]
 
 # What does not depend on the world.
 _ALWAYS = tuple(
     module.install
     for module in (
-        _children,
+        _subprocesses,
         _clock,
         _collector,
-        _descriptors,
+        _selectors,
         _entropy,
         _environ,
         _exits,
@@ -73,12 +73,45 @@ _ALWAYS = tuple(
 )
 
 
-def install(patches: Patches, simulation: Simulation) -> None:
-    """Let the tasks of a simulation see their own process, and everybody else the host's."""
-    _lock_methods.begin(patches, Locks(simulation))
-    patches.install(_ALWAYS)
-    _libraries.install(patches)
-    _environ.begin(patches)
-    _stdio.install(patches)
-    _lock_methods.bind_again()
-    simulation.start_thread = original(_thread.start_new_thread)
+_LIBRARIES: dict[str, Callable[[Patches], None]] = {
+    "filelock": _filelock.tell,
+    "joblib._parallel_backends": _joblib.tell,
+    "multiprocess.context": _multiprocess.tell,
+    "psutil": _psutil.tell,
+}
+for _name, _tell in _LIBRARIES.items():
+    _when_imported.when_imported(_name, _tell, by_rank=True)
+for _name, _tell in {**_library_state.TELLERS, **_rare_settings.TELLERS}.items():
+    _when_imported.when_imported(_name, _tell)
+
+
+class PythonReplacements:
+    """What a world replaces in Python, for the runtime that it is handed to."""
+
+    def state_left(self) -> LeftBehind:
+        """Remember what ranks share, before anything is replaced."""
+        return LeftBehind()
+
+    def begin(self, runtime: Runtime) -> None:
+        """Let the tasks of a world see their own process, and everybody else the host's."""
+        runtime.extras[FileTimes] = FileTimes()
+        patches, simulation = runtime.patches, runtime.simulation
+        _lock_methods.begin(patches, Locks(simulation))
+        patches.install(_ALWAYS)
+        _when_imported.install(patches)
+        _environ.begin(patches)
+        _stdio.install(patches)
+        _lock_methods.bind_again()
+        simulation.start_thread = original(_thread.start_new_thread)
+
+    def follow(self, patches: Patches, called: Sequence[Any]) -> None:
+        """Redirect methods that user code took before, and those that hang on `called`, which runs on the ranks."""
+        follow(patches, called)
+
+    def keep_file_times(self, patches: Patches) -> None:
+        """Show ranks virtual times of what they write."""
+        patches.install((_file_times.install,))
+
+    def notice_writes(self, patches: Patches) -> None:
+        """Wake a rank's tasks that poll when it writes to a file descriptor."""
+        _selectors.notice_writes(patches)

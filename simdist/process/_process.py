@@ -16,10 +16,10 @@ from simdist.kernel import Simulation, Task, TaskKilled, TaskState, Timer
 from simdist.records import child_ended, ended, printed
 
 if TYPE_CHECKING:
-    from simdist.process._descriptor import Descriptor
     from simdist.process._programs import Program
     from simdist.process._randomness import States
     from simdist.process._signal_masks import SignalMasks
+    from simdist.process._stream_files import Descriptor
 
 __all__ = ["ORPHAN_NS", "SimProcess"]
 

@@ -6,7 +6,7 @@ import _thread
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
@@ -16,21 +16,100 @@ from simdist.process._programs import Programs
 from simdist.process._slots import Slot, Slots
 from simdist.process._undoing import call_all
 
-if TYPE_CHECKING:
-    from simdist.process._isolation import Isolation
-    from simdist.process._left_behind import LeftBehind
-
-__all__ = ["Patches", "Replacement", "Runtime", "active_runtime", "current_process", "current_runtime"]
+__all__ = [
+    "OwnModules",
+    "Patches",
+    "Replacement",
+    "Replacements",
+    "Runtime",
+    "StateLeft",
+    "active_runtime",
+    "current_process",
+    "current_runtime",
+]
 
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
+
+
+class StateLeft(Protocol):
+    """What ranks leave in state that all of a process share (`modules._left_behind`)."""
+
+    @property
+    def stays(self) -> dict[str, None]:
+        """What can't be taken back, in words."""
+        ...
+
+    def changes(self) -> tuple[str, ...]:
+        """What ranks have changed so far, in words."""
+        ...
+
+    def restore(self) -> None:
+        """Put back what can be."""
+        ...
+
+
+class Replacements(Protocol):
+    """What a world replaces in Python (`_installed`)."""
+
+    def state_left(self) -> StateLeft:
+        """Remember what is shared, before anything is replaced."""
+        ...
+
+    def begin(self, runtime: Runtime) -> None:
+        """Replace all that does not depend on the program."""
+        ...
+
+    def follow(self, patches: Patches, called: Sequence[Any]) -> None:
+        """Replace what user code, and what runs on the ranks, took before."""
+        ...
+
+    def keep_file_times(self, patches: Patches) -> None:
+        """Show ranks virtual times of what they write."""
+        ...
+
+    def notice_writes(self, patches: Patches) -> None:
+        """Wake a rank's tasks that poll when it writes to a file descriptor."""
+        ...
+
+
+class OwnModules(Protocol):
+    """How each process imports modules for itself (`modules._isolation`)."""
+
+    def isolates(self, name: str) -> bool:
+        """True for a module that each process has for itself."""
+        ...
+
+    def own(self, thing: Any) -> Any:
+        """What the calling process has in place of a class or a function of the host."""
+        ...
+
+    def handed_over(self, thing: Any) -> Any:
+        """An object of the host in terms of the calling process's classes."""
+        ...
+
+    def handed_back(self, thing: Any) -> Any:
+        """An object of a process in terms of the host's classes."""
+        ...
+
+    def import_main(self) -> None:
+        """Import the program's main module for the calling process."""
+        ...
+
+    def inherit(self, parent: SimProcess, child: SimProcess) -> None:
+        """Give a forked child what its parent has imported."""
+        ...
+
+    def run_program(self, script: str, *, module: bool) -> None:
+        """Run a script, or a module as `python -m` does, as the main module of the calling process."""
+        ...
 
 
 class Runtime:
     """The processes of the one world that is active in this interpreter.
 
     Example:
-        >>> runtime = Runtime(simulation, slots, seed=0)
+        >>> runtime = Runtime(simulation, slots, seed=0, python=PythonReplacements())
         >>> runtime.activate()          # from here on ranks see their own process
         >>> runtime.deactivate()
     """
@@ -41,17 +120,19 @@ class Runtime:
         slots: Slots,
         *,
         seed: int,
+        python: Replacements,
     ) -> None:
         self.simulation = simulation
         self.slots = slots  # whose `switch` is the simulation's `on_switch`
         self.seed = seed
+        self._python = python
         self.hosts: Sequence[str] = ()  # names of the cluster's, in its order
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
-        self.isolation: Isolation | None = None  # while each process imports modules for itself
+        self.isolation: OwnModules | None = None  # while each process imports modules for itself
         self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
         self.thread_begins: list[Callable[[SimProcess], None]] = []  # called by each thread that a rank starts
-        self.left_behind: LeftBehind  # in state that all share; there from `activate` on
+        self.left_behind: StateLeft  # in state that all share; there from `activate` on
         # Called with parent, child and whether it is forked, by a rank that starts a process.
         self.child_begins: list[Callable[[SimProcess, SimProcess, bool], None]] = []
         self.cores: set[int] | None = None  # that the host may use; its ranks take turns on one
@@ -65,25 +146,20 @@ class Runtime:
         Raises:
             SimdistError: another world is active.
         """
-        from simdist.process import _installed
-
         global _active
         if _active is not None:
             raise SimdistError(
                 "another simulated world is running in this process; run one after the other, or in separate processes"
             )
-        self.left_behind = _installed.LeftBehind()
-        self.extras[_installed.FileTimes] = _installed.FileTimes()
+        self.left_behind = self._python.state_left()
         _active = self
-        _installed.install(self.patches, self.simulation)
+        self._python.begin(self)
         self.slots.remember_host()
-        _installed.follow(self.patches, called)
+        self._python.follow(self.patches, called)
 
     def keep_file_times(self) -> None:
         """From now on tell ranks virtual times of what they write; called before any has begun."""
-        from simdist.process import _installed
-
-        self.patches.install((_installed.install_file_times,))
+        self._python.keep_file_times(self.patches)
 
     def separate(self, slot: Slot[Any]) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
@@ -94,10 +170,8 @@ class Runtime:
     def notice_writes(self) -> None:
         """From now on a rank that writes to a file descriptor wakes its tasks that poll; called by one that does."""
         if not self._noticing:
-            from simdist.process import _descriptors
-
             self._noticing = True
-            _descriptors.notice_writes(self.patches)
+            self._python.notice_writes(self.patches)
 
     def deactivate(self) -> None:
         """Put everything back. May be called without `activate`, and after one that failed.

@@ -7,9 +7,9 @@ import os
 import sys
 from typing import Any
 
-from simdist.process._descriptor import Descriptor
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process
+from simdist.process._stream_files import Descriptor
 
 __all__ = ["STREAMS", "RankStream", "descriptor_of", "install"]
 

@@ -6,7 +6,7 @@ import pytest
 
 import simdist
 from simdist.process import original
-from simdist.process._collector import host_froze
+from simdist.process.stdlib._collector import host_froze
 from tests.device.worlds import values
 
 

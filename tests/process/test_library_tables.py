@@ -12,7 +12,7 @@ import networkx
 import pytest
 
 import simdist
-from simdist.process import _library_tables
+from simdist.process.modules import _library_tables
 
 library: Any = networkx
 

@@ -13,7 +13,7 @@ import pytest
 from torch._C import _distributed_c10d as _c
 
 import simdist
-from simdist.process._collector import host_froze
+from simdist.process.stdlib._collector import host_froze
 from tests.process import ways_to_leave_state
 from tests.process.ways_to_leave_state import NAMED, WAYS, leave
 

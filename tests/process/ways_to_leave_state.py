@@ -49,7 +49,7 @@ import torch.distributed as dist
 from torch import _tensor_str
 from torch.nn.modules import module as modules
 
-from simdist.process._collector import host_froze
+from simdist.process.stdlib._collector import host_froze
 
 _torch: Any = torch  # some of its functions have no types
 Way = tuple[Callable[[], object], Callable[[], object]]

@@ -34,16 +34,16 @@ from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from simdist.process._attributes import AttributeViews
-from simdist.process._handed_back import HandedBack
-from simdist.process._handed_over import HandedOver
-from simdist.process._left_behind import belongs_to_library
-from simdist.process._libraries import tell_own
-from simdist.process._logging import LoggingViews
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
-from simdist.process._sharing import Sharing
 from simdist.process._undoing import call_all
+from simdist.process._when_imported import tell_own
+from simdist.process.modules._attributes import AttributeViews
+from simdist.process.modules._handed_back import HandedBack
+from simdist.process.modules._handed_over import HandedOver
+from simdist.process.modules._left_behind import belongs_to_library
+from simdist.process.modules._sharing import Sharing
+from simdist.process.stdlib._logging import LoggingViews
 
 __all__ = ["Isolation", "handed_over", "own", "run_program"]
 

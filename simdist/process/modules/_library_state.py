@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from simdist.process._environ import variable_of
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, active_runtime, current_process
 from simdist.process._slots import Slot
+from simdist.process.stdlib._environ import variable_of
 
 __all__ = ["APART", "TELLERS"]
 

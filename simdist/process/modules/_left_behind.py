@@ -16,11 +16,11 @@ from types import FrameType
 from typing import Any
 
 from simdist.frames import is_our_file, is_ours, is_user_file
-from simdist.process._collector import host_froze
-from simdist.process._fork_copies import is_users
-from simdist.process._libraries import Finder
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._telling import tell, telling
+from simdist.process._when_imported import Finder
+from simdist.process.modules._fork_copies import is_users
+from simdist.process.stdlib._collector import host_froze
 
 __all__ = ["LeftBehind", "belongs_to_library", "install"]
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from simdist.kernel import Task, TaskKilled
 from simdist.process._lateness import due_at
-from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
-from simdist.process._sockets import METHODS
-from simdist.process._standard_descriptors import laid_over
+from simdist.process.stdlib._pipes import Pipes
+from simdist.process.stdlib._sockets import METHODS
+from simdist.process.stdlib._standard_descriptors import laid_over
 
 __all__ = ["install", "notice_writes"]
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from simdist.errors import UnsupportedError
-from simdist.process._child_processes import wait_for_child
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process
+from simdist.process.children._child_processes import wait_for_child
 
 __all__ = ["install", "replace_kin"]
 

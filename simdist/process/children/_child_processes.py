@@ -3,7 +3,7 @@
 The Python code of `multiprocessing` runs as it is; what it asks of the operating system is answered here. A child has a
 pid, an environment, arguments, generators, handlers, threads and an exit code of its own; what it prints is its rank's
 output. A *forked* child goes on with its parent's generators and modules and has copies of what it is handed
-(`_forked`) and of what the program's modules, classes and functions hold (`_fork_copies`); a *spawned* one, or one of
+(`_copiers`) and of what the program's modules, classes and functions hold (`_fork_copies`); a *spawned* one, or one of
 a fork server, begins afresh and is handed what pickle carries over, and with modules per rank it imports them for
 itself.
 
@@ -31,14 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
-from simdist.process._attributes import AttributeViews
-from simdist.process._fork_copies import ForkCopies
-from simdist.process._library_tables import LibraryTables
-from simdist.process._pipes import Pipes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_runtime
 from simdist.process._signal_masks import SignalMasks
-from simdist.process._threads import shut_down
+from simdist.process.modules._attributes import AttributeViews
+from simdist.process.modules._fork_copies import ForkCopies
+from simdist.process.modules._library_tables import LibraryTables
+from simdist.process.stdlib._pipes import Pipes
+from simdist.process.threads._threads import shut_down
 from simdist.records import child_started
 
 __all__ = [

@@ -22,10 +22,10 @@ from typing import Any
 
 from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._lateness import due_at
-from simdist.process._locks import give_back, nanoseconds
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_process, current_runtime
-from simdist.process._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
+from simdist.process.threads._locks import give_back, nanoseconds
+from simdist.process.threads._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
 
 __all__ = ["JOINABLE", "Handle", "Joining", "Threads", "begin", "forget", "shut_down", "threads_of", "waits_of_threads"]
 

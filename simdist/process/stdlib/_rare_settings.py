@@ -15,10 +15,10 @@ from typing import Any
 from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
-from simdist.process._process_wide import followed
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 from simdist.process._telling import telling
+from simdist.process.stdlib._process_wide import followed
 
 __all__ = ["TELLERS"]
 

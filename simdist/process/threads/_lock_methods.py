@@ -10,9 +10,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from simdist.process._lock_kinds import PLAIN, RECURSIVE, SHARED, Kind, PlainLock, RecursiveLock, SharedLock
-from simdist.process._locks import Locks
 from simdist.process._runtime import Patches, Replacement
+from simdist.process.threads._lock_kinds import PLAIN, RECURSIVE, SHARED, Kind, PlainLock, RecursiveLock, SharedLock
+from simdist.process.threads._locks import Locks
 
 __all__ = ["begin", "bind_again", "install", "share_between_processes", "taken_early"]
 

@@ -36,13 +36,13 @@ from multiprocessing import process as processes
 from typing import Any
 
 from simdist.inside.python import original as real
-from simdist.process._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
-from simdist.process._listeners import accepting, connecting
-from simdist.process._lock_methods import share_between_processes
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
-from simdist.process._waits import replace_kin
+from simdist.process.children._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
+from simdist.process.children._listeners import accepting, connecting
+from simdist.process.children._waits import replace_kin
+from simdist.process.threads._lock_methods import share_between_processes
 
 __all__ = ["install"]
 

@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from simdist.process._environ import host_environ
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
+from simdist.process.stdlib._environ import host_environ
 
 __all__ = ["FOLDER_SLOT", "install"]
 

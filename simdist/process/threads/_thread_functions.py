@@ -13,10 +13,10 @@ from typing import Any
 
 from simdist.errors import UnsupportedError
 from simdist.kernel import TaskKilled
-from simdist.process._libraries import when_imported
 from simdist.process._runtime import Patches, Replacement, current_process
-from simdist.process._thread_slots import POOL_MODULES
-from simdist.process._threads import JOINABLE, Handle, Threads, begin, forget, shut_down, threads_of
+from simdist.process._when_imported import when_imported
+from simdist.process.threads._thread_slots import POOL_MODULES
+from simdist.process.threads._threads import JOINABLE, Handle, Threads, begin, forget, shut_down, threads_of
 
 __all__ = ["install"]
 

@@ -2,8 +2,8 @@
 
 A fork copies all memory. Here parent and child run the same functions, and these read the same dictionaries: of their
 modules, of classes, of what they close over. So what stands in these is exchanged when the baton goes to the child and
-back: first what the child had from its parent, copied (`_forked`), later what it has made of that. A child's writes are
-its own, and its parent's later ones are not seen by it.
+back: first what the child had from its parent, copied (`_copiers`), later what it has made of that. A child's writes
+are its own, and its parent's later ones are not seen by it.
 
 Copied is what the child can reach of the user's code: from what it is handed, from the code that starts it, and from
 there through modules, functions, closures, default arguments and classes.
@@ -25,9 +25,9 @@ from typing import Any
 
 from simdist.frames import is_ours, is_user_file
 from simdist.inside.python import namespace_of, note_change
-from simdist.process._forked import Copies
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
+from simdist.process.modules._copiers import Copies
 
 __all__ = ["ForkCopies", "is_users"]
 

@@ -1,7 +1,8 @@
 """Modules of installed libraries that are told something as soon as somebody has imported them, a rank or the host.
 
-Here are libraries that look behind what a rank is shown; the layers above add modules of torch that few programs import
-(`when_imported`). A world that imports none of them pays for a finder that nobody asks, and for nothing else.
+Each room names the libraries that look behind what a rank is shown (`when_imported`); the layers above add modules of
+torch that few programs import. A world that imports none of them pays for a finder that nobody asks,
+and for nothing else.
 """
 
 from __future__ import annotations
@@ -12,23 +13,22 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from simdist.process import _filelock, _joblib, _library_state, _multiprocess, _psutil, _rare_settings
-from simdist.process._runtime import Patches
+from simdist.process._patches import Patches
 
 __all__ = ["Finder", "install", "tell_own", "when_imported"]
 
-_OF_RANKS: dict[str, Callable[[Patches], None]] = {
-    "filelock": _filelock.tell,
-    "joblib._parallel_backends": _joblib.tell,
-    "multiprocess.context": _multiprocess.tell,
-    "psutil": _psutil.tell,
-}
-_TOLD: dict[str, Callable[[Patches], None]] = _OF_RANKS | _library_state.TELLERS | _rare_settings.TELLERS
+_OF_RANKS: dict[str, Callable[[Patches], None]] = {}  # of these a rank may have a module of its own
+_TOLD: dict[str, Callable[[Patches], None]] = {}
 
 
-def when_imported(name: str, tell: Callable[[Patches], None]) -> None:
-    """Call `tell` in each world in which the module is there: at its beginning, or when it has been imported."""
+def when_imported(name: str, tell: Callable[[Patches], None], *, by_rank: bool = False) -> None:
+    """Call `tell` in each world in which the module is there: at its beginning, or when it has been imported.
+
+    With `by_rank` also when a rank imports the module for itself.
+    """
     _TOLD[name] = tell
+    if by_rank:
+        _OF_RANKS[name] = tell
 
 
 def install(patches: Patches) -> None:

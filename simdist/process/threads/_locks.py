@@ -37,8 +37,8 @@ from typing import Any
 from simdist.errors import InternalError
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
 from simdist.process._lateness import due_at
-from simdist.process._lock_kinds import KINDS, RECURSIVE, Kind
 from simdist.process._waiting_words import parked_in
+from simdist.process.threads._lock_kinds import KINDS, RECURSIVE, Kind
 
 __all__ = ["LockWait", "Locks", "give_back", "nanoseconds"]
 

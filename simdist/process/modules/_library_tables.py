@@ -32,11 +32,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from simdist.frames import is_user_file
-from simdist.process._fork_copies import is_users
-from simdist.process._library_state import APART
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
-from simdist.process._sharing import NEVER_ISOLATED
+from simdist.process.modules._fork_copies import is_users
+from simdist.process.modules._library_state import APART
+from simdist.process.modules._sharing import NEVER_ISOLATED
 
 __all__ = ["LibraryTables"]
 

@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
-from simdist.process._host_names import address_of_host
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process.stdlib._host_names import address_of_host
 
 __all__ = ["METHODS", "Sockets", "install"]
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 
 from simdist.inside.python import original
-from simdist.process._environ import host_environ, variable_of
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
+from simdist.process.stdlib._environ import host_environ, variable_of
 
 __all__ = ["install"]
 

@@ -44,14 +44,14 @@ from simdist.inside.python import (
     put_setter,
     setter_of,
 )
-from simdist.process._fork_copies import is_users
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process
-from simdist.process._sharing import Sharing
 from simdist.process._slots import Slot
-from simdist.process._tempfiles import FOLDER_SLOT
-from simdist.process._thread_slots import HOOK_SLOT
-from simdist.process._warnings import FILTERS_SLOT
+from simdist.process.modules._fork_copies import is_users
+from simdist.process.modules._sharing import Sharing
+from simdist.process.stdlib._tempfiles import FOLDER_SLOT
+from simdist.process.stdlib._warnings import FILTERS_SLOT
+from simdist.process.threads._thread_slots import HOOK_SLOT
 
 __all__ = ["AttributeViews"]
 

@@ -18,9 +18,9 @@ from multiprocessing import connection, managers
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled
-from simdist.process._child_processes import pipes_here
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_process, current_runtime
+from simdist.process.children._child_processes import pipes_here
 
 __all__ = ["accepting", "connecting"]
 
