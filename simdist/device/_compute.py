@@ -19,6 +19,7 @@ from simdist.cluster import DeviceModel
 from simdist.device._idle import is_idle
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
+from simdist.inside.torch import schema_of
 
 __all__ = ["timed"]
 
@@ -32,16 +33,16 @@ def timed(model: DeviceModel) -> Callable[[Any, Kernel], Kernel]:
     from torch.utils.flop_counter import flop_registry  # which nobody else needs
 
     def wrap(op: Any, kernel: Kernel) -> Kernel:
-        returns = op._schema.returns
         if is_idle(op):
             return kernel
         if str(op) in _COPIES:
-            return _copy(kernel, model, reads_value=op is torch.ops.aten._local_scalar_dense.default)
+            return _copy(kernel, model, reads_value=str(op) == _COPIES[-1])
         count = flop_registry.get(op.overloadpacket)
-        makes = not all(each.alias_info is not None for each in returns)
+        schema = schema_of(op)
+        makes = not all(each.alias_info is not None for each in schema.returns)
         changed = [
             place
-            for place, each in enumerate(op._schema.arguments)
+            for place, each in enumerate(schema.arguments)
             if each.alias_info is not None and each.alias_info.is_write and not each.kwarg_only
         ]
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from simdist.inside.torch import schema_of
+
 __all__ = ["is_idle", "is_view"]
 
 _IDLE = frozenset(
@@ -23,10 +25,10 @@ _IDLE = frozenset(
 
 def is_view(op: Any) -> bool:
     """True if what it returns lies in the memory of its arguments, which it does not touch."""
-    returns = op._schema.returns
-    if any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
+    schema = schema_of(op)
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
         return True
-    return torch.Tag.inplace_view in op.tags and "resize" not in op._schema.name
+    return torch.Tag.inplace_view in op.tags and "resize" not in schema.name
 
 
 def is_idle(op: Any) -> bool:

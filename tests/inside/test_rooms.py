@@ -12,26 +12,7 @@ import simdist
 
 ROOT = Path(simdist.__file__).parent
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if "inside" not in path.relative_to(ROOT).parts]
-# Virtual devices are still to move; the drop-ins for torch's own test classes have to import these.
-STILL_OUTSIDE = {
-    "device/_absent.py",
-    "device/_aliases.py",
-    "device/_bindings.py",
-    "device/_compute.py",
-    "device/_cuda_build.py",
-    "device/_deferred.py",
-    "device/_generators.py",
-    "device/_host_races.py",
-    "device/_install.py",
-    "device/_kernels.py",
-    "device/_mixing.py",
-    "device/_races.py",
-    "device/_sparse.py",
-    "device/_special.py",
-    "device/_state.py",
-    "device/_streams.py",
-    "device/_torch_core.py",
-}
+# The drop-ins for torch's own test classes have to import these.
 ALLOWED = ("torch.testing._internal", "torch.distributed.distributed_c10d._world")
 
 
@@ -73,10 +54,7 @@ def _private_names(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_else_names_the_inside_of_torch_and_python(path: Path) -> None:
-    if str(path.relative_to(ROOT)) in STILL_OUTSIDE:
-        assert _private_names(path), "it has moved: take it off the list"
-    else:
-        assert _private_names(path) == []
+    assert _private_names(path) == []
 
 
 def test_what_is_private_is_found(tmp_path: Path) -> None:
