@@ -115,6 +115,10 @@ from simdist.inside.torch._operators import (
     schema_of,
     takes_numbers_as_tensors,
 )
+from simdist.inside.torch._places import (
+    RECORDER_HEADER,
+    Place,
+)
 from simdist.inside.torch._tables import (
     c10d_logger,
     copy_into_each,
@@ -137,6 +141,7 @@ __all__ = [
     "BELOW_TORCH",
     "CPU",
     "CUDA_VARIABLES",
+    "RECORDER_HEADER",
     "SPARSE_CPU",
     "Argument",
     "BackendOptions",
@@ -150,6 +155,7 @@ __all__ = [
     "KernelLibrary",
     "KeySet",
     "Operator",
+    "Place",
     "PrefixStore",
     "Replacements",
     "Schema",

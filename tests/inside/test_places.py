@@ -1,0 +1,55 @@
+"""Texts name the files of torch, Gloo and NCCL as the torch does that is here, and lines by its version."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from simdist.inside.torch import Place, _places, core_bindings
+
+WHERE = re.compile(r'".*":\d+')
+
+
+def test_a_place_in_a_log_is_a_file_and_a_line() -> None:
+    assert str(Place.WORK_TIMED_OUT) == "ProcessGroupNCCL.cpp:693"
+    assert str(Place.OLD_TRUTH) == "Utils.hpp:166"
+
+
+def test_nccl_names_its_files_from_its_sources_on() -> None:
+    assert Place.PEER_SILENT.in_sources == "transport/net_ib/p2p.cc:651"
+
+
+def test_an_error_names_the_folder_in_which_torch_was_built() -> None:
+    folder = Place.RANK_IS_TOO_LARGE.path.removesuffix("/third_party/gloo/gloo/context.cc:23")
+
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    assert f"\0{folder}/c10/core/CPUAllocator.cpp\0".encode() in library.read_bytes()
+
+
+def test_nccl_is_that_of_a_torch_for_cuda() -> None:
+    place = Place.CALL_FAILED
+
+    assert place.path_for_cuda == (place.path if torch.version.cuda else f"/pytorch/{place.in_sources}")
+
+
+def test_an_assertion_reads_as_torchs_own() -> None:
+    with pytest.raises(RuntimeError) as real:
+        core_bindings._functorch.current_level()
+
+    said = Place.NO_OPERATION.asserts("maybe_layer.has_value()", "")
+    assert WHERE.sub("", said) == WHERE.sub("", str(real.value))
+
+
+@pytest.mark.parametrize(
+    ("version", "column"), [("2.11.0", 0), ("2.13.0+cpu", 0), ("2.14.1", 0), ("2.15.0", 1), ("3.0.0", 1)]
+)
+def test_lines_are_those_of_the_newest_known_version_that_is_not_newer(
+    version: str, column: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(_places, "_SEEN", ((2, 13), (2, 15)))
+
+    assert _places._column() == column
