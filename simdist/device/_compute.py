@@ -19,7 +19,7 @@ from simdist.cluster import DeviceModel
 from simdist.device._idle import is_idle
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
-from simdist.inside.torch import schema_of
+from simdist.inside.torch import Operator, schema_of
 
 __all__ = ["timed"]
 
@@ -28,11 +28,11 @@ Kernel = Callable[..., Any]
 _COPIES = ("aten._to_copy.default", "aten.copy_.default", "aten._local_scalar_dense.default")
 
 
-def timed(model: DeviceModel) -> Callable[[Any, Kernel], Kernel]:
+def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
     """A wrapper for `_kernels.wrap_kernels`: kernels take time on their stream."""
     from torch.utils.flop_counter import flop_registry  # which nobody else needs
 
-    def wrap(op: Any, kernel: Kernel) -> Kernel:
+    def wrap(op: Operator, kernel: Kernel) -> Kernel:
         if is_idle(op):
             return kernel
         if str(op) in _COPIES:

@@ -34,7 +34,7 @@ from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of, present_or_none
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
-from simdist.inside.torch import find_operator, schema_of, without_functions, without_modes
+from simdist.inside.torch import Operator, find_operator, schema_of, without_functions, without_modes
 from simdist.kernel import Task
 
 __all__ = ["Deferred", "can_defer", "defer"]
@@ -45,7 +45,7 @@ _MOST = 1024  # kept by one process
 _ready: deque[Deferred] = deque()  # those that can run; the one that began to run them goes on with all
 
 
-def can_defer(op: Any) -> bool:
+def can_defer(op: Operator) -> bool:
     """True if kernels of an operator can be kept: what they make is known without their values."""
     schema = schema_of(op)
     tags = set(op.tags)
@@ -194,7 +194,9 @@ class _Place:
     number: int
 
 
-def defer(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], later: NotYet, again: Kernel) -> Any:
+def defer(
+    op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], later: NotYet, again: Kernel
+) -> Any:
     """Keep a kernel that has met memory without values; or, if it can't be kept, wait and do it `again`.
 
     `call` is what computes it, of CPU tensors.
@@ -210,7 +212,9 @@ def defer(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], 
     return kept[0]
 
 
-def _kept(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], streams: Streams) -> tuple[Any] | None:
+def _kept(
+    op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], streams: Streams
+) -> tuple[Any] | None:
     """The results of a kernel that is kept from now on; None if it can't be."""
     if not can_defer(op):
         return None
@@ -307,7 +311,7 @@ _known: dict[Any, tuple[Any, ...] | None] = {}  # what calls make, by what they 
 _MOST_KNOWN = 10_000
 
 
-def _results_of(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _results_of(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """What the results of a call are like, with None for what it writes in place; None if only values can say.
 
     The CPU's kernel says it, of zeros: torch's kernels for meta tensors differ from it in types and shapes.
@@ -332,7 +336,7 @@ def _said(value: Any) -> Any:
     return type(value), value
 
 
-def _tried(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _tried(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     given = _each(args, _zeros), {name: _each(value, _zeros) for name, value in kwargs.items()}
     try:
         with torch.inference_mode(), without_modes(), without_functions():

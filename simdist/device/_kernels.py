@@ -40,6 +40,7 @@ from simdist.device._state import account_of, keep_figures_in
 from simdist.inside.torch import (
     CPU,
     Argument,
+    Operator,
     Replacements,
     all_operators,
     below_autocast,
@@ -58,7 +59,7 @@ __all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "wrap_kernels"
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
-Wrapper = Callable[[Any, Kernel], Kernel]
+Wrapper = Callable[[Operator, Kernel], Kernel]
 _NUMBERS = frozenset((bool, int, float, complex))
 # Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
 _WHOLE = ("aten::convolution", "aten::convolution_backward")
@@ -218,7 +219,7 @@ def _make(name: str) -> Kernel:
     return made
 
 
-def _kernel_of(op: Any) -> Kernel:
+def _kernel_of(op: Operator) -> Kernel:
     """The kernel of an operator."""
     schema = schema_of(op)
     returns = schema.returns
@@ -234,7 +235,7 @@ def _kernel_of(op: Any) -> Kernel:
     return _general(op, names, written, waits=waits)
 
 
-def _call_of(op: Any) -> Kernel:
+def _call_of(op: Operator) -> Kernel:
     """The operator on CPU tensors; without what an autocast for the CPU would do to them."""
     below = below_autocast(op)
     if below is not None:
@@ -291,7 +292,7 @@ class _Inputs:
         return value
 
 
-def _pure(op: Any, *, waits: bool) -> Kernel:
+def _pure(op: Operator, *, waits: bool) -> Kernel:
     """The kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
     call = _call_of(op)
     may_mix = str(op) in MAY_MIX
@@ -339,7 +340,7 @@ def _pure(op: Any, *, waits: bool) -> Kernel:
     return kernel
 
 
-def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> Kernel:
+def _general(op: Operator, names: list[str], written: list[int], *, waits: bool) -> Kernel:
     """The kernel of an operator of any kind."""
     call = _call_of(op)
     returns = schema_of(op).returns

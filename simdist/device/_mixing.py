@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from simdist.inside.torch import full_name, has_kernel, schema_of
+from simdist.inside.torch import Operator, full_name, has_kernel, schema_of
 
 __all__ = ["MAY_MIX", "wrong_devices"]
 
@@ -29,7 +29,7 @@ MAY_MIX = frozenset(
 _ITERATING = ("aten::where",)
 
 
-def wrong_devices(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RuntimeError:
+def wrong_devices(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RuntimeError:
     """What torch raises: TensorIterator's words for element-wise operations, those of the CUDA wrappers for others."""
     schema = schema_of(op)
     tensors = []
@@ -51,7 +51,7 @@ def wrong_devices(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run
     )
 
 
-def _wrapped(op: Any) -> str:
+def _wrapped(op: Operator) -> str:
     """The operator as torch's generated code names it: structured operators otherwise than others."""
     schema = schema_of(op)
     name, overload = schema.name.removeprefix("aten::"), schema.overload_name

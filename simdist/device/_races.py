@@ -25,7 +25,7 @@ from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
 from simdist.errors import StrictError
 from simdist.frames import user_frame, user_line
-from simdist.inside.torch import backward_task, schema_of
+from simdist.inside.torch import Operator, backward_task, schema_of
 
 __all__ = ["Races", "watched"]
 
@@ -135,7 +135,7 @@ def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         races.use(key, read, written, what, user_line(sys._getframe(2)))
 
 
-def watched(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that also tells what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
     schema = schema_of(op)
     if is_idle(op):

@@ -20,6 +20,7 @@ from simdist.device._state import account_of
 from simdist.device._torch_core import core
 from simdist.inside.torch import (
     SPARSE_CPU,
+    Operator,
     Replacements,
     find_operator,
     operators_with_kernel,
@@ -59,7 +60,7 @@ def _on_first_call(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _structural(op: Any) -> Callable[..., Any]:
+def _structural(op: Operator) -> Callable[..., Any]:
     redispatch = redispatching(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +129,7 @@ class _Lowering:
         return value
 
 
-def _computing(op: Any) -> Callable[..., Any]:
+def _computing(op: Operator) -> Callable[..., Any]:
     arguments, returns = schema_of(op).arguments, schema_of(op).returns
     written = [
         (place, each.name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simdist.inside.torch import schema_of
+from simdist.inside.torch import Operator, schema_of
 
 __all__ = ["KERNELS", "TYPES", "widened"]
 
@@ -39,7 +39,7 @@ TYPES: dict[str, Types] = {
 }
 
 
-def widened(op: Any, usual: Kernel, types: Types) -> Kernel:
+def widened(op: Operator, usual: Kernel, types: Types) -> Kernel:
     """The kernel of an operator that computes what is of one of the `types` in the wider one that this stands for."""
     written = [place for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
 

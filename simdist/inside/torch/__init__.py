@@ -91,8 +91,11 @@ from simdist.inside.torch._hooks import (
 )
 from simdist.inside.torch._layouts import (
     address_of_generator,
+    engine_words,
+    keeps_gaussian,
     on_cpu,
     on_device,
+    place_of_engine,
     say_device,
     to_capsule,
 )
@@ -192,6 +195,7 @@ __all__ = [
     "decompositions",
     "device_guard",
     "device_hooks",
+    "engine_words",
     "exchange_beginning",
     "find_cpu_count",
     "find_operator",
@@ -210,6 +214,7 @@ __all__ = [
     "init_method_name",
     "is_built_for_cuda",
     "keep_function",
+    "keeps_gaussian",
     "kernel_library",
     "key_set",
     "keys_of",
@@ -227,6 +232,7 @@ __all__ = [
     "operators_with_kernel",
     "pass_by_subclasses",
     "physical_gpus",
+    "place_of_engine",
     "pop_function_mode",
     "print_options",
     "profiler_settings",

@@ -1,4 +1,4 @@
-"""Layouts in memory: a DLPack capsule's device, and that of a generator.
+"""Layouts in memory: a DLPack capsule's device, a generator's device and its words.
 
 A DLPack capsule says where its memory is, and torch believes it: a capsule whose device is written over comes back as a
 genuine tensor with the dispatch keys of that device. It shares the memory and keeps it alive.
@@ -14,10 +14,19 @@ from typing import Any
 import torch
 
 from simdist.inside._facts import fact
-from simdist.inside.python import word_in
+from simdist.inside.python import word_in, words_at
 from simdist.inside.torch._bindings import core_bindings
 
-__all__ = ["address_of_generator", "on_cpu", "on_device", "say_device", "to_capsule"]
+__all__ = [
+    "address_of_generator",
+    "engine_words",
+    "keeps_gaussian",
+    "on_cpu",
+    "on_device",
+    "place_of_engine",
+    "say_device",
+    "to_capsule",
+]
 
 Tensor = torch.Tensor
 _CPU, _CUDA = 1, 2  # DLDeviceType
@@ -25,6 +34,9 @@ _AT_DEVICE = 8  # where `DLTensor` has its device: two integers of 32 bits
 _NAME = b"dltensor"
 _Generator = torch.Generator  # itself: inside a world the name stands for a class that makes either kind
 _LONGEST_HEAD = 160  # bytes of a generator in which its device is looked for
+_ENGINE_WORDS = 2 + 3 + 624  # at::mt19937_data_pod: seed; left, seeded, next; state
+# Where CPUGeneratorImpl's serialised state says that it keeps a Gaussian: a double's and a float's flag.
+_NORMAL, _NORMAL_FLOAT = 5040, 5052
 
 _pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -81,6 +93,32 @@ def _place_of_device() -> int | None:
     return None
 
 
+def place_of_engine() -> int | None:
+    """Where in the C++ object of a CPU generator its seed lies, in bytes, and its words behind; None if not found."""
+    generator: Any = torch.default_generator
+    legacy = memoryview(generator.get_state().numpy()).cast("Q")
+    seed, left, following = legacy[0], legacy[1] & 0xFFFF_FFFF, legacy[2]
+    known = [seed & 0xFFFF_FFFF, seed >> 32, left, following, *legacy[3 : 3 + 624]]
+    near = words_at(generator._cdata, 640)  # the object holds more than 624 words
+    for place in range(0, 64, 2):
+        if [*near[place : place + 3], *near[place + 4 : place + 6]] == known[:5]:
+            found = engine_words(generator, 4 * place)
+            if [*found[:3], *found[4:]] == known:
+                return 4 * place
+    return None
+
+
+def engine_words(generator: torch.Generator, place: int) -> memoryview[int]:
+    """The words of a CPU generator, shared: seed; left, seeded, next; state. `place` is that of its engine."""
+    known: Any = generator
+    return words_at(known._cdata + place, _ENGINE_WORDS)
+
+
+def keeps_gaussian(state: bytes) -> bool:
+    """True if a generator with that state has a number in store for the next Gaussian."""
+    return bool(state[_NORMAL] or state[_NORMAL_FLOAT])
+
+
 @fact(
     "torch.dlpack",
     what="a DLPack capsule has its device behind the address of its data",
@@ -107,3 +145,14 @@ def _capsules_are_known() -> str:
 )
 def _generators_are_known() -> str:
     return "" if _place_of_device() is not None else "its place was not found"
+
+
+@fact(
+    "torch.generators.engine",
+    what="a CPU generator keeps its seed and 624 words near its beginning",
+    source="ATen/core/MT19937RNGEngine.h, mt19937_data_pod; aten/src/ATen/CPUGeneratorImpl.cpp",
+    seen="2.11 to 2.15",
+    feature="quick hand-overs: the state is read by `get_state`, which costs more",
+)
+def _engine_is_known() -> str:
+    return "" if place_of_engine() is not None else "the words are not there"

@@ -108,6 +108,15 @@ class Operator(Protocol):
         """All overloads, to be called with whatever arguments one of them takes."""
         ...
 
+    @property
+    def _schema(self) -> Schema: ...
+    @property
+    def _op(self) -> Kernel: ...
+    @property
+    def _op_dk(self) -> Kernel: ...
+    @property
+    def _handle(self) -> Any: ...
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
         ...
@@ -138,7 +147,7 @@ negated_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
 """A view of a tensor that has the bit of negation where that one has none, and the other way round."""
 
 
-def find_operator(name: str) -> Any:
+def find_operator(name: str) -> Operator:
     """The operator of a full name such as "aten::add.out".
 
     Raises:
@@ -146,18 +155,18 @@ def find_operator(name: str) -> Any:
     """
     space, _, inside = name.partition("::")
     base, _, overload = inside.partition(".")
-    return getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+    found: Operator = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+    return found
 
 
-def full_name(op: Any) -> str:
+def full_name(op: Operator) -> str:
     """An operator's name with its namespace, and with its overload unless that is the default one."""
     return str(op).replace(".", "::", 1).removesuffix(".default")
 
 
-def schema_of(op: Any) -> Schema:
+def schema_of(op: Operator) -> Schema:
     """The signature of an operator."""
-    schema: Schema = op._schema
-    return schema
+    return op._schema
 
 
 def operators_with_kernel(key: str) -> list[str]:
@@ -182,18 +191,17 @@ def takes_numbers_as_tensors(name: str) -> bool:
     return bool(core_bindings._should_allow_numbers_as_tensors(name))
 
 
-def calling(op: Any) -> Kernel:
+def calling(op: Operator) -> Kernel:
     """An operator as it is called, without what Python does around each call."""
-    call: Kernel = op._op
-    return call
+    return op._op
 
 
-def below_autocast(op: Any) -> Kernel | None:
+def below_autocast(op: Operator) -> Kernel | None:
     """An operator's kernel for the CPU, where an autocast for the CPU would change its arguments; else None."""
     return functools.partial(op._op_dk, DispatchKey.CPU) if has_kernel(full_name(op), "AutocastCPU") else None
 
 
-def redispatching(op: Any) -> Kernel:
+def redispatching(op: Operator) -> Kernel:
     """What calls the kernel that an operator has for a set of keys: `redispatching(op)(CPU, *args, **kwargs)`."""
     call: Kernel = op._handle.redispatch_boxed
     return call

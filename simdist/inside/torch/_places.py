@@ -1,19 +1,17 @@
 """Where in C++ sources a text of torch, Gloo or NCCL comes from: the file and the line, which logs and errors show.
 
 Lines move from version to version. Each place has one for each of `_SEEN`; a torch between two of these, or a newer
-one, shows those of the older. The folder in which torch was built is what an assertion of the torch that is here says.
+one, shows those of the older. The folder in which torch was built is taken from a library of the torch that is here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 from enum import Enum
+from pathlib import Path
 
 import torch
 
 from simdist.inside._facts import fact
-from simdist.inside.torch._bindings import core_bindings
 from simdist.inside.torch._cuda import is_built_for_cuda
 
 __all__ = ["RECORDER_HEADER", "Place"]
@@ -23,6 +21,8 @@ RECORDER_HEADER = "FlightRecorder.hpp"
 
 _SEEN = ((2, 13),)  # versions of torch, oldest first: columns of the lines below
 _CUDA_FOLDER = "/pytorch"  # in which torch's wheels for CUDA are built
+_LIBRARIES = ("libc10.so", "libc10.dylib")
+_SOURCE = b"/c10/core/CPUAllocator.cpp\0"  # the end of a name that stands in each of them
 
 _NCCL = "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp"
 _NCCL_HEADER = "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -43,17 +43,18 @@ def _column() -> int:
 
 
 def _folder() -> str:
-    """The folder in which torch was built, as one of its assertions names it; empty if none does."""
-    with contextlib.suppress(AttributeError):
-        try:
-            core_bindings._functorch.current_level()  # refused outside of `torch.func`
-        except RuntimeError as error:
-            found = re.search(r'INTERNAL ASSERT FAILED at "(.*)/torch/csrc/', str(error))
-            return "" if found is None else found[1]
+    """The folder in which torch was built; empty if its library does not name it."""
+    for name in _LIBRARIES:
+        path = Path(torch.__file__).parent / "lib" / name
+        if path.is_file():
+            words = path.read_bytes()
+            end = words.find(_SOURCE)
+            if end >= 0:
+                return words[words.rfind(b"\0", 0, end) + 1 : end].decode(errors="replace")
     return ""
 
 
-# Found here and not when a text is made: then a rank may be inside of `torch.func`.
+# Found here, in a millisecond, and not when a text is made: then files may be those of a simulated disk.
 _COLUMN, _FOUND = _column(), _folder()
 _BUILT_IN = _FOUND or _CUDA_FOLDER
 _BUILT_FOR_CUDA_IN = _BUILT_IN if is_built_for_cuda() else _CUDA_FOLDER
@@ -198,8 +199,8 @@ class Place(Enum):
 
 @fact(
     "torch.places",
-    what="an assertion of torch's names the folder in which it was built",
-    source="torch/csrc/functorch/init.cpp, current_level",
+    what="a library of torch's names the folder in which it was built",
+    source="c10/core/CPUAllocator.cpp, in libc10",
     seen="2.13",
     feature=f"errors and logs name files as if torch had been built in {_CUDA_FOLDER}; lines are those of torch 2.13",
 )
