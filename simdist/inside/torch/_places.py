@@ -6,6 +6,7 @@ one, shows those of the older. The folder in which torch was built is taken from
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -20,7 +21,7 @@ RECORDER_HEADER = "FlightRecorder.hpp"
 """The file to which torch's texts send their readers."""
 
 _SEEN = ((2, 13),)  # versions of torch, oldest first: columns of the lines below
-_CUDA_FOLDER = "/pytorch"  # in which torch's wheels for CUDA are built
+_CUDA_FOLDERS = {(2, 13): "/pytorch", (2, 14): "/__w/pytorch/pytorch"}  # in which wheels for CUDA are built, since when
 _LIBRARIES = ("libc10.so", "libc10.dylib")
 _SOURCE = b"/c10/core/CPUAllocator.cpp\0"  # the end of a name that stands in each of them
 
@@ -36,10 +37,11 @@ _GLOO_GROUP = "torch/csrc/distributed/c10d/ProcessGroupGloo.cpp"
 _GLOO = "third_party/gloo/gloo"
 
 
-def _column() -> int:
-    """Which of `_SEEN` is the one for the torch that is here."""
+def _newest(known: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The newest of some versions, oldest first, that is no newer than the torch that is here; else the oldest."""
     version = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
-    return max(sum(seen <= version for seen in _SEEN) - 1, 0)
+    first, *others = known
+    return max((each for each in others if each <= version), default=first)
 
 
 def _folder() -> str:
@@ -55,7 +57,8 @@ def _folder() -> str:
 
 
 # Found here, in a millisecond, and not when a text is made: then files may be those of a simulated disk.
-_COLUMN, _FOUND = _column(), _folder()
+_COLUMN, _FOUND = _SEEN.index(_newest(_SEEN)), _folder()
+_CUDA_FOLDER = _CUDA_FOLDERS[_newest(_CUDA_FOLDERS)]
 _BUILT_IN = _FOUND or _CUDA_FOLDER
 _BUILT_FOR_CUDA_IN = _BUILT_IN if is_built_for_cuda() else _CUDA_FOLDER
 
@@ -201,7 +204,7 @@ class Place(Enum):
     "torch.places",
     what="a library of torch's names the folder in which it was built",
     source="c10/core/CPUAllocator.cpp, in libc10",
-    seen="2.13",
+    seen="2.13, 2.14",
     feature=f"errors and logs name files as if torch had been built in {_CUDA_FOLDER}; lines are those of torch 2.13",
 )
 def _folder_is_known() -> str:
