@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from simdist.inside.torch import Place, _places, core_bindings
+from tests.builds import VERSION
 
 FILE = re.compile(r'torch/csrc/[^"]*":\d+')
 
@@ -15,6 +16,10 @@ FILE = re.compile(r'torch/csrc/[^"]*":\d+')
 def test_a_place_in_a_log_is_a_file_and_a_line() -> None:
     assert str(Place.WORK_TIMED_OUT) == "ProcessGroupNCCL.cpp:693"
     assert str(Place.OLD_TRUTH) == "Utils.hpp:166"
+
+
+def test_a_line_that_moved_is_that_of_the_torch_that_is_here() -> None:
+    assert Place.PAIR_CLOSED.path.endswith("/pair.cc:561" if VERSION >= (2, 14) else "/pair.cc:553")
 
 
 def test_nccl_names_its_files_from_its_sources_on() -> None:

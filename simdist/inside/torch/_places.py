@@ -1,7 +1,9 @@
 """Where in C++ sources a text of torch, Gloo or NCCL comes from: the file and the line, which logs and errors show.
 
-Lines move from version to version. Each place has one for each of `_SEEN`; a torch between two of these, or a newer
-one, shows those of the older. The folder in which torch was built is taken from a library of the torch that is here.
+Lines move from version to version. A place has one for each of `_SEEN`, or fewer, where those of later versions are
+not known: the last one stands for them, as for versions that are not among them. Of 2.14, what a program can bring
+about without a GPU was looked at: Gloo's own but `PAIR_OVERRUN`, and stores. The folder in which torch was built is
+taken from a library of the torch that is here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ __all__ = ["RECORDER_HEADER", "Place"]
 RECORDER_HEADER = "FlightRecorder.hpp"
 """The file to which torch's texts send their readers."""
 
-_SEEN = ((2, 13),)  # versions of torch, oldest first: columns of the lines below
+_SEEN = ((2, 13), (2, 14))  # versions of torch, oldest first: columns of the lines below
 _CUDA_FOLDERS = {(2, 13): "/pytorch", (2, 14): "/__w/pytorch/pytorch"}  # in which wheels for CUDA are built, since when
 _LIBRARIES = ("libc10.so", "libc10.dylib")
 _SOURCE = b"/c10/core/CPUAllocator.cpp\0"  # the end of a name that stands in each of them
@@ -142,18 +144,18 @@ class Place(Enum):
     STORE_READ_VECTOR = _STORE, 115
     STORE_READ = _STORE, 125
     STORE_READ_IN_TIME = _STORE, 138
-    SOCKET_SENT = _UTILS, 758
-    SOCKET_READ = _UTILS, 787
+    SOCKET_SENT = _UTILS, 758, 761
+    SOCKET_READ = _UTILS, 787, 790
     # Gloo, and torch around it.
     RANK_IS_NEGATIVE = f"{_GLOO}/context.cc", 22
     RANK_IS_TOO_LARGE = f"{_GLOO}/context.cc", 23
     TIMEOUT_IS_NEGATIVE = f"{_GLOO}/context.cc", 62
     RECEIVE_TIMED_OUT = f"{_GLOO}/transport/tcp/unbound_buffer.cc", 78
     SEND_TIMED_OUT = f"{_GLOO}/transport/tcp/unbound_buffer.cc", 129
-    PAIR_CLOSED = f"{_GLOO}/transport/tcp/pair.cc", 553
-    PAIR_RESET = f"{_GLOO}/transport/tcp/pair.cc", 537
+    PAIR_CLOSED = f"{_GLOO}/transport/tcp/pair.cc", 553, 561
+    PAIR_RESET = f"{_GLOO}/transport/tcp/pair.cc", 537, 545
     PAIR_OVERRUN = "gloo/transport/tcp/pair.cc", 446
-    PAIR_IS_ITSELF = "tcp/pair.cc", 801
+    PAIR_IS_ITSELF = "tcp/pair.cc", 801, 809
     PARTS_ARE_UNEVEN = f"{_GLOO}/alltoall.cc", 29
     PARTS_DIFFER = f"{_GLOO}/alltoall.cc", 30
     OWN_PART_DIFFERS = f"{_GLOO}/alltoallv.cc", 138
@@ -205,7 +207,7 @@ class Place(Enum):
     what="a library of torch's names the folder in which it was built",
     source="c10/core/CPUAllocator.cpp, in libc10",
     seen="2.13, 2.14",
-    feature=f"errors and logs name files as if torch had been built in {_CUDA_FOLDER}; lines are those of torch 2.13",
+    feature=f"errors and logs name files as if torch had been built in {_CUDA_FOLDER}",
 )
 def _folder_is_known() -> str:
     return "" if _FOUND.startswith("/") else f"it says {_FOUND!r}"
