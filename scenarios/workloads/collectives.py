@@ -320,7 +320,7 @@ def tries_again(steps: int = 3) -> dict[str, Any]:
                 break
         sums.append(values[0].item())
     c10d: Any = dist.distributed_c10d
-    registry: Any = torch._C._distributed_c10d
+    registry: Any = torch._C._distributed_c10d  # noqa: TID251 - as programs read the record
     record = pickle.loads(registry._dump_fr_trace())
     counted = {
         "sequence number": c10d._get_default_group()._get_sequence_number_for_group(),

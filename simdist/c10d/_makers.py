@@ -39,7 +39,7 @@ from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.c10d.watch._flight_record import flight_record_of
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
-from simdist.inside.torch import PrefixStore, backend_plugin, c10d_bindings, wrap_for_debugging
+from simdist.inside.torch import Place, PrefixStore, backend_plugin, c10d_bindings, wrap_for_debugging
 from simdist.process import Patches, current_process
 
 __all__ = ["Makers", "group_maker", "install", "make_nccl_group", "make_sim_group", "serve"]
@@ -179,7 +179,7 @@ class Makers:
                 f"Warning: Tried to pass options to ProcessGroupGloo::{call} that are not ProcessGroupGloo::Options."
                 "Falling back to default options. (function operator())"
             )
-            log(process, "W", text, 749, "ProcessGroupGloo.cpp")
+            log(process, "W", text, Place.NO_OPTIONS_OF_GLOO)
         return GroupOptions(_DEFAULT_TIMEOUT)
 
     def _make_part(self, backend: str, store: Any, rank: int, size: int, making: Making) -> Any:
@@ -383,13 +383,13 @@ def _limit_and_options(
 def _require_place(rank: int, size: int, timeout: timedelta) -> None:
     if 0 <= rank < size and timeout >= _AT_ONCE:
         return
-    for line, kept, said in (
-        (22, rank >= 0, f"rank >= 0. {rank} vs 0"),
-        (23, rank < size, f"rank < size. {rank} vs {size}"),
-        (62, timeout >= _AT_ONCE, "timeout.count() >= 0. Invalid timeout"),
+    for place, kept, said in (
+        (Place.RANK_IS_NEGATIVE, rank >= 0, f"rank >= 0. {rank} vs 0"),
+        (Place.RANK_IS_TOO_LARGE, rank < size, f"rank < size. {rank} vs {size}"),
+        (Place.TIMEOUT_IS_NEGATIVE, timeout >= _AT_ONCE, "timeout.count() >= 0. Invalid timeout"),
     ):
         if not kept:
-            raise RuntimeError(f"[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/context.cc:{line}] {said}")
+            raise RuntimeError(f"[enforce fail at {place.path}] {said}")
 
 
 _AT_ONCE = timedelta(0)

@@ -3,10 +3,10 @@
 What a program does with CUDA it does here with torch's own code. A tensor of a device is a plain `torch.Tensor` whose
 C++ object has the device and the dispatch keys of CUDA, and a pointer to host memory (`_aliases`). A CPU build of
 torch has no kernels for those keys: ours give the CPU's kernels CPU tensors over the same memory (`_kernels`,
-`_special`). What C++ asks about devices is answered at three places inside it (`_torch_core`), and `torch.cuda`, which
-stays as it is, finds the functions that a CUDA build has (`_bindings`). Sparse tensors are C++ objects over two of
-those (`_sparse`). So what torch decides by device it decides
-right: autograd, autocast, DDP's reducer, views, printing, pickling.
+`_special`). What C++ asks about devices is answered at three places inside torch (`_torch_core` switches them), and
+`torch.cuda`, which stays as it is, finds the functions that a CUDA build has (`_bindings`). Sparse tensors are C++
+objects over two of those (`_sparse`). So what torch decides by device it decides right: autograd, autocast, DDP's
+reducer, views, printing, pickling.
 
 Each host of the cluster has `devices_per_host` devices with `device_memory_bytes` each; a process sees those of its
 host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),

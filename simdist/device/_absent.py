@@ -12,16 +12,19 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch._C import _distributed_c10d as _c
 
-from simdist.device._cuda_build import is_built_for_cuda
 from simdist.device._state import present
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import (
+    InductorWrapper,
+    SymmetricMemory,
+    compile_without_inductor,
+    compiled_base,
+    is_built_for_cuda,
+)
 from simdist.process import Patches, current_process
 
 __all__ = ["BINDINGS", "install", "refuse_symmetric_memory"]
-
-_registry: Any = _c  # has what the stubs leave out
 
 _GRAPHS = "CUDA graphs are not simulated; run the step eagerly, without torch.cuda.graph and make_graphed_callables"
 _JITERATOR = "torch.cuda.jiterator compiles CUDA C++, which is not simulated; write the function with torch's operators"
@@ -235,9 +238,7 @@ def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_with_inductor(self: Any, model: Any, inputs: Any, **kwargs: Any) -> Any:
         if current_process() is None or not _has_devices(model, inputs):
             return original(self, model, inputs, **kwargs)
-        from torch._dynamo.backends.debugging import aot_eager
-
-        return aot_eager(model, inputs)
+        return compile_without_inductor(model, inputs)
 
     return compile_with_inductor
 
@@ -256,7 +257,7 @@ def install(patches: Patches) -> None:
     """Put it all where ranks find it."""
     graph: Any = torch.cuda.CUDAGraph
     if not is_built_for_cuda():
-        graph = graph.__mro__[1]  # a dummy, which refuses to be made
+        graph = compiled_base(graph)  # a dummy, which refuses to be made
     make = graph.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -275,5 +276,5 @@ def install(patches: Patches) -> None:
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", _on_ranks(_enter_nvtx))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__exit__", _on_ranks(_leave_nvtx))
     for name in _OF_SYMMETRIC_MEMORY:
-        patches.wrap(_registry._SymmetricMemory, name, _of_class(refuse_symmetric_memory))
-    patches.wrap(torch._TorchCompileInductorWrapper, "__call__", _compiling)
+        patches.wrap(SymmetricMemory, name, _of_class(refuse_symmetric_memory))
+    patches.wrap(InductorWrapper, "__call__", _compiling)

@@ -1,7 +1,6 @@
 """Tensors that say `cuda:N` over host memory, and CPU tensors over the memory of those.
 
-A DLPack capsule says where its memory is, and torch believes it: a capsule whose device is written over comes back as a
-genuine tensor with the dispatch keys of that device. It shares the memory and keeps it alive.
+Both share the memory and keep it alive (`simdist.inside` makes them, by a DLPack capsule).
 
 The Python object of a storage lives as long as the C++ storage does, attributes included: it has the `Block` in which
 its memory is accounted. A tensor would be the wrong place, for the attributes of tensors are pickled and copied.
@@ -12,7 +11,6 @@ by them. A storage of theirs gets a `Block` when somebody asks for it, which tak
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -21,20 +19,12 @@ import torch
 from simdist.device._memory import Account, Block, Device, account_class
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import negated_view, on_cpu, on_device, to_capsule
 
 __all__ = ["NotYet", "account_holding", "block_of", "block_of_storage", "host", "lowered", "memory", "raised", "refuse"]
 __all__ += ["use"]
 
 Tensor = torch.Tensor
-_CPU, _CUDA = 1, 2  # DLDeviceType
-_AT_DEVICE = 8  # where `DLTensor` has its device: two integers of 32 bits
-_NAME = b"dltensor"
-
-_pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-_to_capsule: Any = torch._C._to_dlpack
-_from_capsule: Any = torch._C._from_dlpack
-_int64_at = ctypes.c_int64.from_address
 
 
 class NotYet(Exception):  # no error: what is asked for comes later
@@ -122,17 +112,15 @@ def lowered(tensor: Tensor) -> Tensor:
     if tensor.is_conj():
         return lowered(tensor.conj()).conj()
     if tensor.is_neg():
-        return torch._neg_view(lowered(torch._neg_view(tensor)))
-    return memory(tensor)
+        return negated_view(lowered(negated_view(tensor)))
+    return on_cpu(tensor)
 
 
 def memory(tensor: Tensor) -> Tensor:
     """As `host`, of a tensor that is read as it lies there; always made anew."""
     if _compiled is not None:
         return _compiled.memory(tensor)  # type: ignore[no-any-return]  # C code without types
-    capsule = _to_capsule(tensor)
-    _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CPU
-    return _from_capsule(capsule)  # type: ignore[no-any-return]  # C code without types
+    return on_cpu(tensor)
 
 
 def raised(tensor: Tensor, account: Account) -> Tensor:
@@ -148,26 +136,25 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     try:
         block = account.take(tensor.untyped_storage().nbytes())
-        capsule = _to_capsule(tensor)
+        capsule = to_capsule(tensor)
     except (RuntimeError, BufferError, NotImplementedError) as error:
         if isinstance(error, torch.OutOfMemoryError) or (tensor.layout is torch.strided and not tensor.is_quantized):
             raise
         refuse(tensor, error)
     block.host = tensor
-    _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | account.index << 32
+    result: Any
     try:
-        result = _from_capsule(capsule)
+        result = on_device(capsule, account.index)
     except (
         AssertionError,
         RuntimeError,
         UnsupportedError,
     ):  # torch begins CUDA here, where a tensor has outlived its world
-        capsule = _to_capsule(tensor)
-        _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | account.index << 32
+        capsule = to_capsule(tensor)
         with core().begun():
-            result = _from_capsule(capsule)
+            result = on_device(capsule, account.index)
     result.untyped_storage().block = block
-    return result  # type: ignore[no-any-return]  # C code without types
+    return result  # type: ignore[no-any-return]  # `block` is an attribute that we give
 
 
 def refuse(tensor: Tensor, cause: BaseException | None = None) -> NoReturn:

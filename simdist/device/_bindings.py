@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from simdist.device._absent import BINDINGS
-from simdist.device._cuda_build import is_built_for_cuda, refused_bindings
+from simdist.device._cuda_build import refused_bindings
 from simdist.device._history import allocation_traceback, record, recorded
 from simdist.device._kernels import also_wrap
 from simdist.device._memory import Account
@@ -24,6 +24,7 @@ from simdist.device._pools import snapshot
 from simdist.device._state import account_of, count, invalid_device, present
 from simdist.device._streams import CYCLES_PER_SECOND, torch_streams
 from simdist.device._torch_core import core
+from simdist.inside.torch import begin_cuda, compiled_base, cuda_variables, is_built_for_cuda
 
 __all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "runtime_library"]
 
@@ -74,20 +75,15 @@ class DeviceProperties:
 def _init() -> None:
     devices = present()
     devices.start()
-    vars(torch.cuda).update(default_generators=devices.generators, _get_device_properties=_properties)
+    cuda_variables.update(default_generators=devices.generators, _get_device_properties=_properties)
 
 
 def _properties(index: int) -> DeviceProperties:
     return DeviceProperties(present().accounts[index])
 
 
-def _begin() -> None:
-    begin: Any = torch.cuda._lazy_init
-    begin()
-
-
 def _set_device(index: int) -> None:
-    _begin()
+    begin_cuda()
     if not 0 <= index < count():
         raise invalid_device()
     core().select(index)
@@ -96,7 +92,7 @@ def _set_device(index: int) -> None:
 def _exchange_device(index: int) -> int:
     if index < 0:
         return -1
-    _begin()
+    begin_cuda()
     before = core().current()
     if index != before:
         _set_device(index)
@@ -275,8 +271,8 @@ def bindings() -> dict[str, Any]:
     """The functions, by their names in `torch._C`."""
     streams = torch_streams()
     made = {
-        "_CudaStreamBase": streams.Stream.__mro__[1],
-        "_CudaEventBase": streams.Event.__mro__[1],
+        "_CudaStreamBase": compiled_base(streams.Stream),
+        "_CudaEventBase": compiled_base(streams.Event),
         "_CudaDeviceProperties": DeviceProperties,
         "_cuda_init": _init,
         "_cuda_getDeviceCount": count,

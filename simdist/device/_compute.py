@@ -21,6 +21,7 @@ from simdist.device._kernel_times import KernelQueued
 from simdist.device._marks import after
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
+from simdist.inside.torch import Operator, schema_of
 
 __all__ = ["timed"]
 
@@ -29,22 +30,22 @@ Kernel = Callable[..., Any]
 _COPIES = ("aten._to_copy.default", "aten.copy_.default", "aten._local_scalar_dense.default")
 
 
-def timed(model: DeviceModel) -> Callable[[Any, Kernel], Kernel]:
+def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
     """A wrapper for `_kernels.wrap_kernels`: kernels take time on their stream."""
     from torch.utils.flop_counter import flop_registry  # which nobody else needs
 
-    def wrap(op: Any, kernel: Kernel) -> Kernel:
-        returns = op._schema.returns
+    def wrap(op: Operator, kernel: Kernel) -> Kernel:
         if is_idle(op):
             return kernel
         if str(op) in _COPIES:
-            return _copy(kernel, model, reads_value=op is torch.ops.aten._local_scalar_dense.default)
+            return _copy(kernel, model, reads_value=str(op) == _COPIES[-1])
         count = flop_registry.get(op.overloadpacket)
-        makes = not all(each.alias_info is not None for each in returns)
+        schema = schema_of(op)
+        makes = not all(each.alias_info is not None for each in schema.returns)
         name = op.overloadpacket.__name__
         changed = [
             place
-            for place, each in enumerate(op._schema.arguments)
+            for place, each in enumerate(schema.arguments)
             if each.alias_info is not None and each.alias_info.is_write and not each.kwarg_only
         ]
 

@@ -6,9 +6,7 @@ the driver, so what is there is replaced for as long as there are virtual device
 - *Kernels.* `others` has one for every operator that only a CUDA build has kernels for. Where the CPU's kernel calls
   operators one by one, that one is called with the tensors of the device, as a CPU build does it; where torch's
   compiler knows how to take the operator apart, its parts are called. What is left is refused by its name.
-- *Hooks.* C++ asks them what CUDA offers (cuDNN, cuBLASLt, versions). A CPU build answers by the base class, and its
-  table of functions is in every build: with it C++ takes the same ways in both builds.
-- *DDP's timer* of a CUDA build records events in the driver. A CPU build has none, and `simdist.c10d` measures.
+- *Hooks and DDP's timer*, see `simdist.inside.torch`: C++ takes the same ways in both builds.
 - *Functions of `torch._C`* that no virtual device has are refused by their names.
 
 Tensors can outlive their world, and are read with the kernels and the guard of virtual devices. `Tenancy` keeps both
@@ -21,41 +19,32 @@ where GPUs are not found there, such a program must run one backward pass before
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import decompositions
+from simdist.inside.torch import (
+    CPU,
+    begin_cuda,
+    cuda_beginning,
+    cudnn_bindings,
+    decompositions,
+    exchange_beginning,
+    find_operator,
+    functions_of_driver,
+    has_composite_for_cpu,
+    operators_with_kernel,
+    physical_gpus,
+    redispatching,
+)
 
-__all__ = [
-    "Tenancy",
-    "cudnn_versions",
-    "early",
-    "is_built_for_cuda",
-    "others",
-    "physical_gpus",
-    "plain_hooks",
-    "refused_bindings",
-]
-__all__ += ["refusing", "require_unused", "tenancy", "without_timer"]
+__all__ = ["Tenancy", "cudnn_versions", "early", "others", "refused_bindings", "refusing", "require_unused", "tenancy"]
 
 Kernel = Callable[..., Any]
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_known: Any = torch._C  # which has what the stubs leave out
-
-
-def is_built_for_cuda() -> bool:
-    """True if this torch has kernels for real GPUs by NVIDIA, whatever ranks find."""
-    return _BUILT
-
-
-_BUILT: bool = torch.version.cuda is not None
 
 
 def require_unused() -> None:
@@ -74,17 +63,6 @@ def require_unused() -> None:
             "this process has begun to use CUDA, and virtual devices take its place; run the world in a process of its "
             "own, or before anything is done on the GPU"
         )
-
-
-def physical_gpus() -> int:
-    """How many GPUs there are, without asking the driver."""
-    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
-
-
-def plain_hooks(libtorch_cpu: Any) -> int:
-    """Where the table of functions of `at::CUDAHooksInterface` is: what a CPU build answers by."""
-    words = (ctypes.c_void_p * 2).in_dll(libtorch_cpu, "_ZTVN2at18CUDAHooksInterfaceE")
-    return ctypes.addressof(words) + ctypes.sizeof(words)  # behind the offset and the type
 
 
 # -- kernels ---------------------------------------------------------------------------------------------------------
@@ -122,11 +100,11 @@ _AS_ELSEWHERE = ("c10d",)
 
 def others(ours: set[str]) -> Iterator[tuple[str, str, Kernel]]:
     """What only a CUDA build has kernels for and is not among `ours`: dispatch key, operator, kernel in its place."""
-    for name in _known._dispatch_get_registrations_for_dispatch_key("CUDA"):
+    for name in operators_with_kernel("CUDA"):
         space, _, inside = name.partition("::")
         if name in ours or space in _AS_ELSEWHERE:
             continue
-        if _known._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
+        if has_composite_for_cpu(name):
             yield "CUDA", name, _by_composite(name)
         elif (decomposed := _decomposed(name)) is not None:
             yield "CUDA", name, decomposed
@@ -134,18 +112,18 @@ def others(ours: set[str]) -> Iterator[tuple[str, str, Kernel]]:
             hint = next((hint for begin, hint in _HINTS if inside.startswith(begin)), "")
             yield "CUDA", name, refusing(f"{name} has a kernel on real GPUs only", hint)
     for key, what in _TENSORS.items():
-        for name in _known._dispatch_get_registrations_for_dispatch_key(key):
+        for name in operators_with_kernel(key):
             yield key, name, refusing(f"{name}: virtual devices have no {what}")
 
 
 def _by_composite(name: str) -> Kernel:
     """The CPU's kernel, which calls operators one by one: of the tensors as they are."""
-    handles: list[Any] = []
+    calls: list[Kernel] = []
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not handles:
-            handles.append(_operator(name)._handle)
-        return handles[0].redispatch_boxed(_CPU, *args, **kwargs)
+        if not calls:
+            calls.append(redispatching(find_operator(name)))
+        return calls[0](CPU, *args, **kwargs)
 
     return kernel
 
@@ -153,17 +131,11 @@ def _by_composite(name: str) -> Kernel:
 def _decomposed(name: str) -> Kernel | None:
     """What torch's compiler makes of an operator, of operators that are there on a device; None if it has nothing."""
     try:
-        operator = _operator(name)
+        operator = find_operator(name)
     except AttributeError:
         return None  # of a name that Python does not know
     found: Kernel | None = decompositions.global_decomposition_table["post_autograd"].get(operator)
     return found
-
-
-def _operator(name: str) -> Any:
-    space, _, inside = name.partition("::")
-    base, _, overload = inside.partition(".")
-    return getattr(getattr(getattr(torch.ops, space), base), overload or "default")
 
 
 def refusing(what: str, hint: str = "use operators that run on the CPU too, or run this part there") -> Kernel:
@@ -178,24 +150,13 @@ def refusing(what: str, hint: str = "use operators that run on the CPU too, or r
 
 # -- functions of `torch._C` -----------------------------------------------------------------------------------------
 
-_PREFIXES = ("_cuda_", "_gds_", "_nccl_", "_construct_CUDA_")
-_HARMLESS = frozenset(  # they set or tell a number of torch's own; none asks the driver
-    (
-        *("_cuda_isInBadFork", "_cuda_getCompiledVersion", "_cuda_getArchFlags", "_cuda_getHipblasltVersion"),
-        *("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit", "_cuda_get_conv_benchmark_empty_cache"),
-        *("_cuda_tunableop_get_cublaslt_requested_algo_count", "_cuda_tunableop_set_cublaslt_requested_algo_count"),
-        *("_cuda_memoryMetadataSupported", "_nccl_version", "_nccl_version_suffix"),
-    )
-)
-
 
 def refused_bindings(ours: set[str]) -> dict[str, Kernel]:
     """The functions of `torch._C` that would ask the driver, for which there is nothing among `ours`: they refuse."""
-    found: dict[str, Kernel] = {}
-    for name, function in vars(torch._C).items():
-        if name.startswith(_PREFIXES) and name not in _HARMLESS | ours and not isinstance(function, type):
-            found[name] = refusing(f"torch._C.{name} is not simulated", "virtual devices do without what it is for")
-    return found
+    return {
+        name: refusing(f"torch._C.{name} is not simulated", "virtual devices do without what it is for")
+        for name in functions_of_driver(ours)
+    }
 
 
 def early(make: Callable[..., Any], real: type, is_inside: Callable[[], bool]) -> Any:
@@ -218,7 +179,7 @@ def cudnn_versions() -> dict[str, Callable[[], Any]]:
 
     Asked outside worlds.
     """
-    cudnn = getattr(torch._C, "_cudnn", None)
+    cudnn = cudnn_bindings()
     if cudnn is None:
         return {}
     versions = {name: getattr(cudnn, name)() for name in ("getVersionInt", "getRuntimeVersion", "getCompileVersion")}
@@ -227,46 +188,6 @@ def cudnn_versions() -> dict[str, Callable[[], Any]]:
 
 def _same(value: Any) -> Any:
     return value
-
-
-# -- DDP's timer -----------------------------------------------------------------------------------------------------
-
-_CUDA, _NO_DEVICE = 1, 127  # c10::DeviceType, and what is none
-
-
-@functools.cache
-def _timer_entry(libtorch_cpu: Any) -> ctypes.c_int8 | None:
-    """The key of CUDA's entry in `c10d::TimerRegistry` (reducer_timer.hpp); None if there is no such entry.
-
-    A registry (c10/util/Registry.h) begins with a hash table of GCC's library: buckets, their number, the first node
-    and the number of nodes. A node has the next one, and the key: a byte.
-
-    Raises:
-        UnsupportedError: something else is there.
-    """
-    get = libtorch_cpu._ZN4c10d13TimerRegistryEv
-    get.restype = ctypes.c_void_p
-    words = (ctypes.c_uint64 * 4).from_address(get())
-    node, count = words[2], words[3]
-    entries: list[ctypes.c_int8] = []
-    if 1 <= count <= 16 and words[1] >= 1:
-        while node and len(entries) <= count:
-            entries.append(ctypes.c_int8.from_address(node + 8))
-            node = ctypes.c_uint64.from_address(node).value
-    keys = [entry.value for entry in entries]
-    if len(keys) != count or len(set(keys)) != count or 0 not in keys or min(keys) < 0:
-        raise UnsupportedError(
-            f"virtual devices need a torch that keeps DDP's timers as 2.14 does; this one ({torch.__version__}) keeps "
-            "them otherwise"
-        )
-    return entries[keys.index(_CUDA)] if _CUDA in keys else None
-
-
-def without_timer(libtorch_cpu: Any, *, on: bool) -> None:
-    """Let DDP find no timer for CUDA, as in a CPU build; or, not `on`, find it again."""
-    entry = _timer_entry(libtorch_cpu)
-    if entry is not None:
-        entry.value = _NO_DEVICE if on else _CUDA
 
 
 # -- tensors that outlive their world --------------------------------------------------------------------------------
@@ -300,9 +221,9 @@ class Tenancy:
         if self._give_back is None or self._leave():
             return
         if self._begin_cuda is None:
-            self._begin_cuda = torch.cuda._lazy_init
+            self._begin_cuda = cuda_beginning()
             if physical_gpus():  # where there is none, torch says so itself
-                torch.cuda._lazy_init = self._begin_later
+                exchange_beginning(self._begin_later)
             _Garbage(self)
 
     def _leave(self) -> bool:
@@ -331,7 +252,8 @@ class Tenancy:
 
     def _let_cuda_begin(self) -> None:
         if self._begin_cuda is not None:
-            torch.cuda._lazy_init, self._begin_cuda = self._begin_cuda, None
+            exchange_beginning(self._begin_cuda)
+            self._begin_cuda = None
 
     def _begin_later(self) -> None:
         if not self._leave():
@@ -340,8 +262,7 @@ class Tenancy:
                 "by .cpu(), and let go of the tensors"
             )
         self._let_cuda_begin()
-        begin: Any = torch.cuda._lazy_init
-        begin()
+        begin_cuda()
 
 
 class _Garbage:

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from simdist.device._aliases import NotYet, account_holding, block_of, host, raised
 from simdist.device._claims import Outstanding, claim, memory_of, release
@@ -35,6 +34,7 @@ from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of, present_or_none
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
+from simdist.inside.torch import Operator, find_operator, schema_of, without_functions, without_modes
 from simdist.kernel import Task
 
 __all__ = ["Deferred", "can_defer", "defer"]
@@ -42,13 +42,12 @@ __all__ = ["Deferred", "can_defer", "defer"]
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
 _MOST = 1024  # kept by one process
-_no_functions: Any = torch._C.DisableTorchFunction
 _ready: deque[Deferred] = deque()  # those that can run; the one that began to run them goes on with all
 
 
-def can_defer(op: Any) -> bool:
+def can_defer(op: Operator) -> bool:
     """True if kernels of an operator can be kept: what they make is known without their values."""
-    schema = op._schema
+    schema = schema_of(op)
     tags = set(op.tags)
     if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and op not in _BY_INDICES):
         return False
@@ -56,8 +55,8 @@ def can_defer(op: Any) -> bool:
     return op is _TO_COPY or not {"generator", "device", "pin_memory"} & names
 
 
-_TO_COPY = torch.ops.aten._to_copy.default
-_BY_INDICES = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # unless by a mask
+_TO_COPY = find_operator("aten::_to_copy")
+_BY_INDICES = (find_operator("aten::index.Tensor"), find_operator("aten::_unsafe_index.Tensor"))  # unless by a mask
 
 
 class Deferred:
@@ -109,7 +108,7 @@ class Deferred:
     def _compute(self) -> None:
         run, self._run = self._run, None
         assert run is not None
-        with torch.inference_mode(), _disable_current_modes(), _no_functions():
+        with torch.inference_mode(), without_modes(), without_functions():
             try:
                 run()
             except Exception as error:
@@ -195,7 +194,9 @@ class _Place:
     number: int
 
 
-def defer(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], later: NotYet, again: Kernel) -> Any:
+def defer(
+    op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], later: NotYet, again: Kernel
+) -> Any:
     """Keep a kernel that has met memory without values; or, if it can't be kept, wait and do it `again`.
 
     `call` is what computes it, of CPU tensors.
@@ -211,7 +212,9 @@ def defer(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], 
     return kept[0]
 
 
-def _kept(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], streams: Streams) -> tuple[Any] | None:
+def _kept(
+    op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], streams: Streams
+) -> tuple[Any] | None:
     """The results of a kernel that is kept from now on; None if it can't be."""
     if not can_defer(op):
         return None
@@ -230,8 +233,8 @@ def _kept(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], 
     likes = _results_of(op, call, args, kwargs)
     if likes is None:
         return None
-    written = _written(op._schema.arguments, args, kwargs)
-    returns = [each.alias_info is not None for each in op._schema.returns]
+    written = _written(schema_of(op).arguments, args, kwargs)
+    returns = [each.alias_info is not None for each in schema_of(op).returns]
     olds = iter(written)
     account = account_holding(next(each for each in tensors if each.is_cuda)) or account_of(index)
     made = [
@@ -308,7 +311,7 @@ _known: dict[Any, tuple[Any, ...] | None] = {}  # what calls make, by what they 
 _MOST_KNOWN = 10_000
 
 
-def _results_of(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _results_of(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """What the results of a call are like, with None for what it writes in place; None if only values can say.
 
     The CPU's kernel says it, of zeros: torch's kernels for meta tensors differ from it in types and shapes.
@@ -333,14 +336,14 @@ def _said(value: Any) -> Any:
     return type(value), value
 
 
-def _tried(op: Any, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _tried(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     given = _each(args, _zeros), {name: _each(value, _zeros) for name, value in kwargs.items()}
     try:
-        with torch.inference_mode(), _disable_current_modes(), _no_functions():
+        with torch.inference_mode(), without_modes(), without_functions():
             result = call(*given[0], **given[1])
     except Exception:  # zeros are no input for it, or the call is wrong: with values the kernel says so better
         return None
-    schema = op._schema
+    schema = schema_of(op)
     for was, now in zip(
         _tensors(_written(schema.arguments, args, kwargs)),
         _tensors(_written(schema.arguments, *given)),

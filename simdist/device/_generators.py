@@ -7,12 +7,12 @@ an operation draws depends on seed and offset only, as on a GPU, and has the sam
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import weakref
 from typing import Any
 
 import torch
+
+from simdist.inside.torch import address_of_generator, say_device
 
 __all__ = ["DeviceGenerator", "device_generator"]
 
@@ -21,7 +21,6 @@ _Generator: Any = torch.Generator  # itself: inside a world the name stands for 
 _STEP = 4  # numbers in a block of Philox; DTensor wants offsets that are multiples of it
 _MIX = 0x9E3779B97F4A7C15  # an odd number that spreads seeds over 64 bits
 _WORD = 1 << 64
-_LONGEST_HEAD = 160  # bytes of a generator in which its device is looked for
 
 
 class DeviceGenerator(torch.Generator):
@@ -44,8 +43,8 @@ class DeviceGenerator(torch.Generator):
         self = super().__new__(cls)
         self._seed, self._offset = _DEFAULT_SEED, 0
         self._engine = _Generator()
-        _say_device(self, _place_of_device(), index)
-        _by_address[_address_of(self)] = self
+        say_device(self, index)
+        _by_address[address_of_generator(self)] = self
         return self
 
     def __init__(self, index: int) -> None: ...
@@ -117,39 +116,7 @@ class DeviceGenerator(torch.Generator):
 
 def device_generator(generator: torch.Generator) -> DeviceGenerator | None:
     """The generator that a kernel was given, which has another Python object there; None if it is the CPU's."""
-    return _by_address.get(_address_of(generator))
+    return _by_address.get(address_of_generator(generator))
 
 
 _by_address: weakref.WeakValueDictionary[int, DeviceGenerator] = weakref.WeakValueDictionary()
-
-
-def _say_device(generator: torch.Generator, place: int | None, index: int) -> None:
-    if place is not None:
-        ctypes.c_int16.from_address(_address_of(generator) + place).value = 1 | index << 8
-
-
-def _address_of(generator: torch.Generator) -> int:
-    """Where the C++ object is: the one word behind the header of the Python object."""
-    return ctypes.c_size_t.from_address(id(generator) + object.__basicsize__).value
-
-
-@functools.cache
-def _place_of_device() -> int | None:
-    """Where in a C++ generator its device is: two bytes, type and index. None if it is not to be found."""
-    known: Any = torch.default_generator
-    if known._cdata != _address_of(known):
-        return None
-    generator = _Generator()
-    head = _address_of(generator)
-    said = generator.device
-    index = -1 if said.index is None else said.index
-    for place in range(8, _LONGEST_HEAD, 2):
-        word = ctypes.c_int16.from_address(head + place)
-        if word.value == ctypes.c_int16((index & 0xFF) << 8).value:
-            before = word.value
-            word.value = 1 | 3 << 8
-            found = generator.device == torch.device("cuda", 3)
-            word.value = before
-            if found:
-                return place
-    return None

@@ -24,6 +24,7 @@ from simdist.device._memory import Account, Block
 from simdist.device._state import present, present_or_none
 from simdist.device._torch_core import current_stream
 from simdist.frames import is_ours
+from simdist.inside.torch import Operator
 
 __all__ = ["History", "allocation_traceback", "base_of", "record", "recorded"]
 
@@ -219,7 +220,7 @@ def allocation_traceback(pointer: int) -> Frames | None:
     return None if history is None else history.frames_of(pointer)
 
 
-def recorded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel whose results are recorded; a wrapper for `_kernels.wrap_kernels`."""
     if is_view(op):
         return kernel

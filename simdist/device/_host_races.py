@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from simdist.errors import StrictError
 from simdist.frames import user_frame, user_line
+from simdist.inside.torch import count_function_modes, pop_function_mode, push_function_mode
 
 __all__ = ["copied"]
 
@@ -96,14 +97,13 @@ def copied(
 
 def _watch_this_thread(known: Callable[[], dict[tuple[int, int], int]]) -> None:
     """Put the mode below all modes that the program has, once per thread."""
-    names: Any = torch._C
     above = []
-    while names._len_torch_function_stack():
-        above.append(names._pop_torch_function_stack())
+    while count_function_modes():
+        above.append(pop_function_mode())
     if not (above and type(above[-1]) is _HostWatch):
-        names._push_on_torch_function_stack(_HostWatch(known))
+        push_function_mode(_HostWatch(known))
     for mode in reversed(above):
-        names._push_on_torch_function_stack(mode)
+        push_function_mode(mode)
 
 
 def _queued(name: str, args: Any, kwargs: Any) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from simdist.inside.torch import Operator, schema_of
 
 __all__ = ["is_idle", "is_view"]
 
@@ -21,14 +21,14 @@ _IDLE = frozenset(
 )
 
 
-def is_view(op: Any) -> bool:
+def is_view(op: Operator) -> bool:
     """True if what it returns lies in the memory of its arguments, which it does not touch."""
-    returns = op._schema.returns
-    if any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
+    schema = schema_of(op)
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
         return True
-    return torch.Tag.inplace_view in op.tags and "resize" not in op._schema.name
+    return torch.Tag.inplace_view in op.tags and "resize" not in schema.name
 
 
-def is_idle(op: Any) -> bool:
+def is_idle(op: Operator) -> bool:
     """True if it uses no memory of a tensor."""
     return str(op) in _IDLE or is_view(op)

@@ -7,23 +7,32 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simdist.cluster import Cluster
 from simdist.device import _absent, _cuda_build, _kernels, _legacy, _pools, _storages, _triton
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
-from simdist.device._state import VARIABLES, Hardware, account_of, enter, there_are_devices
+from simdist.device._state import Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core
+from simdist.inside.torch import (
+    CUDA_VARIABLES,
+    FakeTensorMode,
+    compiled_base,
+    core_bindings,
+    core_names,
+    cuda_variables,
+    cudnn_bindings,
+    cudnn_module,
+    is_built_for_cuda,
+    says_cuda,
+)
 from simdist.process import Patches, SimProcess, call_all, current_process, when_imported
 
 __all__ = ["DeviceState"]
 
-_variables = vars(torch.cuda)
 _version: dict[str, Any] = vars(torch.version)
-_names: dict[str, Any] = vars(torch._C)
-_HOST = torch.version.cuda, torch._C._has_cuda
+_HOST = says_cuda()
 for _name, _tell in _triton.TELLERS.items():
     when_imported(_name, _tell)
 
@@ -55,7 +64,7 @@ class DeviceState:
         """Let ranks find devices."""
         from simdist.device._compiled import chosen  # which worlds without devices do not need
 
-        if _cuda_build.is_built_for_cuda():
+        if is_built_for_cuda():
             _cuda_build.tenancy.begin(_give_back)
         _kernels.install(chosen())
         wrappers: list[Any] = []
@@ -70,19 +79,19 @@ class DeviceState:
             wrappers.append(watched)
         if wrappers:
             _kernels.wrap_kernels(wrappers)
-        self._host = {name: _variables[name] for name in (*VARIABLES, "_cudart")}
-        self._hardware.fresh = {name: self._host[name] for name in VARIABLES}
+        self._host = {name: cuda_variables[name] for name in (*CUDA_VARIABLES, "_cudart")}
+        self._hardware.fresh = {name: self._host[name] for name in CUDA_VARIABLES}
         patches = self._patches
         names = bindings()
         for name, binding in names.items():
-            patches.replace(torch._C, name, binding)
+            patches.replace(core_bindings, name, binding)
         streams = torch_streams()
         for name in ("Stream", "Event", "ExternalStream"):  # of classes that a module took early
             real = getattr(torch.cuda, name)
-            if _cuda_build.is_built_for_cuda():
+            if is_built_for_cuda():
                 patches.replace(real, "__new__", _cuda_build.early(getattr(streams, name), real, _is_on_a_rank))
             elif name != "ExternalStream":  # what torch has as their base
-                base = real.__mro__[1]
+                base = compiled_base(real)
                 patches.replace(base, "__new__", _early(base.__new__, getattr(streams, name)))
         for module in (torch.cuda, torch.cuda.streams):
             for name in ("Stream", "Event", "ExternalStream"):
@@ -99,13 +108,12 @@ class DeviceState:
         _absent.install(patches)
         _legacy.install(patches)
         generator = _generator_class(torch.Generator)
-        for module in (torch, torch._C):
+        for module in (torch, core_bindings):
             patches.replace(module, "Generator", generator)
         for name, version in _cuda_build.cudnn_versions().items():
-            patches.replace(torch._C._cudnn, name, version)
-        if not _cuda_build.is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
-            cudnn: Any = torch.backends.cudnn.m  # type: ignore[attr-defined]  # the module behind the object
-            patches.wrap(cudnn, "is_acceptable", _on_ranks(lambda _: False))
+            patches.replace(cudnn_bindings(), name, version)
+        if not is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
+            patches.wrap(cudnn_module(), "is_acceptable", _on_ranks(lambda _: False))
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
@@ -131,20 +139,20 @@ class DeviceState:
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """Swap what `torch.cuda` keeps in its module: called whenever another process gets the baton."""
-        variables = _variables
+        variables = cuda_variables
         if leaving is not None:
             kept = self._hardware.of(leaving).variables
-            for name in VARIABLES:
+            for name in CUDA_VARIABLES:
                 kept[name] = variables[name]
         if entering is None:
             variables.update(self._host)
-            _version["cuda"], _names["_has_cuda"] = _HOST
+            _version["cuda"], core_names["_has_cuda"] = _HOST
             return
         variables.update(self._hardware.of(entering).variables)
         if leaving is None:
             variables["_cudart"] = runtime_library()
             _version["cuda"] = _HOST[0] or CUDA_VERSION
-            _names["_has_cuda"] = True
+            core_names["_has_cuda"] = True
 
 
 def _give_back() -> None:
@@ -152,14 +160,14 @@ def _give_back() -> None:
     call_all(_kernels.uninstall, core().give_back_guard)
 
 
-_PROPERTIES = _variables.get("_get_device_properties")  # which a CPU build gets when a rank begins
+_PROPERTIES = cuda_variables.get("_get_device_properties")  # which a CPU build gets when a rank begins
 
 
 def _put_back_properties() -> None:
     if _PROPERTIES is None:
-        _variables.pop("_get_device_properties", None)
+        cuda_variables.pop("_get_device_properties", None)
     else:
-        _variables["_get_device_properties"] = _PROPERTIES
+        cuda_variables["_get_device_properties"] = _PROPERTIES
 
 
 def _is_on_a_rank() -> bool:
@@ -222,7 +230,7 @@ def _generator_class(real: Any) -> Any:
 @functools.cache
 def _early(refuse: Any, ours: Any) -> Any:
     """What makes an object of a class that has a dummy for its base: on a rank, one of ours."""
-    make = ours.__mro__[1].__new__
+    make = compiled_base(ours).__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return refuse(cls, *args, **kwargs) if current_process() is None else make(ours, *args, **kwargs)

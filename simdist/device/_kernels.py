@@ -14,7 +14,6 @@ Kernels in C++ (`_compiled`) go before these, and give them what is out of the o
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from simdist.device import _sparse, _special, _wider
 from simdist.device._absent import refuse_symmetric_memory
 from simdist.device._aliases import NotYet, account_holding, lowered, raised, refuse, use
 from simdist.device._claims import Outstanding
-from simdist.device._cuda_build import is_built_for_cuda, others
+from simdist.device._cuda_build import others
 from simdist.device._deferred import defer
 from simdist.device._idle import is_view
 from simdist.device._mixing import MAY_MIX, wrong_devices
@@ -38,24 +37,39 @@ from simdist.device._special import (
     synchronize_current,
 )
 from simdist.device._state import account_of, keep_figures_in
+from simdist.inside.torch import (
+    CPU,
+    Argument,
+    Operator,
+    Replacements,
+    all_operators,
+    below_autocast,
+    calling,
+    find_operator,
+    full_name,
+    has_kernel,
+    is_built_for_cuda,
+    operators_with_kernel,
+    redispatching,
+    schema_of,
+    takes_numbers_as_tensors,
+)
 
 __all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "wrap_kernels"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
-Wrapper = Callable[[Any, Kernel], Kernel]
+Wrapper = Callable[[Operator, Kernel], Kernel]
 _NUMBERS = frozenset((bool, int, float, complex))
-_CPU_KEY = torch._C.DispatchKey.CPU
-_CPU = torch._C.DispatchKeySet(_CPU_KEY)
 # Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
 _WHOLE = ("aten::convolution", "aten::convolution_backward")
 
 _OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels that are not just the CPU's
 
-_library: Any = None
+_library: Replacements | None = None
 # Other namespaces of torch whose operators have kernels for CUDA in a build with it.
 _MORE = ("quantization",)
-_libraries: dict[str, Any] = {}  # by namespace
+_libraries: dict[str, Replacements] = {}  # by namespace
 _names: list[str] = []  # of the operators that have a kernel here
 _spare_key = "PrivateUse3"  # under which kernels in C++ find these
 _compiled: Any = None  # the module with kernels in C++, while those go first
@@ -82,7 +96,7 @@ def install(compiled: Any = None) -> None:
 
 def _provide(name: str) -> None:
     """Let a kernel in C++ find that of Python."""
-    _library.m.impl(name.removeprefix("aten::"), _spare_key, _on_first_call(name))
+    _library_of("aten").impl(name.removeprefix("aten::"), _spare_key, _on_first_call(name))
 
 
 def _no_memory(index: int) -> None:
@@ -99,7 +113,7 @@ def uninstall() -> None:
         use(None)
     for library in (*_libraries.values(), _library):
         if library is not None:
-            library._destroy()
+            library.destroy()
     _library = None
     _libraries.clear()
     _names.clear()
@@ -116,49 +130,48 @@ def _register() -> None:
 
 def _register_all() -> None:
     global _library
-    known: Any = torch._C
-    library: Any = torch.library.Library
-    _library = library("aten", "IMPL")
+    _library = Replacements("aten")
     replaces = is_built_for_cuda()
 
     def is_ours(name: str, key: str = "CUDA") -> bool:
-        return replaces or not known._dispatch_has_kernel_for_dispatch_key(name, key)
+        return replaces or not has_kernel(name, key)
 
-    names = [name for name in known._dispatch_get_registrations_for_dispatch_key("CPU") if name.startswith("aten::")]
+    of_cpu = operators_with_kernel("CPU")
+    names = [name for name in of_cpu if name.startswith("aten::")]
     done = set()
     for name in dict.fromkeys([*names, *_OUR_OWN, *_WHOLE]):
         if is_ours(name):
-            _library.m.impl(name.removeprefix("aten::"), "CUDA", _on_first_call(name))
+            _library.impl(name.removeprefix("aten::"), "CUDA", _on_first_call(name))
             _names.append(name.removeprefix("aten::"))
             done.add(name)
     for space in _MORE:
-        for name in known._dispatch_get_registrations_for_dispatch_key("CPU"):
+        for name in of_cpu:
             if name.startswith(f"{space}::") and is_ours(name):
-                _library_of(space).m.impl(name.removeprefix(f"{space}::"), "CUDA", _on_first_call(name))
+                _library_of(space).impl(name.removeprefix(f"{space}::"), "CUDA", _on_first_call(name))
                 done.add(name)
-    for name in known._dispatch_get_all_op_names():
+    for name in all_operators():
         space, _, inside = name.partition("::")
         if space == "symm_mem" and is_ours(name):
-            _library_of(space).m.impl(inside, "CUDA", refuse_symmetric_memory)
+            _library_of(space).impl(inside, "CUDA", refuse_symmetric_memory)
             done.add(name)
     _sparse.register(_library, is_ours)
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
-            _library.m.impl(name.removeprefix("aten::"), key, kernel)
+            _library.impl(name.removeprefix("aten::"), key, kernel)
     if replaces:
         for key, name, kernel in others(done):
             space, _, inside = name.partition("::")
-            _library_of(space).m.impl(inside, key, kernel)
+            _library_of(space).impl(inside, key, kernel)
 
 
-def _library_of(space: str) -> Any:
+def _library_of(space: str) -> Replacements:
     """Where kernels of a namespace are registered."""
     if space == "aten":
+        assert _library is not None
         return _library
     made = _libraries.get(space)
     if made is None:
-        library: Any = torch.library.Library
-        made = _libraries[space] = library(space, "IMPL")
+        made = _libraries[space] = Replacements(space)
     return made
 
 
@@ -197,9 +210,7 @@ def _on_first_call(name: str) -> Kernel:
 
 
 def _make(name: str) -> Kernel:
-    space, _, inside = name.partition("::")
-    base, _, overload = inside.partition(".")
-    op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+    op = find_operator(name)
     made = _OUR_OWN.get(name) or _kernel_of(op)
     if name in _wider.TYPES:
         made = _wider.widened(op, made, _wider.TYPES[name])
@@ -208,14 +219,14 @@ def _make(name: str) -> Kernel:
     return made
 
 
-def _kernel_of(op: Any) -> Kernel:
+def _kernel_of(op: Operator) -> Kernel:
     """The kernel of an operator."""
-    schema = op._schema
+    schema = schema_of(op)
     returns = schema.returns
     written = [place for place, each in enumerate(schema.arguments) if _is_written(each)]
     if is_view(op):
-        redispatch = op._handle.redispatch_boxed
-        return lambda *args, **kwargs: redispatch(_CPU, *args, **kwargs)
+        redispatch = redispatching(op)
+        return lambda *args, **kwargs: redispatch(CPU, *args, **kwargs)
     waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(op.tags))
     names = [each.name for each in schema.arguments]
     by_name = any(each.kwarg_only and "Tensor" in str(each.type) for each in schema.arguments)
@@ -224,18 +235,17 @@ def _kernel_of(op: Any) -> Kernel:
     return _general(op, names, written, waits=waits)
 
 
-def _call_of(op: Any) -> Kernel:
+def _call_of(op: Operator) -> Kernel:
     """The operator on CPU tensors; without what an autocast for the CPU would do to them."""
-    full = str(op).replace(".", "::", 1).removesuffix(".default")
-    known: Any = torch._C
-    if known._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU"):
-        return functools.partial(op._op_dk, _CPU_KEY)
+    below = below_autocast(op)
+    if below is not None:
+        return below
     packet = op.overloadpacket
-    tensors = sum(str(each.type) == "Tensor" for each in op._schema.arguments)
-    name = full.removeprefix("aten::").partition(".")[0]
-    if tensors > 1 and len(packet.overloads()) > 1 and not known._should_allow_numbers_as_tensors(name):
-        return _with_numbers(op._op, packet)
-    return op._op  # type: ignore[no-any-return]  # torch's own gap
+    tensors = sum(str(each.type) == "Tensor" for each in schema_of(op).arguments)
+    name = full_name(op).removeprefix("aten::").partition(".")[0]
+    if tensors > 1 and len(packet.overloads()) > 1 and not takes_numbers_as_tensors(name):
+        return _with_numbers(calling(op), packet)
+    return calling(op)
 
 
 def _with_numbers(call: Kernel, packet: Any) -> Kernel:
@@ -247,7 +257,7 @@ def _with_numbers(call: Kernel, packet: Any) -> Kernel:
     return either
 
 
-def _is_written(argument: Any) -> bool:
+def _is_written(argument: Argument) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
@@ -282,7 +292,7 @@ class _Inputs:
         return value
 
 
-def _pure(op: Any, *, waits: bool) -> Kernel:
+def _pure(op: Operator, *, waits: bool) -> Kernel:
     """The kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
     call = _call_of(op)
     may_mix = str(op) in MAY_MIX
@@ -330,10 +340,10 @@ def _pure(op: Any, *, waits: bool) -> Kernel:
     return kernel
 
 
-def _general(op: Any, names: list[str], written: list[int], *, waits: bool) -> Kernel:
+def _general(op: Operator, names: list[str], written: list[int], *, waits: bool) -> Kernel:
     """The kernel of an operator of any kind."""
     call = _call_of(op)
-    returns = op._schema.returns
+    returns = schema_of(op).returns
     in_place = [each.alias_info is not None for each in returns]
     draws = "generator" in names
     may_mix = str(op) in MAY_MIX

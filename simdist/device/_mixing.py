@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from simdist.inside.torch import Operator, full_name, has_kernel, schema_of
+
 __all__ = ["MAY_MIX", "wrong_devices"]
 
 Tensor = torch.Tensor
@@ -27,9 +29,9 @@ MAY_MIX = frozenset(
 _ITERATING = ("aten::where",)
 
 
-def wrong_devices(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RuntimeError:
+def wrong_devices(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RuntimeError:
     """What torch raises: TensorIterator's words for element-wise operations, those of the CUDA wrappers for others."""
-    schema = op._schema
+    schema = schema_of(op)
     tensors = []
     for place, argument in enumerate(schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
@@ -49,12 +51,10 @@ def wrong_devices(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run
     )
 
 
-def _wrapped(op: Any) -> str:
+def _wrapped(op: Operator) -> str:
     """The operator as torch's generated code names it: structured operators otherwise than others."""
-    schema = op._schema
+    schema = schema_of(op)
     name, overload = schema.name.removeprefix("aten::"), schema.overload_name
-    full = f"{schema.name}.{overload}" if overload else schema.name
-    known: Any = torch._C
-    if known._dispatch_has_kernel_for_dispatch_key(full, "CompositeExplicitAutogradNonFunctional"):
+    if has_kernel(full_name(op), "CompositeExplicitAutogradNonFunctional"):
         return f"{name}_{overload}" if overload else name
     return f"{overload}_{name}"

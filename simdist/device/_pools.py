@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from simdist.device._cuda_build import early, is_built_for_cuda
+from simdist.device._cuda_build import early
 from simdist.device._history import base_of
 from simdist.device._memory import Account
 from simdist.device._state import present
+from simdist.inside.torch import compiled_base, is_built_for_cuda
 from simdist.process import Patches, current_process
 
 __all__ = ["install", "snapshot"]
@@ -85,7 +86,7 @@ def install(patches: Patches) -> None:
             patches.replace(module, "MemPool", _PoolOfPrograms)
         patches.replace(real, "__new__", early(_PoolOfPrograms, real, lambda: current_process() is not None))
     else:
-        base = torch.cuda.MemPool.__mro__[1]  # a dummy, which refuses to be made
+        base = compiled_base(torch.cuda.MemPool)  # a dummy, which refuses to be made
         make = base.__new__
 
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from simdist.device._state import present_or_none
 from simdist.device._torch_core import core
 from simdist.errors import StrictError
 from simdist.frames import user_frame, user_line
+from simdist.inside.torch import Operator, backward_task, schema_of
 
 __all__ = ["Races", "watched"]
 
@@ -76,7 +77,7 @@ class Races:
         """
         clock = self._clock(key)
         _merge(clock, self._host)
-        if torch._C._current_graph_task_id() != -1:
+        if backward_task() != -1:
             for other in list(self._clocks.values()):
                 _merge(clock, other)
         clock[key] = clock.get(key, 0) + 1
@@ -134,9 +135,9 @@ def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         races.use(key, read, written, what, user_line(sys._getframe(2)))
 
 
-def watched(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that also tells what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
-    schema = op._schema
+    schema = schema_of(op)
     if is_idle(op):
         return kernel
     written = {

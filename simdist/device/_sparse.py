@@ -18,11 +18,19 @@ from simdist.device._memory import Account
 from simdist.device._special import account_on, memory_error, synchronize_current
 from simdist.device._state import account_of
 from simdist.device._torch_core import core
+from simdist.inside.torch import (
+    SPARSE_CPU,
+    Operator,
+    Replacements,
+    find_operator,
+    operators_with_kernel,
+    redispatching,
+    schema_of,
+)
 
 __all__ = ["KERNELS", "assign", "host_of", "is_sparse", "raised_sparse", "register"]
 
 Tensor = torch.Tensor
-_SPARSE_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
 _aten = torch.ops.aten
 # These make a tensor of parts, or ask one for them: the CPU's kernels take parts of any device.
 _STRUCTURAL = (
@@ -33,12 +41,11 @@ _STRUCTURAL = (
 )
 
 
-def register(library: Any, is_ours: Callable[[str, str], bool]) -> None:
+def register(library: Replacements, is_ours: Callable[[str, str], bool]) -> None:
     """Register a kernel for every operator that the CPU has one for sparse tensors for."""
-    known: Any = torch._C
-    for name in known._dispatch_get_registrations_for_dispatch_key("SparseCPU"):
+    for name in operators_with_kernel("SparseCPU"):
         if name.startswith("aten::") and is_ours(name, "SparseCUDA"):
-            library.m.impl(name.removeprefix("aten::"), "SparseCUDA", _on_first_call(name.removeprefix("aten::")))
+            library.impl(name.removeprefix("aten::"), "SparseCUDA", _on_first_call(name.removeprefix("aten::")))
 
 
 def _on_first_call(name: str) -> Callable[..., Any]:
@@ -46,25 +53,24 @@ def _on_first_call(name: str) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not made:
-            base, _, overload = name.partition(".")
-            op = getattr(getattr(_aten, base), overload or "default")
+            op = find_operator(f"aten::{name}")
             made.append(_structural(op) if name in _STRUCTURAL else _computing(op))
         return made[0](*args, **kwargs)
 
     return kernel
 
 
-def _structural(op: Any) -> Callable[..., Any]:
-    redispatch = op._handle.redispatch_boxed
+def _structural(op: Operator) -> Callable[..., Any]:
+    redispatch = redispatching(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         # C++ makes the parts of a new tensor on the current device, which the CUDA kernels of torch select first.
         index, before = _index_of(args, kwargs), core().current()
         if index in (before, None):
-            return redispatch(_SPARSE_CPU, *args, **kwargs)
+            return redispatch(SPARSE_CPU, *args, **kwargs)
         core().select(index)
         try:
-            return redispatch(_SPARSE_CPU, *args, **kwargs)
+            return redispatch(SPARSE_CPU, *args, **kwargs)
         finally:
             core().select(before)
 
@@ -123,8 +129,8 @@ class _Lowering:
         return value
 
 
-def _computing(op: Any) -> Callable[..., Any]:
-    arguments, returns = op._schema.arguments, op._schema.returns
+def _computing(op: Operator) -> Callable[..., Any]:
+    arguments, returns = schema_of(op).arguments, schema_of(op).returns
     written = [
         (place, each.name)
         for place, each in enumerate(arguments)

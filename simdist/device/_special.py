@@ -11,11 +11,11 @@ import torch
 
 from simdist.device import _batch_norm
 from simdist.device._aliases import NotYet, account_holding, host, lowered, raised
-from simdist.device._cuda_build import is_built_for_cuda
 from simdist.device._deferred import defer
 from simdist.device._generators import device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
+from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
 
 __all__ = [
     "COMPOSITES",
@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _aten = torch.ops.aten
 NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
@@ -61,7 +60,7 @@ def drawn_from(generator: Any, index: int) -> torch.Generator:
 def grow(tensor: Tensor, made: Tensor) -> None:
     """Let a tensor of a device be what the CPU's kernel made: other memory, another shape."""
     there = raised(made, account_on(tensor, tensor.get_device()))
-    _aten.set_.source_Tensor._handle.redispatch_boxed(_CPU, tensor, there)
+    redispatching(_aten.set_.source_Tensor)(CPU, tensor, there)
 
 
 def memory_error(error: RuntimeError, account: Account) -> RuntimeError:
@@ -201,7 +200,7 @@ def _resize_(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     made = torch.empty(size, dtype=self.dtype, device="cpu", memory_format=memory_format or torch.contiguous_format)
     room = self.untyped_storage().nbytes() // self.element_size() - self.storage_offset()
     if made.numel() <= room:
-        _aten.as_strided_.default._handle.redispatch_boxed(_CPU, self, size, made.stride(), None)
+        redispatching(_aten.as_strided_.default)(CPU, self, size, made.stride(), None)
         return self
     if self.numel():
         torch.as_strided(made, (self.numel(),), (1,)).copy_(host(self).reshape(-1))

@@ -9,18 +9,17 @@ from typing import Any
 import torch
 
 from simdist.cluster import Cluster
-from simdist.device._cuda_build import is_built_for_cuda, tenancy
+from simdist.device._cuda_build import tenancy
 from simdist.device._generators import DeviceGenerator
 from simdist.device._memory import Account, Device, account_class
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
+from simdist.inside.torch import begin_cuda, is_built_for_cuda, visible_devices
 from simdist.process import SimProcess, current_process, drawn_from
 
 __all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "keep_figures_in", "present"]
-__all__ += ["VARIABLES", "present_or_none", "there_are_devices"]
+__all__ += ["present_or_none", "there_are_devices"]
 
-# What `torch.cuda` keeps per process in variables of the module: swapped at each hand-over to another process.
-VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
 _present: Hardware | None = None  # of the one world that is active
 _account_class = account_class()
 
@@ -76,9 +75,8 @@ class ProcessDevices:
         )
 
     def _visible(self) -> list[int]:
-        named: list[Any] = torch.cuda._parse_visible_devices()
         seen: list[int] = []
-        for place in named:  # the first that is none ends the list
+        for place in visible_devices():  # the first that is none ends the list
             if not isinstance(place, int) or not 0 <= place < len(self._devices):
                 break
             seen.append(place)
@@ -124,7 +122,7 @@ def enter(hardware: Hardware | None) -> None:
     """From now on the devices are these; None: there are none any more."""
     global _present
     _present = hardware
-    core().count = count if hardware is not None else lambda: 0
+    core().count_by(count if hardware is not None else lambda: 0)
 
 
 def keep_figures_in(figures: Any) -> None:
@@ -175,8 +173,7 @@ def account_of(index: int | None) -> Account:
         return _stray(index or 0)
     devices = _present.of(process)
     if not devices.generators:
-        begin: Any = torch.cuda._lazy_init
-        begin()
+        begin_cuda()
     if index is None:
         index = core().current()
     accounts = devices.accounts

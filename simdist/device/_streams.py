@@ -24,6 +24,7 @@ import torch
 from simdist.device._marks import Mark, after, latest
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import begin_cuda, core_names
 from simdist.kernel import Task
 from simdist.process import SimProcess
 
@@ -194,8 +195,7 @@ class StreamBase(torch.Stream):
         if "stream_id" in place:
             index, number = place["device_index"], place["stream_id"]
         else:
-            begin: Any = torch.cuda._lazy_init
-            begin()
+            begin_cuda()
             index = core().current()
             number = of_this_process().new(index)
         made: StreamBase = super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
@@ -335,7 +335,7 @@ def torch_streams() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    names: Any = vars(torch._C)
+    names = core_names
     before = {name: names[name] for name in ("_CudaStreamBase", "_CudaEventBase")}
     names.update(_CudaStreamBase=StreamBase, _CudaEventBase=EventBase)
     try:

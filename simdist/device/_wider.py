@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from simdist.inside.torch import Operator, schema_of
+
 __all__ = ["KERNELS", "TYPES", "widened"]
 
 Tensor = torch.Tensor
@@ -37,9 +39,9 @@ TYPES: dict[str, Types] = {
 }
 
 
-def widened(op: Any, usual: Kernel, types: Types) -> Kernel:
+def widened(op: Operator, usual: Kernel, types: Types) -> Kernel:
     """The kernel of an operator that computes what is of one of the `types` in the wider one that this stands for."""
-    written = [place for place, each in enumerate(op._schema.arguments) if each.alias_info is not None]
+    written = [place for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
 
     def widen(value: Any) -> Any:
         return value.to(types[value.dtype]) if isinstance(value, Tensor) and value.dtype in types else value

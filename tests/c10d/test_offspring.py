@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
+from simdist.inside.torch import Place
 from tests.builds import VERSION
 from tests.real_gloo import run_real
 
@@ -94,7 +95,7 @@ def merges() -> list[Any]:
     return [*found, own._timeout.total_seconds(), own.group_name, half.group_name]
 
 
-ENFORCED = "RuntimeError: [enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/context.cc:23] rank < size. "
+ENFORCED = f"RuntimeError: [enforce fail at {Place.RANK_IS_TOO_LARGE.path}] rank < size. "
 
 
 def simulated(body: Callable[[], list[Any]]) -> list[Any]:

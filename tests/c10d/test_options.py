@@ -13,10 +13,11 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 import simdist
+from simdist.inside.torch import Place
 
 stores: Any = dist  # the stubs leave them out
 
-INVALID = "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/context.cc:62] timeout.count() >= 0. "
+INVALID = f"[enforce fail at {Place.TIMEOUT_IS_NEGATIVE.path}] timeout.count() >= 0. "
 KNOWN = "1. torch._C._distributed_c10d.ProcessGroupGloo(store: torch._C._distributed_c10d.Store, rank: "
 
 

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 from simdist.c10d.surface._compat import said_by, without_news
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import Place
 from tests.c10d.worlds import attempt, in_group, ones
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
@@ -238,7 +239,9 @@ def test_types_that_gloo_has_no_functions_for_are_refused(name: str, dtype: torc
 def test_a_receive_from_oneself_has_no_connection() -> None:
     said = in_group(lambda rank: attempt(lambda: dist.recv(ones(), rank)), 2)[0]
 
-    assert said.startswith("RuntimeError: [enforce fail at tcp/pair.cc:801] state_ >= CONNECTED. 1 vs 4. ")
+    assert said.startswith(
+        f"RuntimeError: [enforce fail at {Place.PAIR_IS_ITSELF.in_sources}] state_ >= CONNECTED. 1 vs 4. "
+    )
 
 
 def test_an_all_gather_into_another_dtype_says_both() -> None:

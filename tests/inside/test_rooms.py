@@ -1,8 +1,9 @@
-"""Only `simdist.inside` names what is private to torch, or reaches into memory by ctypes."""
+"""Only `simdist.inside` names what is private to torch, reaches into memory by ctypes, or knows lines of C++ files."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,27 +13,9 @@ import simdist
 
 ROOT = Path(simdist.__file__).parent
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if "inside" not in path.relative_to(ROOT).parts]
-# Virtual devices are still to move; the drop-ins for torch's own test classes have to import these.
-STILL_OUTSIDE = {
-    "device/_absent.py",
-    "device/_aliases.py",
-    "device/_bindings.py",
-    "device/_compute.py",
-    "device/_cuda_build.py",
-    "device/_deferred.py",
-    "device/_generators.py",
-    "device/_host_races.py",
-    "device/_install.py",
-    "device/_kernels.py",
-    "device/_mixing.py",
-    "device/_races.py",
-    "device/_sparse.py",
-    "device/_special.py",
-    "device/_state.py",
-    "device/_streams.py",
-    "device/_torch_core.py",
-}
-ALLOWED = ("torch.testing._internal", "torch.distributed.distributed_c10d._world")
+OURS = "kernels.cpp"  # what virtual devices compile
+SOURCE = re.compile(r"\w\.(cpp|cc|cuh?|h|hpp)\b|/pytorch/|third_party")
+ALLOWED = "torch.testing._internal"  # the drop-ins for torch's own test classes have to import these
 
 
 def _is_private(name: str) -> bool:
@@ -73,10 +56,7 @@ def _private_names(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_else_names_the_inside_of_torch_and_python(path: Path) -> None:
-    if str(path.relative_to(ROOT)) in STILL_OUTSIDE:
-        assert _private_names(path), "it has moved: take it off the list"
-    else:
-        assert _private_names(path) == []
+    assert _private_names(path) == []
 
 
 def test_what_is_private_is_found(tmp_path: Path) -> None:
@@ -86,3 +66,35 @@ def test_what_is_private_is_found(tmp_path: Path) -> None:
     )
 
     assert _private_names(file) == ["ctypes", "torch._C", "torch._C.x", "torch._C.y"]
+
+
+def _source_files(path: Path) -> list[str]:
+    """The texts in which a C++ source is named, docstrings left out."""
+    tree = ast.parse(path.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    notes = {
+        id(node.body[0].value)  # type: ignore[attr-defined]  # it is an expression
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
+    }
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes
+        if SOURCE.search(node.value) and node.value != OURS
+    ]
+
+
+def test_nothing_else_knows_a_file_or_a_line_of_the_sources_of_torch() -> None:
+    found = {str(path.relative_to(ROOT)): _source_files(path) for path in FILES}
+
+    assert {path: texts for path, texts in found.items() if texts} == {}
+
+
+def test_a_line_of_a_source_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(
+        '"""See a.cpp:3."""\nx = f"at {1}/pair.cc:{2}", "Utils.hpp:3", "see /pytorch/x", "a.h:3", "kernels.cpp"\n'
+    )
+
+    assert sorted(_source_files(file)) == ["/pair.cc:", "Utils.hpp:3", "a.h:3", "see /pytorch/x"]

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.inside.torch import BELOW_TORCH, c10d_bindings, functional_operators
+from simdist.inside.torch import BELOW_TORCH, Replacements, c10d_bindings, functional_operators
 from simdist.process import Patches
 
 __all__ = ["install"]
 
-_library: Any = torch.library.Library
 _NAME = "batch_p2p_ops"
 _DEVICES = ("CPU", "CUDA")
 
@@ -26,10 +25,10 @@ def install(patches: Patches) -> None:
     """Let batches reach groups of ranks."""
     if not hasattr(functional_operators, _NAME):
         return  # torch before 2.11
-    library = _library("_c10d_functional", "IMPL")
+    kernels = Replacements("_c10d_functional")
     for device in _DEVICES:
-        library.m.impl(_NAME, device, _batch)
-    patches.on_undo(library._destroy)
+        kernels.impl(_NAME, device, _batch)
+    patches.on_undo(kernels.destroy)
 
 
 def _batch(

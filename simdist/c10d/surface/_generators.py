@@ -10,21 +10,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from simdist.c10d.surface._modes import dispatch_modes, function_modes
-from simdist.inside.python import words_at
-from simdist.inside.torch import without_functions, without_modes
+from simdist.inside.torch import engine_words, keeps_gaussian, place_of_engine, without_functions, without_modes
 from simdist.process import GlobalGenerator, Patches, current_process, drawn_from
 
 __all__ = ["install", "torch_generator"]
 
 _SEED_BITS = 53  # of torch's own (c10::detail::getNonDeterministicRandom): what a double holds exactly
-
-# Where CPUGeneratorImpl's serialised state says that it keeps a Gaussian: a double's and a float's flag.
-_NORMAL, _NORMAL_FLOAT = 5040, 5052
-_ENGINE_WORDS = 2 + 3 + 624  # seed; left, seeded, next; state
 
 
 def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,19 +40,10 @@ class _TorchGenerator:
     at = (4, 6)
 
     def __init__(self) -> None:
-        generator: Any = torch.default_generator
-        self._generator = generator
-        self._place = 0  # of the seed in the object
-        self.memory: memoryview[int] | None = None
-        legacy = self._generator.get_state().numpy().view(np.uint64)
-        seed, left, following = int(legacy[0]), int(legacy[1]) & 0xFFFF_FFFF, int(legacy[2])
-        known = [seed & 0xFFFF_FFFF, seed >> 32, left, following, *map(int, legacy[3 : 3 + 624])]
-        near = words_at(generator._cdata, 640)  # the object holds more than 624 words
-        for place in range(0, 64, 2):
-            if [*near[place : place + 3], *near[place + 4 : place + 6]] == known[:5]:
-                found = words_at(generator._cdata + 4 * place, _ENGINE_WORDS)
-                if [*found[:3], *found[4:]] == known:
-                    self._place, self.memory = 4 * place, found.cast("B")
+        self._generator: Any = torch.default_generator
+        self._place = place_of_engine()
+        found = None if self._place is None else engine_words(self._generator, self._place)
+        self.memory: memoryview[int] | None = None if found is None else found.cast("B")
 
     @_without_modes
     def save(self) -> Any:
@@ -71,11 +56,10 @@ class _TorchGenerator:
     @_without_modes
     def fresh(self, chance: bytes) -> tuple[Any, bytes]:
         generator: Any = torch.Generator().manual_seed(int.from_bytes(chance[:8], "little"))
-        raw = words_at(generator._cdata + self._place, _ENGINE_WORDS).tobytes() if self.memory is not None else b""
+        raw = b"" if self._place is None else engine_words(generator, self._place).tobytes()
         return generator.get_state().numpy().tobytes(), raw
 
-    def holds_gaussian(self, state: Any) -> bool:
-        return bool(state[_NORMAL] or state[_NORMAL_FLOAT])
+    holds_gaussian = staticmethod(keeps_gaussian)
 
 
 @functools.cache

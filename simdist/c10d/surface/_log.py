@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 
+from simdist.inside.torch import Place
 from simdist.process import SimProcess
 
 __all__ = ["log", "shows"]
@@ -18,7 +19,7 @@ def shows(process: SimProcess, level: str) -> bool:
     return _LEVELS.index(level) >= _NAMES.get(name.decode(), 1)
 
 
-def log(process: SimProcess, level: str, text: str, line: int = 0, file: str = "ProcessGroupNCCL.cpp") -> None:
+def log(process: SimProcess, level: str, text: str, place: Place) -> None:
     """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. At any moment, on any thread.
 
     It begins with the rank while the process has a default group (`_set_global_rank`).
@@ -31,4 +32,4 @@ def log(process: SimProcess, level: str, text: str, line: int = 0, file: str = "
     stamp = f"{level}{moment.month}{moment:%d %H:%M:%S}.{rest_ns:09d}"
     state = process.torch_state
     whose = f"[rank{process.rank}]:" if state is not None and state.world.has_default_group else ""
-    process.add_output("stderr", f"{whose}[{stamp} {file}:{line}] {text}\n")
+    process.add_output("stderr", f"{whose}[{stamp} {place}] {text}\n")

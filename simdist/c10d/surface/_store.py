@@ -24,6 +24,7 @@ from simdist.c10d.surface._compat import Store
 from simdist.c10d.surface._events import StoreRequested
 from simdist.c10d.surface._log import log
 from simdist.errors import SimdistError, UnsupportedError
+from simdist.inside.torch import Place
 from simdist.kernel import Task
 from simdist.process import SimProcess, Strike, carry_out, current_process
 from simdist.records import store_asked
@@ -38,10 +39,10 @@ _QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "que
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
 _CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 _BROKEN = "Broken pipe"
-_READERS = {  # what reads an answer, and its line in TCPStore.cpp; after `check` all others do like it
-    **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", 138)),
-    "compare_set": ("recvVector", 115),
-    "check": ("recvValue", 125),
+_READERS = {  # what reads an answer, and where; after `check` all others do like it
+    **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", Place.STORE_READ_IN_TIME)),
+    "compare_set": ("recvVector", Place.STORE_READ_VECTOR),
+    "check": ("recvValue", Place.STORE_READ),
 }
 _NUMBER = re.compile(rb"\s*[+-]?\d+")
 
@@ -509,14 +510,16 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
 
     def _lost(self, process: SimProcess, text: str, operation: str = "check") -> BaseException:
         """The connection is closed: the client says so in torch's log, and to its caller."""
-        name, line = ("sendBytes", 106) if text == _BROKEN else _READERS.get(operation, _READERS["check"])
-        place = "sendBytes at {}:758" if text == _BROKEN else "recvBytes at {}:787"
-        raised = place.format("/pytorch/torch/csrc/distributed/c10d/Utils.hpp")
+        if text == _BROKEN:
+            name, place, raised = "sendBytes", Place.STORE_SENT, f"sendBytes at {Place.SOCKET_SENT.path_for_cuda}"
+        else:
+            name, place = _READERS.get(operation, _READERS["check"])
+            raised = f"recvBytes at {Place.SOCKET_READ.path_for_cuda}"
         socket = (
             f"SocketImpl(fd=3, addr=[{process.host.name}]:{40000 + process.rank}, remote=[{self.host}]:{self.port})"
         )
         said = f"[c10d] {name} failed on {socket}: {text}\nException raised from {raised} (most recent call first):\n"
-        log(process, "W", said, line, "TCPStore.cpp")
+        log(process, "W", said, place)
         return dist.DistNetworkError(text)
 
     def _judged(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> Strike | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from simdist.inside.torch import op_types
+from simdist.inside.torch import Place, op_types
 from simdist.records import SCALAR_TYPES
 
 __all__ = ["Fingerprint"]
@@ -54,10 +54,7 @@ class Fingerprint:
         """
         operation = _OPERATIONS.get(numbers[0])
         if operation is None:
-            raise RuntimeError(
-                'false INTERNAL ASSERT FAILED at "/__w/pytorch/pytorch/torch/csrc/distributed/c10d/ProcessGroup.cpp"'
-                ":59, please report a bug to PyTorch. Unknown op type!"
-            )
+            raise RuntimeError(Place.NO_OPERATION.asserts("false", "Unknown op type!"))
         if len(numbers) == 1:
             return cls(operation)
         _, sequence, count, *rest = numbers

@@ -5,14 +5,35 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 
-__all__ = ["backward_compilers", "forget_warnings", "frame_evaluation", "guard_pointer"]
+__all__ = [
+    "FakeTensorMode",
+    "InductorWrapper",
+    "backward_compilers",
+    "compile_without_inductor",
+    "forget_warnings",
+    "frame_evaluation",
+    "guard_pointer",
+]
 
 _warning_once: Any = importlib.import_module("torch._logging._internal").warning_once
 frame_evaluation: Any = core_bindings._dynamo.eval_frame
 backward_compilers: Any = core_bindings._dynamo.compiled_autograd
+
+InductorWrapper: Any = torch._TorchCompileInductorWrapper
+"""What `torch.compile` calls where its backend is Inductor."""
+
+
+def compile_without_inductor(model: Any, inputs: Any) -> Any:
+    """What `torch.compile` makes as far as Inductor, partitioner included, run by torch's own kernels."""
+    from torch._dynamo.backends.debugging import aot_eager  # which takes seconds to load
+
+    return aot_eager(model, inputs)
 
 
 def guard_pointer(name: str) -> int:
@@ -39,3 +60,14 @@ def _compiler_is_known() -> str:
         or missing(backward_compilers, ("set_autograd_compiler",))
         or (missing(_warning_once, ("cache_clear",)))
     )
+
+
+@fact(
+    "torch.compiler.wrapper",
+    what="`torch.compile` calls Inductor by a class, and fake tensors are told apart by a key",
+    source="torch/__init__.py, _TorchCompileInductorWrapper; torch/_subclasses/fake_tensor.py",
+    seen="2.11 to 2.15",
+    feature="torch.compile for virtual devices",
+)
+def _wrapper_is_known() -> str:
+    return missing(InductorWrapper, ("__call__",)) or missing(FakeTensorMode, ("_prep_args_for_hash",))

@@ -33,6 +33,8 @@ __all__ = [
     "keys_of",
     "modes_module",
     "operator_tables",
+    "pop_function_mode",
+    "push_function_mode",
     "with_inference",
     "without_functions",
     "without_modes",
@@ -76,6 +78,11 @@ count_dispatch_modes: Callable[[], int] = core_bindings._len_torch_dispatch_stac
 """How many dispatch modes the calling thread is in."""
 
 count_function_modes: Callable[[], int] = core_bindings._len_torch_function_stack
+
+pop_function_mode: Callable[[], Any] = core_bindings._pop_torch_function_stack
+"""Take the innermost function mode off the calling thread."""
+
+push_function_mode: Callable[[Any], None] = core_bindings._push_on_torch_function_stack
 
 without_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 """Inside, the calling thread is in none of its dispatch modes."""

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simdist
 from simdist.cluster import build
+from simdist.inside.torch import Place
 from tests.builds import BUILT_FOR_CUDA, NO_NCCL
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
@@ -118,7 +119,7 @@ def test_two_ranks_on_one_device_are_told_so() -> None:
     first, second = results(body)
 
     assert first == (
-        "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run "
+        f"DistBackendError: NCCL error in: {Place.CALL_FAILED.path_for_cuda}, invalid usage (run "
         "with NCCL_DEBUG=WARN for details), NCCL version 2.29.7\n"
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
         "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
+from simdist.inside.torch import Place
 from tests.c10d.nccl.worlds import join, of, run, said
 
 INFO = {"TORCH_CPP_LOG_LEVEL": "INFO"}
@@ -177,7 +178,7 @@ def test_a_monitor_tells_each_time_that_it_looks_into_a_store_that_is_gone(env: 
     ]
     raised = [line for line in result.ranks[1].stderr.splitlines() if line.startswith("Exception raised from ")]
     assert len(raised) == times
-    place = "/pytorch/torch/csrc/distributed/c10d/Utils.hpp:787 (most recent call first):"
+    place = f"{Place.SOCKET_READ.path_for_cuda} (most recent call first):"
     assert raised[0] == f"Exception raised from recvBytes at {place}"
     assert [rank.exit_code for rank in result.ranks] == [0, 0]
 

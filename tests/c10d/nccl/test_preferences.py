@@ -12,11 +12,12 @@ import torch.distributed as dist
 from simdist.c10d.backends.nccl._preferences import Preferences
 from simdist.c10d.backends.nccl._tuning import Choice, Graph, choose, shrunk_channels
 from simdist.cluster import NcclModel, build
+from simdist.inside.torch import Place
 from simdist.process import current_process
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
 USAGE = (
-    "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with "
+    f"DistBackendError: NCCL error in: {Place.CALL_FAILED.path_for_cuda}, invalid usage (run with "
     "NCCL_DEBUG=WARN for details), NCCL version 2.29.7\nncclInvalidUsage: This usually reflects invalid usage of NCCL "
     "library.\nLast error:\n"
 )

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c
 
+from simdist.inside.torch import Place
 from tests.builds import VERSION
 from tests.c10d.nccl.worlds import join, of, results, said
 
@@ -103,7 +104,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a root": (
         lambda: group().broadcast(of(1), 3),
-        "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid argument (run "
+        f"DistBackendError: NCCL error in: {Place.CALL_FAILED.path_for_cuda}, invalid argument (run "
         "with NCCL_DEBUG=WARN for details), NCCL version 2.29.7\n"
         "ncclInvalidArgument: Invalid value for an argument.\n"
         "Last error:\nBroadcast : invalid root 3 (root should be in the 0..1 range)",

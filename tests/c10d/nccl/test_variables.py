@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.c10d.backends.nccl._variables import Variables
+from simdist.inside.torch import Place
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
 MINUTE = 60_000_000_000
@@ -90,7 +91,7 @@ def test_an_old_name_is_told_of_and_the_new_one_goes_before_it() -> None:
     variables = Variables({"NEW": "0", "OLD": "yes"}, lambda *what: told.append(what))
 
     assert variables.truth(True, "NEW", "OLD") is False
-    assert told == [("old truth", "Environment variable OLD is deprecated; use NEW instead", 166, "Utils.hpp")]
+    assert told == [("old truth", "Environment variable OLD is deprecated; use NEW instead", Place.OLD_TRUTH)]
 
 
 def test_old_names_are_warned_of_once_for_each_kind_of_value() -> None:

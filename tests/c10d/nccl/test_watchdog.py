@@ -22,6 +22,7 @@ from torch.distributed.flight_recorder.components.loader import read_dir
 import simdist
 from simdist.cluster import build
 from simdist.faults import Crash, Hang, HostCrash
+from simdist.inside.torch import Place
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
 _nccl: Any = _c
@@ -75,7 +76,7 @@ def test_a_skipped_collective_ends_with_the_log_of_a_real_job() -> None:
     )
     thrown = (
         f"{prefix}Process group watchdog thread terminated with exception: {timeout}\n"
-        "Exception raised from checkTimeout at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:693"
+        f"Exception raised from checkTimeout at {Place.WORK_TIMED_OUT.path_for_cuda}"
     )
     lines = result.ranks[0].stderr.splitlines()
     frames = [line for line in lines if line.startswith("#")]

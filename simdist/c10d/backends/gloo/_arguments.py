@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from simdist.c10d.surface._memory import as_bytes
+from simdist.inside.torch import Place
 
 __all__ = [
     "alike",
@@ -154,7 +155,7 @@ def require_peer(kind: str, peer: int | None, rank: int, size: int) -> None:
         return
     if peer == rank:
         raise RuntimeError(
-            "[enforce fail at tcp/pair.cc:801] state_ >= CONNECTED. 1 vs 4. Pair is not connected "
+            f"[enforce fail at {Place.PAIR_IS_ITSELF.in_sources}] state_ >= CONNECTED. 1 vs 4. Pair is not connected "
             f"([127.0.0.1]:{40000 + rank}${rank} <--> [none])"
         )
     if not 0 <= peer < size:
@@ -297,19 +298,17 @@ def exchanged_parts(
     received, sent = as_bytes(output), as_bytes(tensor)
     if not output_sizes and not input_sizes:
         if len(sent) % size:
-            raise RuntimeError(f"{_GLOO}/alltoall.cc:29] in->size % context->size == 0. ")
+            raise RuntimeError(f"[enforce fail at {Place.PARTS_ARE_UNEVEN.path}] in->size % context->size == 0. ")
         if len(sent) != len(received):
-            raise RuntimeError(f"{_GLOO}/alltoall.cc:30] in->size == out->size. ")
+            raise RuntimeError(f"[enforce fail at {Place.PARTS_DIFFER.path}] in->size == out->size. ")
         each = len(sent) // size
         return _cut(received, [each] * size), _cut(sent, [each] * size)
     input_bytes = _part_bytes(tensor, input_sizes, size)
     output_bytes = _part_bytes(output, output_sizes, size)
     if input_bytes[rank] != output_bytes[rank]:
-        raise RuntimeError(f"{_GLOO}/alltoallv.cc:138] inLengthPerRank[myRank] == outLengthPerRank[myRank]. ")
+        text = "inLengthPerRank[myRank] == outLengthPerRank[myRank]. "
+        raise RuntimeError(f"[enforce fail at {Place.OWN_PART_DIFFERS.path}] {text}")
     return _cut(received, output_bytes), _cut(sent, input_bytes)
-
-
-_GLOO = "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo"
 
 
 def split_sizes(sizes: Any) -> list[int] | None:

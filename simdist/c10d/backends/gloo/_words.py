@@ -5,9 +5,10 @@ Texts were taken from real Gloo (torch 2.13); the location in brackets varies wi
 
 from __future__ import annotations
 
+from simdist.inside.torch import Place
+
 __all__ = ["GlooFailure"]
 
-_SOURCE = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
 _ADVICE = "Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
 
 
@@ -20,23 +21,20 @@ class GlooFailure:
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
         """A wait for a transfer ran out of time; `kind` is "send" or "recv"."""
-        line = 78 if kind == "recv" else 129
-        return (
-            f"{_SOURCE}/unbound_buffer.cc:{line}] Timed out waiting {timeout_ns // 1_000_000}ms "
-            f"for {kind} operation to complete"
-        )
+        place = Place.RECEIVE_TIMED_OUT if kind == "recv" else Place.SEND_TIMED_OUT
+        return f"[{place.path}] Timed out waiting {timeout_ns // 1_000_000}ms for {kind} operation to complete"
 
     def closed_by_peer(self, peer: int) -> str:
         """The peer's process has gone, or has given the group up."""
         return (
-            f"{_SOURCE}/pair.cc:553] Connection closed by peer {_address(peer)}. "
+            f"[{Place.PAIR_CLOSED.path}] Connection closed by peer {_address(peer)}. "
             f"This is typically caused by a remote worker crashing. {_ADVICE}"
         )
 
     def reset_by_peer(self, peer: int) -> str:
         """The peer's process went while data was under way."""
         return (
-            f"{_SOURCE}/pair.cc:537] Read error {_address(peer)}: Connection reset by peer. "
+            f"[{Place.PAIR_RESET.path}] Read error {_address(peer)}: Connection reset by peer. "
             f"This is typically caused by a remote worker hanging or bugs in the application. {_ADVICE}"
         )
 
@@ -48,7 +46,7 @@ class GlooFailure:
         """As the log of a process shows it (gloo/transport/tcp/pair.cc)."""
         return (
             "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
-            "  what():  [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. "
+            f"  what():  [enforce fail at {Place.PAIR_OVERRUN.in_sources}] op.preamble.length <= op.nbytes. "
             "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simdist.device import current_device
+from simdist.inside.torch import Place
 from simdist.process import SimProcess, current_process
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def show_version(nccl: RankNccl, rank: int, index: int) -> None:
     _write(nccl.process, line, "w")
 
 
-def show_warning(text: str, place: str, process: SimProcess | None = None, index: int | None = None) -> None:
+def show_warning(text: str, place: Place, process: SimProcess | None = None, index: int | None = None) -> None:
     """Write a warning of the NCCL of the calling rank, or of a process for one of its devices; from WARN on."""
     process = current_process() if process is None else process
     if process is None:
@@ -53,7 +54,7 @@ def show_warning(text: str, place: str, process: SimProcess | None = None, index
     index = current_device() if index is None else index
     seconds = (process.epoch_ns + process.simulation.now_ns) // 1_000_000_000
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    line = f"\n[{moment:%F %T}] {_whence(process, index)} {place} NCCL WARN {text}\n"
+    line = f"\n[{moment:%F %T}] {_whence(process, index)} {place.in_sources} NCCL WARN {text}\n"
     _write(process, line, "a")
 
 

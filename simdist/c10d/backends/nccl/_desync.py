@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._monitor import put, when_it_runs
+from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._work import NcclWork
@@ -23,10 +24,6 @@ __all__ = ["DesyncDebugger"]
 _State = dict[
     int, dict[int, tuple[str, bool]]
 ]  # by number and rank: the last work that was seen, and whether it is over
-_ASSERTION = (
-    '{} INTERNAL ASSERT FAILED at "/pytorch/torch/csrc/distributed/c10d/TraceUtils.h":{}, please report a bug to '
-    "PyTorch. {}"
-)
 
 
 class DesyncDebugger:
@@ -78,7 +75,7 @@ class DesyncDebugger:
             except dist.DistNetworkError:
                 self._enabled = False
                 text = f"Store is down while updating #{number} with key {key}"
-                log(group.nccl.process, "E", text, 46, "TraceUtils.h")
+                log(group.nccl.process, "E", text, Place.TRACE_STORE_GONE)
 
     def run(self) -> None:
         """The watchdog has found a timeout: it tells who has come how far."""
@@ -91,7 +88,7 @@ class DesyncDebugger:
         except (dist.DistNetworkError, RuntimeError) as error:
             self._enabled = False
             report = f" Failed to retrieve TORCH_NCCL_DESYNC_DEBUG report.  Please file an issue. Error: {error}"
-        log(group.nccl.process, "E", f"Rank {group.rank()}{report}", 700)
+        log(group.nccl.process, "E", f"Rank {group.rank()}{report}", Place.DESYNC_REPORT)
 
 
 def _report(store: Any, own: int, size: int) -> str:
@@ -115,10 +112,11 @@ def _report(store: Any, own: int, size: int) -> str:
             mine = number, name
     if not mine[1]:
         text = f"Timeout rank [{own}] must have collective tracking iteam in c10::Store trace"
-        raise RuntimeError(_ASSERTION.format("!thisCol.empty()", 236, text))
+        raise RuntimeError(Place.TRACE_HAS_NO_CALL.asserts("!thisCol.empty()", text, for_cuda=True))
     if states[mine[0]][own][1]:
         text = f"Timeout rank [{own}] last trace item must be kEventStart. thisSeq = {mine[0]}, col = {mine[1]}"
-        raise RuntimeError(_ASSERTION.format("traceMap[thisSeq][myRank].second == kEventStart", 241, text))
+        condition = "traceMap[thisSeq][myRank].second == kEventStart"
+        raise RuntimeError(Place.TRACE_HAS_ENDED.asserts(condition, text, for_cuda=True))
     said = f"\n\t - [{own}] Timeout at collective: {mine[1]}, #{mine[0]}"
     best = "\n\t - To our best knowledge, "
     if missing:

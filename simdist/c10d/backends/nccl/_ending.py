@@ -10,7 +10,7 @@ from simdist.c10d.backends.nccl._monitor import ask_for_dumps, dump
 from simdist.c10d.backends.nccl._words import async_error
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.inside.torch import c10d_bindings
+from simdist.inside.torch import Place, c10d_bindings
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._environment import Environment
@@ -45,14 +45,14 @@ class EndingMember(GroupBackend):
     def shutdown(self) -> None:
         """Wait until what is queued is over, and end the communicators."""
         inform = self.informer
-        inform.say("Starting to destroy process group, flushing operations.", 1587)
+        inform.say("Starting to destroy process group, flushing operations.", Place.DESTROY_BEGUN)
         if not self.closed:
             self._drain()
-        inform.say("Operations flushed, joining watchdog thread.", 1614)
+        inform.say("Operations flushed, joining watchdog thread.", Place.DESTROY_FLUSHED)
         self._join_watchdog()
         self._close()
-        inform.say("Watchdog joined, destroying NCCL communicators.", 1625)
-        inform.say("Destroy complete.", 1633)
+        inform.say("Watchdog joined, destroying NCCL communicators.", Place.DESTROY_WATCHED)
+        inform.say("Destroy complete.", Place.DESTROY_ENDED)
 
     def let_end(self, until_ns: int) -> None:
         """Wait until what was launched is over, but no longer than until then."""
@@ -65,16 +65,16 @@ class EndingMember(GroupBackend):
     def abort(self) -> None:
         """End the communicators at once: streams are free, and what was under way leaves garbage."""
         self.dump_extra()
-        self.informer.say("Launching ProcessGroupNCCL abort asynchronously.", 1564)
+        self.informer.say("Launching ProcessGroupNCCL abort asynchronously.", Place.ABORT_LAUNCHED)
         self.release()
         self._close()
-        self.informer.say("ProcessGroupNCCL aborts successfully.", 1572)
+        self.informer.say("ProcessGroupNCCL aborts successfully.", Place.ABORTED)
 
     def leave(self) -> None:
         """Torch has forgotten the group: its C++ object is destroyed."""
         super().leave()
         if self.closed:
-            self.informer.say("ProcessGroupNCCL destructor entered.", 1638)
+            self.informer.say("ProcessGroupNCCL destructor entered.", Place.DESTRUCTOR)
             self.end_threads()
 
     def end_threads(self) -> None:
@@ -95,7 +95,7 @@ class EndingMember(GroupBackend):
         if nccl.dump_is_due or not nccl.variables().truth(False, "TORCH_NCCL_EXTRA_DUMP_ON_EXEC"):
             return
         nccl.dump_is_due = True
-        self.informer.say("Sending extra dumping signal", 1539)
+        self.informer.say("Sending extra dumping signal", Place.DUMP_EXTRA)
         ask_for_dumps(self)
         dump(self, frames=False)
 

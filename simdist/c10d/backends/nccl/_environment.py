@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from simdist.c10d.backends.nccl._variables import Variables
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import Place
 
 __all__ = ["DumpEnvironment", "Environment", "JoiningEnvironment"]
 
@@ -66,7 +67,7 @@ class Environment:
         desync = said.truth(False, "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG") or detail
         timing = said.truth(False, "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING") or desync
         if said.truth(False, "TORCH_NCCL_AVOID_RECORD_STREAMS"):
-            said.warn("record streams", _AVOIDS_RECORD_STREAMS, 973)
+            said.warn("record streams", _AVOIDS_RECORD_STREAMS, Place.RECORD_STREAMS_IS_OLD)
         tells_of_serialized = said.truth(True, "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING")
         raised = desync and not handling and not blocking
         found = cls(

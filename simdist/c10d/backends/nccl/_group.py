@@ -25,6 +25,7 @@ from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._modes import visible
 from simdist.device import devices_of_this_process
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import Place
 
 __all__ = ["NcclProcessGroup"]
 
@@ -282,7 +283,7 @@ class NcclProcessGroup(NcclReductions):
                 "W",
                 "Guessing device ID based on global rank. This can cause a hang if rank to GPU mapping is "
                 "heterogeneous. You can specify device_id in init_process_group()",
-                5021,
+                Place.DEVICE_GUESSED,
             )
         return index
 

@@ -13,6 +13,7 @@ import torch
 
 from simdist.c10d.backends.nccl._log import log, shows
 from simdist.c10d.backends.nccl._words import NCCL_VERSION
+from simdist.inside.torch import Place
 
 __all__ = ["Informer"]
 
@@ -24,10 +25,10 @@ class Informer:
         self._group = group
         self._process = group.nccl.process
 
-    def say(self, text: str, line: int, *, prefixed: bool = True, file: str = "ProcessGroupNCCL.cpp") -> None:
+    def say(self, text: str, place: Place, *, prefixed: bool = True) -> None:
         """Say `text`, behind the group's prefix."""
         if shows(self._process, "I"):
-            log(self._process, "I", f"{self._group._prefix()}{text}" if prefixed else text, line, file)
+            log(self._process, "I", f"{self._group._prefix()}{text}" if prefixed else text, place)
 
     def made(self, size: int) -> None:
         """The group was made; the first of a process tells the environment as well."""
@@ -35,19 +36,21 @@ class Informer:
             return
         group, environment = self._group, self._group.environment
         if environment.blocking_wait:
-            self.say("TORCH_NCCL_BLOCKING_WAIT is enabled, NO watchdog thread is created.", 1008)
+            self.say(
+                "TORCH_NCCL_BLOCKING_WAIT is enabled, NO watchdog thread is created.", Place.MADE_WITH_BLOCKING_WAIT
+            )
         elif environment.handling_raised:
             self.say(
                 "TORCH_NCCL_DESYNC_DEBUG and TORCH_NCCL_ASYNC_ERROR_HANDLING must both be enabled. Enabling "
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING.",
-                1013,
+                Place.MADE_WITH_HANDLING,
             )
         deterministic = torch.are_deterministic_algorithms_enabled() and "NCCL_ALGO" not in os.environ
         if deterministic and group.nccl.once("deterministic"):  # it sets NCCL_ALGO then
             self.say(
                 "torch deterministic mode is enabled, disabling NVLS algorithm in NCCL which can lead to "
                 "non-deterministic reduction.",
-                1029,
+                Place.MADE_DETERMINISTIC,
                 prefixed=False,
             )
         if group.uid == 0:
@@ -60,7 +63,7 @@ class Informer:
             f"TIMEOUT(ms): {round(options._timeout.total_seconds() * 1e3)}, USE_HIGH_PRIORITY_STREAM: "
             f"{bool(options.is_high_priority_stream):d}, SPLIT_FROM: {address}, "
             f"SPLIT_COLOR: {options.split_color}, PG Name: {options.group_name}",
-            1057,
+            Place.MADE_WITH_OPTIONS,
         )
         if group.uid == 0:
             version = ".".join(map(str, NCCL_VERSION))
@@ -72,7 +75,7 @@ class Informer:
                 f"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK: {environment.registers_tensors:d}, "
                 f"TORCH_NCCL_TRACE_BUFFER_SIZE: {environment.recorded}, TORCH_NCCL_NAN_CHECK: "
                 f"{environment.nan_check:d}, TORCH_NCCL_CUDA_EVENT_CACHE: {environment.caches_events:d}",
-                1068,
+                Place.MADE_IN_ENVIRONMENT,
             )
 
     def _tell_of_threads(self) -> None:
@@ -85,20 +88,20 @@ class Informer:
             f"{environment.heartbeat_ns // 1_000_000_000}, TORCH_NCCL_COORD_CHECK_MILSEC: "
             f"{environment.check_ns // 1_000_000}, TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN: "
             f"{environment.tells_stacks:d}",
-            1797,
+            Place.MONITOR_SAYS_HOW,
         )
         self.say(
             f"PGNCCL Watchdog environments: TORCH_NCCL_RETHROW_CUDA_ERRORS: {environment.rethrows:d}, "
             f"TORCH_NCCL_PROPAGATE_ERROR: {environment.propagates:d}, TORCH_NCCL_DESYNC_DEBUG: {environment.desync:d}",
-            2136,
+            Place.WATCHDOG_SAYS_HOW,
         )
 
     def joined(self) -> None:
         """The watchdog's thread has ended."""
         if not self._group.environment.blocking_wait:
-            self.say("ProcessGroupNCCL watchdog thread joined.", 2166)
+            self.say("ProcessGroupNCCL watchdog thread joined.", Place.WATCHDOG_JOINED)
 
     def monitor_joined(self) -> None:
         """The monitor's thread has ended."""
         if not self._group.environment.blocking_wait:
-            self.say("ProcessGroupNCCL heart beat monitor thread joined.", 1826)
+            self.say("ProcessGroupNCCL heart beat monitor thread joined.", Place.MONITOR_JOINED)

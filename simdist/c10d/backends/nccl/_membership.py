@@ -28,6 +28,7 @@ from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 from simdist.c10d.surface._compat import is_duration, whole_ms
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.device import devices_of_this_process
+from simdist.inside.torch import Place
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
@@ -160,7 +161,9 @@ class NcclMember(EndingMember):
 
     def eager_connect_single_device(self, device: Any) -> None:
         """Make the communicator of a device now, and not in the first call."""
-        self.informer.say(f"Eagerly connecting nccl backend with device {torch.device(device)}", 1100)
+        self.informer.say(
+            f"Eagerly connecting nccl backend with device {torch.device(device)}", Place.CONNECTED_EAGERLY
+        )
         self._connection(torch.device(device).index)
 
     def _connection(self, index: int) -> Connection:
@@ -168,7 +171,9 @@ class NcclMember(EndingMember):
         self._require_alive()
         if self._bound is not None and self._bound.index != index:
             bound = self._bound.index
-            self._warn("E", f"Tensor found on device cuda:{index} but backend constrained to cuda:{bound}", 3740)
+            self._warn(
+                "E", f"Tensor found on device cuda:{index} but backend constrained to cuda:{bound}", Place.OTHER_DEVICE
+            )
             raise dist.DistBackendError(
                 "Attempt to perform collective on tensor not on device passed to init_process_group"
             )
@@ -182,11 +187,16 @@ class NcclMember(EndingMember):
         """The communicator of this rank and another, for messages outside of a block; that of all in an eager group."""
         if self._bound is not None:
             if self.environment.tells_of_serialized and self._nccl.once("eager messages"):
-                self._warn("W", f"{_UNBATCHED.format(self._size)}{_SERIALIZED}", 3945)
+                self._warn("W", f"{_UNBATCHED.format(self._size)}{_SERIALIZED}", Place.MESSAGES_SERIALIZED)
             return self._connection(index)
         self._require_alive()
         if self._nccl.once("lazy messages"):
-            log(self._member.process, "W", f"Warning: {_UNBATCHED.format(self._size)}{_TWO_RANKS}", 3957)
+            log(
+                self._member.process,
+                "W",
+                f"Warning: {_UNBATCHED.format(self._size)}{_TWO_RANKS}",
+                Place.MESSAGES_IN_PAIRS,
+            )
         low, high = sorted((self.rank(), peer))
         key = f"{low}:{high}"
         known = self._connections.get(key)
@@ -235,7 +245,7 @@ class NcclMember(EndingMember):
         variables, is_pair = self._nccl.variables(), ":" in key
         joining = JoiningEnvironment.read(variables, self.options.config.blocking, len(ranks), is_pair=is_pair)
         if not self._connections:
-            self.informer.say(f"Using non-blocking mode: {joining.limit_ns > 0:d}", 1137)
+            self.informer.say(f"Using non-blocking mode: {joining.limit_ns > 0:d}", Place.CONNECTED_WITHOUT_BLOCKING)
         self.options.config.blocking = 0 if joining.limit_ns else 1
         makers = {} if self.is_split and not is_pair else joining.makers(key, ranks)
         if self.rank() in makers:
@@ -248,7 +258,7 @@ class NcclMember(EndingMember):
         show_version(self._nccl, ranks.index(self.rank()), index)
         problem = problem_of_networks(self._member.process, self.options.config)
         if problem:
-            raise nccl_error("ncclInvalidUsage", problem, "plugin/net.cc:326")
+            raise nccl_error("ncclInvalidUsage", problem, Place.NO_NETWORK)
         begin_ns = self._communicator.simulation.now_ns
         server, task = self._store.server, self._communicator.simulation.check()
         server.connected[task] = None
@@ -265,9 +275,9 @@ class NcclMember(EndingMember):
         if makers:
             took_ms = (self._communicator.simulation.now_ns - begin_ns) / 1e6
             how = "all-gather unique IDs" if joining.roots else "broadcast unique ID"
-            self.informer.say(f"ProcessGroupNCCL {how} through store took {took_ms:g} ms", 3204)
+            self.informer.say(f"ProcessGroupNCCL {how} through store took {took_ms:g} ms", Place.CONNECTED_BY_STORE)
         variables.truth(False, "TORCH_NCCL_HIGH_PRIORITY")
-        self.informer.say(f"NCCL_DEBUG: {variables.text('N/A', 'NCCL_DEBUG')}", 3260)
+        self.informer.say(f"NCCL_DEBUG: {variables.text('N/A', 'NCCL_DEBUG')}", Place.DEBUG_SHOWN)
         if len(ranks) > 1:
             self.preferences = preferences(self.options.config)
             algorithm: Any = self._communicator.streamed
@@ -296,9 +306,9 @@ class NcclMember(EndingMember):
         about = f"({self._description})" if described else ""
         return f"[PG ID {self.uid} PG GUID {self._name}{about} Rank {self.rank()}] "
 
-    def _warn(self, level: str, text: str, line: int) -> None:
+    def _warn(self, level: str, text: str, place: Place) -> None:
         """Write a line of torch's log, behind the group's prefix."""
-        log(self._member.process, level, f"{self._prefix()}{text}", line)
+        log(self._member.process, level, f"{self._prefix()}{text}", place)
 
     # -- durations -----------------------------------------------------------------------------------------------
 

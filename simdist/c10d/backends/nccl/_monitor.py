@@ -20,6 +20,7 @@ import torch.distributed as dist
 from simdist.c10d.backends.nccl._environment import DumpEnvironment
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._pipe import DumpPipe
+from simdist.inside.torch import Place
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def ask_for_dumps(group: Any) -> None:
     server = store.server
     broadcast(group, store, _KEY, nccl.process.rank)
     if not nccl.dump_is_due:
-        log(nccl.process, "E", f"{group._prefix()}First PG on this rank to signal dumping.", 2449)
+        log(nccl.process, "E", f"{group._prefix()}First PG on this rank to signal dumping.", Place.DUMP_FIRST)
         nccl.dump_is_due = True
     if nccl.monitor is not None:
         nccl.monitor.notice()
@@ -77,9 +78,9 @@ def broadcast(group: Any, store: Any, signal: str, rank: int) -> None:
         put(group.nccl.process, store, signal, struct.pack("<i", rank))
     except dist.DistNetworkError as error:
         text = f"{group._prefix()}Failed to broadcast signal {signal} through TCPStore. Error: {error}"
-        log(group.nccl.process, "E", text, 2536)
+        log(group.nccl.process, "E", text, Place.SIGNAL_NOT_SENT)
     else:
-        group.informer.say(f"Broadcasting signal {signal} to other ranks via TCPStore.", 2533)
+        group.informer.say(f"Broadcasting signal {signal} to other ranks via TCPStore.", Place.SIGNAL_SENT)
 
 
 def put(process: SimProcess, store: Any, key: str, value: bytes) -> None:
@@ -107,7 +108,7 @@ def dump(group: Any, *, frames: bool | None = None, retried: bool = False) -> bo
     stacks = not retried and (environment.stacks if frames is None else frames)
     preparing = "ProcessGroupNCCL preparing to dump debug info. Include stack trace: "
     kind = f"{stacks:d}, only active collectives: {environment.active_only:d}"
-    log(nccl.process, "E", f"{group._prefix()}{preparing}{kind}", 1533)
+    log(nccl.process, "E", f"{group._prefix()}{preparing}{kind}", Place.DUMP_PREPARED)
     written: bool = nccl.write_dump(group.informer.say, frames=stacks, active=environment.active_only)
     return written
 
@@ -169,7 +170,7 @@ class Monitor(Poller):
                 self._group.informer.say(
                     f"slept for {seconds} seconds because we want to wait longer to verify there is indeed a watchdog "
                     "hang.",
-                    2088,
+                    Place.MONITOR_SLEPT,
                 )
         self.stop()
 
@@ -210,14 +211,14 @@ class Monitor(Poller):
                     'Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too '
                     "early), with error: "
                 )
-                log(self._process, "W", f"{prefix}{failed}{error}", 1899)
+                log(self._process, "W", f"{prefix}{failed}{error}", Place.MONITOR_HAS_NO_STORE)
                 self.go_round(self._next_ns())
                 return
             value = store.server.data.get(_KEY)
             if value is None:
                 return
             observed = "Observed flight recorder dump signal from another rank via TCPStore."
-            log(self._process, "E", f"{prefix}{observed}", 1682)
+            log(self._process, "E", f"{prefix}{observed}", Place.MONITOR_SAW_SIGNAL)
             nccl.dump_is_due = True
             whose = f" rank {struct.unpack('<i', value)[0]}"  # torch has two blanks there
         enqueued, completed = self._group.progress()
@@ -225,17 +226,17 @@ class Monitor(Poller):
             f"{prefix}Received a dump signal due to a collective timeout from {whose} and we will try our best to dump "
             f"the debug info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.{_LIKELY}"
         )
-        self._find(said, 1743, "collective timeout or exception")
+        self._find(said, Place.MONITOR_TOOK_SIGNAL, "collective timeout or exception")
 
-    def _find(self, said: str, line: int, reason: str) -> None:
+    def _find(self, said: str, place: Place, reason: str) -> None:
         """It leaves its rounds."""
         self._over = True
         self._found_ns = self._process.simulation.now_ns
-        log(self._process, "E", said, line)
+        log(self._process, "E", said, place)
         if self._answers:
             said_well = "Finished flight recorder successfully. Output can be analyzed using the fr_trace script."
             if dump(self._group) or dump(self._group, retried=True):
-                self._group.informer.say(said_well, 2026)
+                self._group.informer.say(said_well, Place.MONITOR_DUMPED)
         self._call_at(self._process.simulation.now_ns + self._heartbeat_ns, functools.partial(self._end, reason))
 
     def _end(self, reason: str) -> None:
@@ -247,10 +248,10 @@ class Monitor(Poller):
                 f"{prefix}ProcessGroupNCCL monitor thread is disabled, but would have terminated the process"
                 f"after attempting to dump debug info, due to {reason}."
             )
-            log(process, "E", text, 1811)
+            log(process, "E", text, Place.MONITOR_SPARES)
             return
         text = f"{prefix}Terminating the process after attempting to dump debug info, due to {reason}."
-        log(process, "F", f"{prefix}{text}", 1571)
+        log(process, "F", f"{prefix}{text}", Place.MONITOR_TERMINATES)
         process.kill(signal.SIGABRT)
 
     # -- a watchdog that stands still --------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class Monitor(Poller):
             self._nccl.dump_is_due = True
             seconds = self._heartbeat_ns // 1_000_000_000
             text = f"{self._group._prefix()}{_STUCK.format(seconds)}"
-            self._find(text, 1782, "ProcessGroupNCCL watchdog hang")
+            self._find(text, Place.MONITOR_FOUND_HANG, "ProcessGroupNCCL watchdog hang")
 
     # -- the pipe ----------------------------------------------------------------------------------------------------
 
@@ -282,9 +283,8 @@ class Monitor(Poller):
             return
         self._group.informer.say(
             f"Pipe file {path} has been opened, write to it to trigger NCCL Debug Dump.",
-            218,
+            Place.PIPE_OPENED,
             prefixed=False,
-            file="ProcessGroupNCCL.hpp",
         )
         self._process.simulation.move_deadline(self, self._next_ns())
 
@@ -299,7 +299,7 @@ class Monitor(Poller):
         if self._over:
             return
         if self._pipe is not None and self._pipe.asks():
-            self._group.informer.say("Dump signal received through pipe, triggering FR dump.", 1980)
+            self._group.informer.say("Dump signal received through pipe, triggering FR dump.", Place.PIPE_READ)
             dump(self._group, frames=True)
         if self._pipe is not None:
             self.go_round(self._next_ns())  # if nothing happens any more, nobody writes into it

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.errors import UnsupportedError
+from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
     from simdist.c10d.surface import Operation
@@ -167,7 +168,7 @@ class Preferences:
                 "ncclInvalidUsage",
                 f"Error : no algorithm/protocol available for function {_FUNCTIONS[name]} with datatype "
                 f"{'Unknown' if kind is None else f'nccl{kind}'}.{self.said}",
-                "enqueue.cc:1971",
+                Place.NOTHING_LEFT,
             )
         if not left & _SIMULATED:
             raise UnsupportedError(
@@ -209,7 +210,7 @@ def _parsed(text: str | None, known: Iterable[str]) -> Lists | None:
     for entry in entries:
         words = [each for each in entry.split(":") if each]
         if len(words) < 2 and (entry is not entries[0] or text[0] == ";"):
-            raise _refused(f'All entries except the first must have a prefix: "{text}"', 72)
+            raise _refused(f'All entries except the first must have a prefix: "{text}"', Place.NO_PREFIX)
         names = words[-1] if len(words) < 2 else words[1]
         functions = list(_FUNCTIONS)
         if len(words) > 1:
@@ -218,13 +219,13 @@ def _parsed(text: str | None, known: Iterable[str]) -> Lists | None:
         listed = [each for each in names.removeprefix("^").split(",") if each]
         for each in listed:
             if functions and each.lower() not in every:
-                raise _refused(f'Unrecognized element token "{each}" when parsing "{text}"', 105)
+                raise _refused(f'Unrecognized element token "{each}" when parsing "{text}"', Place.UNKNOWN_NAME)
         if not functions:
-            raise _refused(f'Unrecognized prefix token "{words[0]}" when parsing "{text}"', 115)
+            raise _refused(f'Unrecognized prefix token "{words[0]}" when parsing "{text}"', Place.UNKNOWN_PREFIX)
         chosen = frozenset(each.lower() for each in listed)
         found |= dict.fromkeys(functions, every - chosen if banned else chosen)
     return {name: found.get(name, every) for name in _FUNCTIONS}
 
 
-def _refused(warning: str, line: int) -> BaseException:
-    return nccl_error("ncclInvalidUsage", warning, f"graph/tuning.cc:{line}")
+def _refused(warning: str, place: Place) -> BaseException:
+    return nccl_error("ncclInvalidUsage", warning, place)

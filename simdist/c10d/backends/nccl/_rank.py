@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._recorder import NcclRecorder
 from simdist.c10d.backends.nccl._variables import Variables
+from simdist.inside.torch import Place
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class RankNccl:
         found = {os.fsdecode(name): os.fsdecode(value) for name, value in self.process.environ.items()}
         return Variables(found, self._warn)
 
-    def _warn(self, key: str, text: str, line: int, file: str) -> None:
-        place = "(function check_env)" if not key else "(function operator())"
+    def _warn(self, key: str, text: str, place: Place) -> None:
+        function = "(function check_env)" if not key else "(function operator())"
         if not key or self.once(key):
-            log(self.process, "W", f"Warning: {text} {place}", line, file)
+            log(self.process, "W", f"Warning: {text} {function}", place)
 
     def write_dump(self, say: Callable[..., None], *, frames: bool, active: bool) -> bool:
         """Write the flight record, if a file is named; False if nothing is recorded. `say` tells of it."""
@@ -59,11 +60,11 @@ class RankNccl:
         if self._prefix:
             path = Path(f"{self._prefix}{self.process.rank}")
             path.parent.mkdir(parents=True, exist_ok=True)
-            say(f"ProcessGroupNCCL dumping nccl trace to {path}", 1713)
+            say(f"ProcessGroupNCCL dumping nccl trace to {path}", Place.DUMP_BEGUN)
             path.write_bytes(self.recorder.dump_bytes(self.process.simulation.now_ns, frames=frames, active=active))
             text = f"Finished writing Flight Recorder debug info to {path}"
-            say(text, 88, prefixed=False, file="FlightRecorder.cpp")
-            say("Flight Recorder trace successfully dumped.", 1716)
+            say(text, Place.DUMP_WRITTEN, prefixed=False)
+            say("Flight Recorder trace successfully dumped.", Place.DUMP_ENDED)
         return True
 
     def work_prefix(self, group: Any) -> str:
@@ -87,7 +88,7 @@ class RankNccl:
         for group in left:
             group.let_end(process.simulation.now_ns + _EXIT_NS)
         for group in left:
-            group.informer.say("ProcessGroupNCCL destructor entered.", 1638)
+            group.informer.say("ProcessGroupNCCL destructor entered.", Place.DESTRUCTOR)
             if group is left[0] and int(os.environ.get("LOCAL_RANK", process.rank)) == 0:
                 log(
                     process,
@@ -95,11 +96,11 @@ class RankNccl:
                     "Warning: WARNING: destroy_process_group() was not called before program exit, which can leak "
                     "resources. For more info, please see https://pytorch.org/docs/stable/distributed.html#shutdown "
                     "(function operator())",
-                    1553,
+                    Place.NOT_DESTROYED,
                 )
             group.dump_extra()
-            group.informer.say("Launching ProcessGroupNCCL abort asynchronously.", 1564)
-            group.informer.say("ProcessGroupNCCL aborts successfully.", 1572)
+            group.informer.say("Launching ProcessGroupNCCL abort asynchronously.", Place.ABORT_LAUNCHED)
+            group.informer.say("ProcessGroupNCCL aborts successfully.", Place.ABORTED)
             group.end_threads()
         for group in self.groups:
             group.watchdog.join()

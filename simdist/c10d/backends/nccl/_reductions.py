@@ -24,6 +24,7 @@ from simdist.c10d.backends.nccl._operands import (
 from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.c10d.surface._calls import root_of
 from simdist.c10d.surface._operation import Operation
+from simdist.inside.torch import Place
 
 __all__ = ["NcclReductions"]
 
@@ -184,5 +185,5 @@ class NcclReductions(NcclGroup):
             raise nccl_error(
                 "ncclInvalidArgument",
                 f"{name} : invalid root {root} (root should be in the 0..{self._size} range)",
-                "misc/argcheck.cc:156",
+                Place.NO_SUCH_ROOT,
             )

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._monitor import Poller, broadcast, when_it_runs
+from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
     from simdist.process import SimProcess
@@ -72,11 +73,11 @@ class RemoteErrors(Poller):
             store.require_server(self._process)
         except dist.DistNetworkError as error:
             failed = f"Failed to check the signal {self._key} on TCPStore, {error}"
-            log(self._process, "W", f"{group._prefix()}{failed}", 2298)
+            log(self._process, "W", f"{group._prefix()}{failed}", Place.SIGNAL_NOT_READ)
             self.go_round(group.watchdog.tick_after(self._process.simulation.now_ns + 1))
             return
         value = store.server.data.get(store._name(self._key))
         if value is not None:
             group.set_error("REMOTE_ERROR")
             (rank,) = struct.unpack("<i", value)
-            log(self._process, "E", f"{group._prefix()} remote error detected from rank: {rank}", 2330)
+            log(self._process, "E", f"{group._prefix()} remote error detected from rank: {rank}", Place.SIGNAL_READ)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
 from simdist.cluster import NcclModel
-from simdist.inside.torch import c10d_bindings
+from simdist.inside.torch import RECORDER_HEADER, Place, c10d_bindings
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._preferences import Preferences
@@ -27,7 +27,7 @@ _NEEDS_TIMING = (
 )
 _DEPRECATED = (
     "Warning: ProcessGroupNCCL OnCompletion hook will be deprecated in favor of Flight Recorder. Please check out "
-    "FlightRecorder.hpp for information that is recorded at work completion. You can file an issue if you want "
+    f"{RECORDER_HEADER} for information that is recorded at work completion. You can file an issue if you want "
     "additional information to be recorded. You can also file an RFC if you want Flight Recorder to accept plugins "
     "that customize the recording. (function operator())"
 )
@@ -49,7 +49,7 @@ class Hook:
 
     def __init__(self, group: Any, function: Callable[[WorkInfo], None]) -> None:
         if group.nccl.once("completion hook"):
-            log(group.member.process, "W", _DEPRECATED, 1302)
+            log(group.member.process, "W", _DEPRECATED, Place.HOOK_IS_OLD)
         if group.hook is not None:
             raise dist.DistBackendError("ProcessGroupNCCL OnCompletion hook already registered")
         if not group.timing:
@@ -87,7 +87,7 @@ class Hook:
                 f"Caught exception on rank {self._group.rank()} while running onCompletion hook for ProcessGroupNCCL: "
                 f"{type(error).__name__}: {error}. Aborting all communicators."
             )
-            log(process, "E", text, 2640)
+            log(process, "E", text, Place.HOOK_RAISED)
             self._group.abort_connections(reason=text)
 
 

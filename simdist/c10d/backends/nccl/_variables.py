@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from simdist.inside.torch import Place
+
 __all__ = ["Variables"]
 
 _YES = ("y", "yes", "1", "t", "true")
 _NO = ("n", "no", "0", "f", "false")
 _INTEGER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 _INT_MAX = 2**31 - 1
-_LINES = {"string": 112, "number": 137, "truth": 166}  # of Utils.hpp, where each kind says that a name is old
+_OLD = {"string": Place.OLD_STRING, "number": Place.OLD_NUMBER, "truth": Place.OLD_TRUTH}
 
 
 class Variables:
@@ -20,13 +22,13 @@ class Variables:
     A variable may have had other names; the newest comes first and goes before the others, which have to be right too.
     """
 
-    def __init__(self, environ: Mapping[str, str], warn: Callable[[str, str, int, str], None]) -> None:
+    def __init__(self, environ: Mapping[str, str], warn: Callable[[str, str, Place], None]) -> None:
         self._environ = environ
         self._warn = warn
 
-    def warn(self, key: str, text: str, line: int) -> None:
+    def warn(self, key: str, text: str, place: Place) -> None:
         """Warn of what a variable asks for, once."""
-        self._warn(key, text, line, "ProcessGroupNCCL.cpp")
+        self._warn(key, text, place)
 
     def _said(self, kind: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
         """What is set, the oldest name first."""
@@ -34,7 +36,7 @@ class Variables:
         for name, _ in found:
             if name != names[0]:
                 text = f"Environment variable {name} is deprecated; use {names[0]} instead"
-                self._warn(f"old {kind}", text, _LINES[kind], "Utils.hpp")
+                self._warn(f"old {kind}", text, _OLD[kind])
         return found
 
     def text(self, default: str, *names: str) -> str:
@@ -73,7 +75,7 @@ class Variables:
         if value in (None, "0", "1"):
             return None if value is None else value == "1"
         text = f"Ignoring invalid value for boolean flag {name}: {value}valid values are 0 or 1."
-        self._warn("", text, 89, "env.cpp")
+        self._warn("", text, Place.NO_FLAG)
         return None
 
 

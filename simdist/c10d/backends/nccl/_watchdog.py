@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from simdist.c10d.backends.nccl._desync import DesyncDebugger
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._monitor import ask_for_dumps, when_it_runs
+from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._rank import RankNccl
@@ -32,8 +33,10 @@ _CORRUPTED = (
 )
 _DOWN = "To avoid data inconsistency, we are taking the entire process down."
 FAILED_LINES = (_CORRUPTED, _DOWN)  # what is said before an error of a work is raised; a process goes down by that
-_SOURCE = "/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp"
-_RAISED = {"TIMEOUT": f"checkTimeout at {_SOURCE}:693", "COMM_ERROR": f"checkForNCCLErrorsInternal at {_SOURCE}:2683"}
+_RAISED = {
+    "TIMEOUT": f"checkTimeout at {Place.WORK_TIMED_OUT.path_for_cuda}",
+    "COMM_ERROR": f"checkForNCCLErrorsInternal at {Place.WORK_CHECKED.path_for_cuda}",
+}
 _NO_STACK = (
     "Stack trace of the failed collective not found, potentially because FlightRecorder is disabled. You can enable it "
     "by setting TORCH_NCCL_TRACE_BUFFER_SIZE to a non-zero value."
@@ -147,11 +150,11 @@ class Watchdog:
         for work in self._works:
             error = self._group.errors.get(work.connection)
             if error is not None:
-                self._fail(work, work.error_text(error), error, "COMM_ERROR", 622)
+                self._fail(work, work.error_text(error), error, "COMM_ERROR", Place.WORK_FAILED)
                 return
             if now_ns >= work.issued_ns + work.timeout_ns:
                 text = work.timeout_text((now_ns - work.issued_ns) // 1_000_000)
-                self._fail(work, text, text, "TIMEOUT", 693)
+                self._fail(work, text, text, "TIMEOUT", Place.WORK_TIMED_OUT)
                 return
         due = [self._sees_at(work) for work in self._works]
         self._set(min(due, default=None))
@@ -167,14 +170,14 @@ class Watchdog:
 
         process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), lambda: when_it_runs(process, look))
 
-    def _fail(self, work: NcclWork, said: str, error: str, kind: str, line: int) -> None:
+    def _fail(self, work: NcclWork, said: str, error: str, kind: str, place: Place) -> None:
         """A work has failed: say so, ask for dumps, sleep, and act on it."""
         self._failing = True
         group, process, environment = self._group, self._process, self._group.environment
         self._set(None)
         group.set_error(kind, work)
         prefix = group._prefix()
-        log(process, "E", said, line)
+        log(process, "E", said, place)
         if self._desync is not None and kind == "TIMEOUT":
             self._desync.run()
         enqueued, completed = group.progress()
@@ -183,9 +186,9 @@ class Watchdog:
             "E",
             f"{prefix} failure detected by watchdog at work sequence id: {work.number} PG status: last enqueued work: "
             f"{enqueued}, last completed work: {completed}",
-            2404,
+            Place.WATCHDOG_FOUND,
         )
-        log(process, "E", _stack_text(self._works[work]), 750)
+        log(process, "E", _stack_text(self._works[work]), Place.WORK_STACK)
         if group.remote_errors is not None:
             group.remote_errors.tell()
         ask_for_dumps(group)
@@ -198,7 +201,7 @@ class Watchdog:
         if environment.cleans_up:
             group.abort_connections()
         for said in FAILED_LINES if environment.tears_down else FAILED_LINES[:1]:
-            log(process, "E", f"{group.nccl.work_prefix(group)}{said}", 758)
+            log(process, "E", f"{group.nccl.work_prefix(group)}{said}", Place.WORK_TAKES_DOWN)
         if environment.tears_down:
             self._works.clear()
             self._terminate(
@@ -215,7 +218,7 @@ class Watchdog:
         """The watchdog's thread ends by an exception, and takes the process with it unless it is told not to."""
         process = self._process
         self._group.dump_extra()
-        log(process, "E", what, 2160)
+        log(process, "E", what, Place.WATCHDOG_ENDED)
         if not self._group.environment.rethrows:
             self._failing = True
             self._group.monitor.watchdog_stands_still(None)

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from simdist.c10d.backends.nccl._debug_lines import NCCL_VERSION, show_warning
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._transport import cut_off, cut_short, peer_left
+from simdist.inside.torch import Place
 
 __all__ = ["NCCL_VERSION", "NcclFailure", "async_error", "nccl_error"]
 
-_PLACE = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94"
 _KINDS = {
     "ncclSystemError": (
         "unhandled system error (run with NCCL_DEBUG=INFO for details)",
@@ -37,10 +37,10 @@ _KINDS = {
 }
 
 
-def nccl_error(kind: str, warning: str, place: str) -> dist.DistBackendError:
+def nccl_error(kind: str, warning: str, place: Place) -> dist.DistBackendError:
     """An error of a call of NCCL, as torch reports it; NCCL logs the `warning`, of a `place` in its sources."""
     show_warning(warning, place)
-    return dist.DistBackendError(f"NCCL error in: {_PLACE}, {_said(kind, warning)}")
+    return dist.DistBackendError(f"NCCL error in: {Place.CALL_FAILED.path_for_cuda}, {_said(kind, warning)}")
 
 
 def async_error(kind: str, warning: str) -> str:
@@ -83,7 +83,7 @@ class NcclFailure:
             return nccl_error(
                 "ncclInvalidUsage",
                 f"Duplicate GPU detected : rank {told} and rank {shared[told]} both on CUDA device {bus:x}",
-                "init.cc:974",
+                Place.SAME_DEVICE,
             )
 
         return error
@@ -107,15 +107,20 @@ class NcclFailure:
 
     def others_are_missing(self, connection: Any) -> BaseException:
         """A communicator that is made without blocking has not come about in time."""
-        return dist.DistBackendError("NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93")
+        return dist.DistBackendError(f"NCCL timeout in: {Place.CALL_TIMED_OUT.path_for_cuda}")
 
     def wait_timed_out(self, work: Any, limit_ns: int) -> BaseException:
         """A wait on the host ran out of time: the rank gives the communicator up."""
         process = work.process
         elapsed_ms = (process.simulation.now_ns - work.issued_ns) // 1_000_000
         text = work.timeout_text(elapsed_ms)
-        log(process, "E", text, 693)
-        log(process, "E", f"{work.group.nccl.work_prefix(work.group)}Work {work} timed out in blocking wait.", 826)
+        log(process, "E", text, Place.WORK_TIMED_OUT)
+        log(
+            process,
+            "E",
+            f"{work.group.nccl.work_prefix(work.group)}Work {work} timed out in blocking wait.",
+            Place.WORK_BLOCKED_TOO_LONG,
+        )
         work.set_error("TIMEOUT", text)
         work.give_up()
         error: BaseException = work.error

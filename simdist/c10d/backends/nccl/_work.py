@@ -12,6 +12,7 @@ from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._watchdog import FAILED_LINES
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.surface._work import SimFuture
+from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._recorder import Entry
@@ -71,7 +72,7 @@ class NcclWork(StreamWork):
         error = self.group.errors.get(self.connection)
         if self.done or self.error is not None or error is None or self.connection in self.group.dead:
             return
-        log(self.process, "E", self.error_text(error), 622)
+        log(self.process, "E", self.error_text(error), Place.WORK_FAILED)
         self.set_error("COMM_ERROR", error)
 
     def set_error(self, kind: str, text: str) -> None:
@@ -87,7 +88,7 @@ class NcclWork(StreamWork):
         """Abort its communicator, as every wait does that finds an error."""
         self.group.abort_connections([self.connection])
         for said in FAILED_LINES:
-            log(self.process, "E", f"{self._prefix()}{said}", 758)
+            log(self.process, "E", f"{self._prefix()}{said}", Place.WORK_TAKES_DOWN)
 
     def raise_error(self) -> None:
         """Raise its error, if it has one.

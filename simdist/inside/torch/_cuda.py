@@ -1,0 +1,147 @@
+"""`torch.cuda` from within: variables of its modules, how it begins, and the functions that C++ gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, MutableMapping
+from typing import Any
+
+import torch
+
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import c10d_bindings, core_bindings, missing
+
+__all__ = [
+    "CUDA_VARIABLES",
+    "SymmetricMemory",
+    "begin_cuda",
+    "compiled_base",
+    "core_names",
+    "cuda_beginning",
+    "cuda_variables",
+    "cudnn_bindings",
+    "cudnn_module",
+    "exchange_beginning",
+    "functions_of_driver",
+    "is_built_for_cuda",
+    "says_cuda",
+    "visible_devices",
+]
+
+CUDA_VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
+"""What `torch.cuda` keeps once per process in variables of its module, but for `_cudart` and what a driver has told."""
+
+cuda_variables: MutableMapping[str, Any] = vars(torch.cuda)
+core_names: MutableMapping[str, Any] = vars(core_bindings)
+"""The names of `torch._C`, shared."""
+
+SymmetricMemory: Any = getattr(c10d_bindings, "_SymmetricMemory", None)
+
+_BUILT: bool = torch.version.cuda is not None
+
+
+def is_built_for_cuda() -> bool:
+    """True if this torch has kernels for real GPUs by NVIDIA, whatever ranks find."""
+    return _BUILT
+
+
+def says_cuda() -> tuple[str | None, bool]:
+    """What torch says of its build: the version of CUDA, and `torch._C._has_cuda`. Inside, what ranks find."""
+    return torch.version.cuda, bool(core_bindings._has_cuda)
+
+
+def begin_cuda() -> None:
+    """Begin CUDA, in this process or for the calling rank, unless it has begun."""
+    beginning: Any = cuda_beginning()
+    beginning()
+
+
+def cuda_beginning() -> Callable[[], None]:
+    """What `torch.cuda` calls to begin, `_lazy_init`."""
+    found: Callable[[], None] = torch.cuda._lazy_init
+    return found
+
+
+def exchange_beginning(other: Callable[[], None]) -> None:
+    """Let `torch.cuda` begin by another function."""
+    torch.cuda._lazy_init = other
+
+
+def visible_devices() -> list[Any]:
+    """What CUDA_VISIBLE_DEVICES says: numbers, or names of devices."""
+    named: list[Any] = torch.cuda._parse_visible_devices()
+    return named
+
+
+def compiled_base(cls: type) -> Any:
+    """The class of C++ under one of `torch.cuda`; in a CPU build a dummy, which refuses to be made."""
+    return cls.__mro__[1]
+
+
+def cudnn_bindings() -> Any:
+    """`torch._C._cudnn`: the library that a CUDA build was made with; None in a CPU build."""
+    return getattr(core_bindings, "_cudnn", None)
+
+
+def cudnn_module() -> Any:
+    """The module behind the object `torch.backends.cudnn`."""
+    return torch.backends.cudnn.m  # type: ignore[attr-defined]
+
+
+_PREFIXES = ("_cuda_", "_gds_", "_nccl_", "_construct_CUDA_")
+_HARMLESS = frozenset(  # they set or tell a number of torch's own; none asks the driver
+    (
+        *("_cuda_isInBadFork", "_cuda_getCompiledVersion", "_cuda_getArchFlags", "_cuda_getHipblasltVersion"),
+        *("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit", "_cuda_get_conv_benchmark_empty_cache"),
+        *("_cuda_tunableop_get_cublaslt_requested_algo_count", "_cuda_tunableop_set_cublaslt_requested_algo_count"),
+        *("_cuda_memoryMetadataSupported", "_nccl_version", "_nccl_version_suffix"),
+    )
+)
+
+
+def functions_of_driver(known: Collection[str]) -> list[str]:
+    """The functions of `torch._C` that would ask the driver, beside those that are `known`."""
+    return [
+        name
+        for name, function in core_names.items()
+        if name.startswith(_PREFIXES) and not (name in _HARMLESS or name in known or isinstance(function, type))
+    ]
+
+
+@fact(
+    "torch.cuda.module",
+    what="`torch.cuda` keeps its state in variables of its modules, and begins by one function of them",
+    source="torch/cuda/__init__.py, graphs.py, memory.py, nvtx.py; torch/backends/cudnn/__init__.py",
+    seen="2.11 to 2.15",
+    feature="virtual devices",
+)
+def _module_is_known() -> str:
+    named = ("_lazy_init", "_parse_visible_devices", "_exchange_device", "_maybe_exchange_device", "_cudart")
+    pools = ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_beginAllocateToPool", "_cuda_endAllocateToPool")
+    return (
+        missing(torch.cuda, (*CUDA_VARIABLES, *named, "_device_count_nvml", "_CudaDeviceProperties"))
+        or missing(torch.cuda.graphs, ("_cuda_isCurrentStreamCapturing", "_graph_pool_handle"))
+        or missing(torch.cuda.memory, (*pools, "_cuda_releasePool"))
+        or missing(torch.cuda.nvtx, ("_nvtx",))
+        or missing(torch.UntypedStorage, ("_share_cuda_",))
+        or missing(torch, ("_cufft_clear_plan_cache",))
+        or missing(cudnn_module(), ("is_acceptable",))
+        or missing(SymmetricMemory, ("rendezvous", "set_backend"))
+    )
+
+
+@fact(
+    "torch.cuda.bindings",
+    what="`torch.cuda` is Python over functions and classes of `torch._C`, for which a CPU build has dummies",
+    source="torch/csrc/cuda/Module.cpp; torch/_utils.py, _dummy_type",
+    seen="2.11 to 2.15",
+    feature="virtual devices",
+)
+def _bindings_are_known() -> str:
+    bases = {
+        compiled_base(cls).__name__
+        for cls in (torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.MemPool)
+    }
+    if bases != {"_CudaStreamBase", "_CudaEventBase", "_CUDAGraph", "_MemPool"}:
+        return f"the classes of torch.cuda have the bases {', '.join(sorted(bases))}"
+    functions = ("_cuda_init", "_cuda_getDeviceCount", "_cuda_setDevice", "_cuda_setStream", "_cuda_memoryStats")
+    return missing(core_bindings, ("_has_cuda", "_accelerator_setDeviceIndex", *(functions if _BUILT else ())))

@@ -1,0 +1,67 @@
+"""C++ objects in memory: torch's libraries, the words behind an address, and tables of virtual functions.
+
+An object begins with the address of its table. Two words before the table's first function are the type's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simdist.errors import UnsupportedError
+
+__all__ = ["BeforeTable", "Pointer", "Table", "address_of", "copy_table", "library", "stand_in", "table_of", "unknown"]
+
+Pointer = ctypes.c_void_p
+Table = Any  # pointers to functions, by place
+BeforeTable = 2  # words of the type
+
+
+def library(name: str) -> Any:
+    """A library that torch has loaded, whose symbols are its attributes.
+
+    Raises:
+        UnsupportedError: there is none of that name, as on systems other than Linux.
+    """
+    path = Path(torch.__file__).parent / "lib" / name
+    if not path.is_file():
+        raise unknown(f"has no {name}")
+    return ctypes.CDLL(str(path))
+
+
+def table_of(thing: int) -> Table:
+    """The table of virtual functions of the object at an address."""
+    return ctypes.cast(Pointer.from_address(thing).value or 0, ctypes.POINTER(Pointer))
+
+
+def address_of(function: Any) -> int:
+    """Where a function is that C++ can call."""
+    return ctypes.cast(function, Pointer).value or 0
+
+
+def copy_table(old: Table, words: int, answers: Mapping[int, Any]) -> tuple[int, Any]:
+    """A copy of a table with other functions in some places: its address, and what must be kept for it.
+
+    An answer is a function of `ctypes`, or an address.
+    """
+    table = (Pointer * (words + BeforeTable))(*[old[place] for place in range(-BeforeTable, words)])
+    for place, answer in answers.items():
+        table[place + BeforeTable] = answer if isinstance(answer, int) else address_of(answer)
+    return ctypes.addressof(table) + BeforeTable * ctypes.sizeof(Pointer), table
+
+
+def stand_in(table: int) -> tuple[int, Any]:
+    """An object that has nothing but a table: its address, and what must be kept for it."""
+    thing = (Pointer * 1)(table)
+    return ctypes.addressof(thing), thing
+
+
+def unknown(what: str) -> UnsupportedError:
+    """The error of a torch whose C++ is not as expected."""
+    return UnsupportedError(
+        f"virtual devices need a torch built as 2.13 or 2.14 is; this one ({torch.__version__}) {what}"
+    )

@@ -1,0 +1,157 @@
+"""The device guard of CUDA: C++'s answer to which device and which streams are a thread's current ones.
+
+Torch has one for its own tests (`FakeGuardImpl`, for eight devices), which `ensureCUDADeviceGuardSet` puts in the
+registry where the guard of a CUDA build counts no device. A stand-in that counts none makes it do so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simdist.errors import UnsupportedError
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import core_bindings
+from simdist.inside.torch._cuda import is_built_for_cuda
+from simdist.inside.torch._cxx import Pointer, Table, address_of, library, stand_in, table_of, unknown
+
+__all__ = ["CUDA_TYPE", "DeviceGuard", "device_guard", "physical_gpus"]
+
+CUDA_TYPE = 1  # c10::DeviceType
+_TYPES = 22  # words of the registry
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+# Places in the table of `DeviceGuardImplInterface`.
+_TYPE, _GET_DEVICE, _SET_DEVICE, _GET_STREAM, _EXCHANGE_STREAM = 0, 2, 3, 5, 9
+_WORDS = 64  # more than its table has
+
+
+class _Stream(ctypes.Structure):
+    """`c10::Stream`: a device, which is two bytes, and a number."""
+
+    _fields_ = (("device", ctypes.c_int16), ("number", ctypes.c_int64))
+
+
+class DeviceGuard:
+    """`FakeGuardImpl` in the place of CUDA's guard. Everything about "the current" one is the calling thread's.
+
+    Raises:
+        UnsupportedError: this torch keeps what is looked for in another way.
+    """
+
+    def __init__(self) -> None:
+        self._keep: list[Any] = []  # what C++ points at
+        self._registry = (Pointer * _TYPES).in_dll(library("libc10.so"), _REGISTRY)
+        self._old = self._registry[CUDA_TYPE]  # of a CUDA build
+        self._guard = self._make()
+        table = table_of(self._guard)
+        self._get = ctypes.CFUNCTYPE(ctypes.c_int16, Pointer)(table[_GET_DEVICE])
+        self._set = ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int16)(table[_SET_DEVICE])
+        self._get_stream = ctypes.CFUNCTYPE(_Stream, Pointer, ctypes.c_int16)(table[_GET_STREAM])
+        self._set_stream = ctypes.CFUNCTYPE(_Stream, Pointer, _Stream)(table[_EXCHANGE_STREAM])
+        try:
+            self._check()
+        finally:
+            self.give_back()
+
+    # -- the current device and stream ---------------------------------------------------------------------------
+
+    def current(self) -> int:
+        """The current device."""
+        return int(self._get(self._guard)) >> 8
+
+    def select(self, index: int) -> None:
+        """Make a device the current one."""
+        self._set(self._guard, CUDA_TYPE | index << 8)
+
+    def stream(self, index: int) -> int:
+        """The number of a device's current stream."""
+        return int(self._get_stream(self._guard, CUDA_TYPE | index << 8).number)
+
+    def select_stream(self, index: int, number: int) -> None:
+        """Make a stream the current one of its device."""
+        self._set_stream(self._guard, _Stream(CUDA_TYPE | index << 8, number))
+
+    # -- on and off ----------------------------------------------------------------------------------------------
+
+    def put(self) -> None:
+        """From now on C++ asks this one."""
+        self._registry[CUDA_TYPE] = self._guard
+
+    def give_back(self) -> None:
+        """Put the guard of a CUDA build in its place again; where there was none, ours stays."""
+        if self._old is not None:
+            self._registry[CUDA_TYPE] = self._old
+
+    @property
+    def answer_one(self) -> int:
+        """The address of a function without arguments that returns 1: `FakeGuardImpl<CUDA>::type()`."""
+        return int(table_of(self._guard)[_TYPE])
+
+    # -- making it -----------------------------------------------------------------------------------------------
+
+    def _make(self) -> int:
+        if self._old is not None and not is_built_for_cuda():
+            raise unknown("has devices of its own in the place of CUDA's")
+        # Autograd's engine starts threads for the devices that it finds when it first runs, and then refuses to run in
+        # forked processes. It finds those that a real CUDA would have: none, in a CPU build.
+        self._registry[CUDA_TYPE] = self._counting(physical_gpus()) if is_built_for_cuda() else None
+        torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+        none = self._registry[CUDA_TYPE] = self._counting(0)
+        core_bindings._ensureCUDADeviceGuardSet()
+        guard = self._registry[CUDA_TYPE]
+        if guard is None or guard == none:
+            self._registry[CUDA_TYPE] = self._old
+            raise unknown("did not install its own device guard")
+        return int(guard)
+
+    def _counting(self, count: int) -> int:
+        """A guard that answers every question by a number."""
+        answer = ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: count)
+        table: Table = (Pointer * _WORDS)(*[address_of(answer)] * _WORDS)
+        address, guard = stand_in(ctypes.addressof(table))
+        self._keep += [answer, table, guard]
+        return address
+
+    def _check(self) -> None:
+        before = self.current()
+        for index in (3, before):
+            self.select(index)
+            if self.current() != index:
+                raise unknown("keeps the current device elsewhere")
+        for number in (5, 0):
+            self.select_stream(2, number)
+            if self.stream(2) != number:
+                raise unknown("keeps the current stream elsewhere")
+
+
+@functools.cache
+def device_guard() -> DeviceGuard:
+    """The one of this interpreter, made on first use: CUDA must not have begun."""
+    return DeviceGuard()
+
+
+def physical_gpus() -> int:
+    """How many GPUs there are, without asking the driver."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
+
+
+@fact(
+    "torch.devices.guard",
+    what="torch's own guard for tests takes the place of CUDA's, and keeps a thread's current device and streams",
+    source="c10/core/impl/DeviceGuardImplInterface.h, c10/core/impl/FakeGuardImpl.h, torch/csrc/Module.cpp",
+    seen="2.11 to 2.15",
+    feature="virtual devices",
+)
+def _guard_is_known() -> str:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        (Pointer * _TYPES).in_dll(library("libc10.so"), _REGISTRY)  # more must not be touched
+        return ""
+    try:
+        guard = device_guard()
+    except UnsupportedError as error:
+        return str(error)
+    return "" if ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(guard.answer_one)(None) == 1 else "its type is not 1"

@@ -1,0 +1,219 @@
+"""The hooks of CUDA: C++'s answers to whether there is an accelerator, how many devices, whose pinned memory.
+
+The object is there in every build; its table of functions is replaced by a copy with our answers. A CUDA build's own
+hooks end in the driver, so that there the copy is made of the base class's table, by which a CPU build answers. C++
+remembers in `at::globalContext()` and in a flag of Python's that CUDA was initialised; both are taken back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from simdist.errors import UnsupportedError
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import core_bindings
+from simdist.inside.torch._cuda import is_built_for_cuda
+from simdist.inside.torch._cxx import BeforeTable, Pointer, address_of, copy_table, library, stand_in, table_of, unknown
+from simdist.inside.torch._guard import CUDA_TYPE, DeviceGuard, device_guard
+from simdist.inside.torch._timers import hide_timer
+
+__all__ = ["DeviceHooks", "device_hooks"]
+
+# Places in the table of `CUDAHooksInterface`, of which the first two words are destructors.
+_IS_BUILT, _IS_AVAILABLE, _HAS_CONTEXT, _INIT, _COUNT, _SET_CURRENT, _GET_CURRENT = 2, 3, 4, 5, 6, 7, 8
+_IS_PINNED, _PINNED_ALLOCATOR, _HAS_CUDA = 11, 12, 16
+_WORDS = 64
+# Places in the table of `Allocator`.
+_ALLOCATE, _ALLOCATOR_WORDS = 2, 6
+# Of `at::Context`, which begins with the flags of devices that were initialised, one and a lock for each type.
+_CONTEXT_BYTES = 1024
+
+_REQUIRE_INIT = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
+_CONTEXT = "_ZN2at13globalContextEv"
+_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_PLAIN_TABLE = "_ZTVN2at18CUDAHooksInterfaceE"
+_CPU_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"
+
+
+class DeviceHooks:
+    """The devices as C++ finds them. `count` is asked how many there are, on whatever thread.
+
+    Raises:
+        UnsupportedError: this torch keeps what is looked for in another way.
+    """
+
+    def __init__(self, guard: DeviceGuard) -> None:
+        self.count: Callable[[], int] = lambda: 0
+        self.pinned: dict[int, int] = {}  # address -> what frees it, of all pinned memory
+        self._guard = guard
+        self._keep: list[Any] = []  # what C++ points at
+        self._require_init: Any = library("libtorch_python.so")[_REQUIRE_INIT]
+        self._require_init.argtypes = (ctypes.c_int8, ctypes.c_bool)
+        self._require_init.restype = None
+        self._globals = _found_by(_CONTEXT)
+        self._begun_at = 0  # known once the hooks have been checked
+        self._hooks: Any = Pointer.from_address(_found_by(_HOOKS))
+        self._old_table = self._hooks.value
+        self._new_table = self._make_table()
+        try:
+            self._check()
+        finally:
+            guard.give_back()
+
+    def switch(self, *, on: bool) -> None:
+        """Let C++ find devices, or what it found before."""
+        if on:
+            self._guard.put()
+        if is_built_for_cuda():
+            hide_timer(hidden=on)
+        self._hooks.value = self._new_table if on else self._old_table
+        self._require_init(CUDA_TYPE, True)
+        if not on and self._begun_at:
+            # Have C++ initialise CUDA when it is next needed, and not only once in a process.
+            ctypes.c_uint8.from_address(self._begun_at).value = 0
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Inside, torch takes it that CUDA has begun, and does not begin it."""
+        self._require_init(CUDA_TYPE, False)
+        try:
+            yield
+        finally:
+            self._require_init(CUDA_TYPE, True)
+
+    # -- making it -----------------------------------------------------------------------------------------------
+
+    def _make_table(self) -> int:
+        # What a CPU build answers, in a CUDA build too.
+        plain = _plain_table() if is_built_for_cuda() else self._old_table
+        allocator = self._make_allocator()
+        guard, yes = self._guard, self._guard.answer_one
+        answers: dict[int, Any] = {
+            _IS_BUILT: yes,
+            _IS_AVAILABLE: ctypes.CFUNCTYPE(ctypes.c_bool, Pointer)(lambda _: self.count() > 0),
+            _HAS_CONTEXT: yes,
+            _INIT: yes,
+            _COUNT: ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: self.count()),
+            _SET_CURRENT: ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int8)(lambda _, index: guard.select(index)),
+            _GET_CURRENT: ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: guard.current()),
+            _IS_PINNED: ctypes.CFUNCTYPE(ctypes.c_bool, Pointer, Pointer)(lambda _, data: data in self.pinned),
+            _PINNED_ALLOCATOR: ctypes.CFUNCTYPE(Pointer, Pointer)(lambda _: allocator),
+            _HAS_CUDA: yes,
+        }
+        address, table = copy_table(ctypes.cast(plain or 0, ctypes.POINTER(Pointer)), _WORDS, answers)
+        self._keep += [table, answers]
+        return address
+
+    def _make_allocator(self) -> int:
+        """An allocator of pinned memory: the CPU's, with a record of what it has handed out."""
+        plain = _found_by(_CPU_ALLOCATOR, "libc10.so")
+        old = table_of(plain)
+        make = ctypes.CFUNCTYPE(Pointer, Pointer, Pointer, ctypes.c_size_t)
+        allocate_plain = make(old[_ALLOCATE])
+
+        words = (Pointer * 4)()
+        allocate_plain(ctypes.addressof(words), plain, 64)
+        if not words[0] or words[2] != words[0] or not words[1]:
+            raise unknown("lays out its pointers to data otherwise")
+        ctypes.CFUNCTYPE(None, Pointer)(words[1])(words[0])
+
+        def free(data: int) -> None:
+            ctypes.CFUNCTYPE(None, Pointer)(self.pinned.pop(data))(data)
+
+        freeing = ctypes.CFUNCTYPE(None, Pointer)(free)
+
+        def allocate(result: int, _: int, size: int) -> int:
+            """A `DataPtr`: the data, what frees it, and the argument of that, which is the data again."""
+            allocate_plain(result, plain, size)
+            words = (Pointer * 3).from_address(result)
+            data = words[0]
+            if data is not None:
+                self.pinned[data] = words[1] or 0
+                words[1] = address_of(freeing)
+            return result
+
+        allocating = make(allocate)
+        table_address, table = copy_table(old, _ALLOCATOR_WORDS, {_ALLOCATE: allocating})
+        address, allocator = stand_in(table_address)
+        self._keep += [table, allocator, allocating, freeing, allocate_plain]
+        return address
+
+    def _check(self) -> None:
+        self.count = lambda: 2
+        self.switch(on=True)
+        try:
+            get: Any = core_bindings._accelerator_getAccelerator
+            if get() != torch.device("cuda") or core_bindings._get_accelerator(True) != torch.device("cuda"):
+                raise unknown("does not take its accelerator from the CUDA hooks")
+            before = self._context()
+            pinned = torch.empty(3, pin_memory=True, device="cpu")
+            self._begun_at = self._place_of_begun(before, self._context())
+            if not pinned.is_pinned() or torch.empty(3, device="cpu").is_pinned() or len(self.pinned) != 1:
+                raise unknown("pins memory otherwise")
+            del pinned
+            if self.pinned:
+                raise unknown("frees pinned memory otherwise")
+        finally:
+            self.count = lambda: 0
+            self.switch(on=False)
+
+    def _context(self) -> bytes:
+        """The beginning of `at::globalContext()`."""
+        return ctypes.string_at(self._globals, _CONTEXT_BYTES)
+
+    def _place_of_begun(self, before: bytes, after: bytes) -> int:
+        """Where it says that CUDA was initialised, which the first pinned memory of a process does."""
+        places = [place for place, (was, now) in enumerate(zip(before, after, strict=True)) if was == 0 and now == 1]
+        if len(places) != 1:
+            raise unknown("remembers elsewhere that a device was initialised")
+        return self._globals + places[0]
+
+
+def _found_by(symbol: str, of: str = "libtorch_cpu.so") -> int:
+    """What a function without arguments returns: the address of an object that there is once."""
+    get = library(of)[symbol]
+    get.restype = Pointer
+    return int(get())
+
+
+def _plain_table() -> int:
+    """Where the table of functions of `at::CUDAHooksInterface` is: what a CPU build answers by."""
+    words = (Pointer * BeforeTable).in_dll(library("libtorch_cpu.so"), _PLAIN_TABLE)
+    return ctypes.addressof(words) + ctypes.sizeof(words)  # behind the offset and the type
+
+
+@functools.cache
+def device_hooks() -> DeviceHooks:
+    """The one of this interpreter, made on first use: CUDA must not have begun."""
+    return DeviceHooks(device_guard())
+
+
+@fact(
+    "torch.devices.hooks",
+    what="C++ asks a table of functions whether there are CUDA devices, and pins memory by an allocator that it names",
+    source="aten/src/ATen/detail/CUDAHooksInterface.h, aten/src/ATen/Context.h, c10/core/Allocator.h",
+    seen="2.11 to 2.15",
+    feature="virtual devices",
+)
+def _hooks_are_known() -> str:
+    for name, symbols in {
+        "libtorch_python.so": (_REQUIRE_INIT,),
+        "libtorch_cpu.so": (_CONTEXT, _HOOKS, _PLAIN_TABLE),
+        "libc10.so": (_CPU_ALLOCATOR,),
+    }.items():
+        held = library(name)
+        for symbol in symbols:
+            Pointer.in_dll(held, symbol)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ""  # more must not be touched
+    try:
+        device_hooks()
+    except UnsupportedError as error:
+        return str(error)
+    return ""

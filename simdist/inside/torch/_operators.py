@@ -1,0 +1,244 @@
+"""Operators of torch: their schemas, the kernels that they have, and the ways to call them past the dispatcher's first.
+
+torch/_ops.py has the Python side, torch/csrc/utils/python_dispatch.cpp the C++ one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from simdist.inside._facts import fact
+from simdist.inside.torch._bindings import core_bindings, missing
+from simdist.inside.torch._dispatch import DispatchKey, KeySet, has_kernel, key_set
+
+__all__ = [
+    "CPU",
+    "SPARSE_CPU",
+    "Argument",
+    "Operator",
+    "Replacements",
+    "Schema",
+    "all_operators",
+    "below_autocast",
+    "calling",
+    "find_operator",
+    "full_name",
+    "has_composite_for_cpu",
+    "negated_view",
+    "operators_with_kernel",
+    "redispatching",
+    "schema_of",
+    "takes_numbers_as_tensors",
+]
+
+Kernel = Callable[..., Any]
+
+
+class _Aliases(Protocol):
+    """What an argument or a result shares memory with."""
+
+    @property
+    def is_write(self) -> bool:
+        """True if it is written to."""
+        ...
+
+
+class Argument(Protocol):
+    """An argument of an operator, or a result."""
+
+    @property
+    def name(self) -> str:
+        """Its name; empty for most results."""
+        ...
+
+    @property
+    def type(self) -> Any:
+        """Its type, whose text is that of a schema, such as "Tensor?"."""
+        ...
+
+    @property
+    def kwarg_only(self) -> bool:
+        """True if it is given by name."""
+        ...
+
+    @property
+    def alias_info(self) -> _Aliases | None:
+        """None if it shares memory with nothing."""
+        ...
+
+
+class Schema(Protocol):
+    """The signature of an operator."""
+
+    @property
+    def name(self) -> str:
+        """With its namespace, without its overload."""
+        ...
+
+    @property
+    def overload_name(self) -> str:
+        """Empty for the default one."""
+        ...
+
+    @property
+    def arguments(self) -> Sequence[Argument]:
+        """In their order."""
+        ...
+
+    @property
+    def returns(self) -> Sequence[Argument]:
+        """The results."""
+        ...
+
+
+class Operator(Protocol):
+    """One overload of an operator."""
+
+    @property
+    def tags(self) -> Sequence[torch.Tag]:
+        """What torch says of it."""
+        ...
+
+    @property
+    def overloadpacket(self) -> Any:
+        """All overloads, to be called with whatever arguments one of them takes."""
+        ...
+
+    @property
+    def _schema(self) -> Schema: ...
+    @property
+    def _op(self) -> Kernel: ...
+    @property
+    def _op_dk(self) -> Kernel: ...
+    @property
+    def _handle(self) -> Any: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        ...
+
+
+class Replacements:
+    """Kernels of one namespace that go before torch's own, as `torch.library.Library` keeps them.
+
+    `impl(name, key, kernel)` registers a kernel of an operator, named without its namespace, for a dispatch key.
+    """
+
+    impl: Callable[[str, str, Kernel], object]
+
+    def __init__(self, space: str) -> None:
+        self._library: Any = _Library(space, "IMPL")
+        self.impl = self._library.m.impl  # past the checks of the library's own
+
+    def destroy(self) -> None:
+        """Take all of them back."""
+        del self.impl
+        self._library._destroy()
+
+
+_Library: Any = torch.library.Library
+CPU: KeySet = key_set(DispatchKey.CPU)
+SPARSE_CPU: KeySet = key_set(DispatchKey.SparseCPU)
+negated_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
+"""A view of a tensor that has the bit of negation where that one has none, and the other way round."""
+
+
+def find_operator(name: str) -> Operator:
+    """The operator of a full name such as "aten::add.out".
+
+    Raises:
+        AttributeError: Python does not know it.
+    """
+    space, _, inside = name.partition("::")
+    base, _, overload = inside.partition(".")
+    found: Operator = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+    return found
+
+
+def full_name(op: Operator) -> str:
+    """An operator's name with its namespace, and with its overload unless that is the default one."""
+    return str(op).replace(".", "::", 1).removesuffix(".default")
+
+
+def schema_of(op: Operator) -> Schema:
+    """The signature of an operator."""
+    return op._schema
+
+
+def operators_with_kernel(key: str) -> list[str]:
+    """The full names of the operators that have a kernel of their own for a dispatch key."""
+    names: list[str] = core_bindings._dispatch_get_registrations_for_dispatch_key(key)
+    return names
+
+
+def all_operators() -> Iterable[str]:
+    """The full names of all operators."""
+    names: Iterable[str] = core_bindings._dispatch_get_all_op_names()
+    return names
+
+
+def has_composite_for_cpu(name: str) -> bool:
+    """True if the dispatcher takes a kernel for the CPU, if only one that calls other operators."""
+    return bool(core_bindings._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"))
+
+
+def takes_numbers_as_tensors(name: str) -> bool:
+    """True if C++ makes tensors of numbers that this operator, named without a namespace, is given for such."""
+    return bool(core_bindings._should_allow_numbers_as_tensors(name))
+
+
+def calling(op: Operator) -> Kernel:
+    """An operator as it is called, without what Python does around each call."""
+    return op._op
+
+
+def below_autocast(op: Operator) -> Kernel | None:
+    """An operator's kernel for the CPU, where an autocast for the CPU would change its arguments; else None."""
+    return functools.partial(op._op_dk, DispatchKey.CPU) if has_kernel(full_name(op), "AutocastCPU") else None
+
+
+def redispatching(op: Operator) -> Kernel:
+    """What calls the kernel that an operator has for a set of keys: `redispatching(op)(CPU, *args, **kwargs)`."""
+    call: Kernel = op._handle.redispatch_boxed
+    return call
+
+
+@fact(
+    "torch.operators",
+    what="an operator has a schema and tags, and can be called below the keys that a call goes through",
+    source="torch/_ops.py, OpOverload; torch/csrc/jit/python/init.cpp",
+    seen="2.11 to 2.15",
+    feature="virtual devices",
+)
+def _operators_are_known() -> str:
+    op = find_operator("aten::add.Tensor")
+    names = [each.name for each in schema_of(op).arguments]
+    tensor = torch.ones(2, device="cpu")
+    if full_name(op) != "aten::add.Tensor" or names != ["self", "other", "alpha"]:
+        return f"{op} has the arguments {names}"
+    sums = [call(tensor, tensor).tolist() for call in (calling(op), functools.partial(redispatching(op), CPU))]
+    if sums != [[2.0, 2.0], [2.0, 2.0]]:
+        return f"it makes {sums} of ones"
+    return "" if torch.Tag.pointwise in op.tags else f"it has the tags {op.tags}"
+
+
+@fact(
+    "torch.operators.kernels",
+    what="the operators that have a kernel for a key are known by name, and kernels of a library go before them",
+    source="torch/csrc/utils/python_dispatch.cpp; torch/library.py, Library",
+    seen="2.11 to 2.15",
+    feature="virtual devices",
+)
+def _kernels_are_known() -> str:
+    gone = missing(core_bindings, ("_dispatch_get_all_op_names", "_should_allow_numbers_as_tensors"))
+    if gone or not hasattr(_Library, "_destroy"):
+        return gone or "a library can't be taken back"
+    if "aten::add.out" not in operators_with_kernel("CPU") or not has_composite_for_cpu("aten::add.out"):
+        return "the CPU has no kernel for aten::add.out"
+    made = Replacements("aten")
+    made.destroy()
+    return ""
