@@ -47,7 +47,19 @@ LAYERS: dict[str, set[str]] = {
     },
     "faults": {"errors", "values", "records", "result", "kernel", "cluster", "process", "files", "c10d", "torch"},
     "trace": {"errors", "values", "records", "result", "matplotlib"},
-    "_settings": {"errors", "values", "cluster", "storage", "faults"},
+    "judges": {
+        "inside",
+        "errors",
+        "values",
+        "frames",
+        "result",
+        "kernel",
+        "process",
+        "device",
+        "c10d",
+        "torch",
+    },
+    "_settings": {"errors", "values", "cluster", "storage", "faults", "judges"},
     "_replay": {"values", "cluster", "faults"},
     "_observer": {"result", "kernel"},
     "_harmless_writes": set(),
@@ -73,6 +85,7 @@ LAYERS: dict[str, set[str]] = {
         "c10d",
         "faults",
         "trace",
+        "judges",
         "_agent",
         "_no_devices",
         "_observer",
@@ -88,6 +101,7 @@ LAYERS: dict[str, set[str]] = {
         "storage",
         "process",
         "faults",
+        "judges",
         "_replay",
         "_settings",
         "_world",
@@ -123,6 +137,7 @@ LAYERS: dict[str, set[str]] = {
         "determinism",
         "pydantic",
         "torch",
+        "judges",
     },
     "launch": {
         "inside",
@@ -136,6 +151,7 @@ LAYERS: dict[str, set[str]] = {
         "_world",
         "scenario",
         "torch",
+        "judges",
     },
     "sweeps": {
         "_settings",
@@ -191,6 +207,7 @@ LAYERS: dict[str, set[str]] = {
         "numpy",
         "pytest",
         "torch",
+        "judges",
     },
     "cli": {
         "inside",
@@ -211,6 +228,7 @@ LAYERS: dict[str, set[str]] = {
         "click",
         "rich",
         "torch",
+        "judges",
     },
     "__init__": {
         *(

@@ -1,0 +1,127 @@
+"""What is left over when all ranks have come to their end: collectives that some called more often, groups that some
+never joined, works that nobody waited for, messages that nobody received.
+
+Strict worlds make an error of the last two themselves; there this judge says nothing of them.
+
+Doubt: over NCCL works are told of by their numbers only, so that lines are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from simdist.c10d import WorkIssued, issued_by_torch
+from simdist.judges._judge import Ending, Hearing, Judge, Moment
+from simdist.judges._sites import site_of
+from simdist.values import rank_text
+
+__all__ = ["Collectives"]
+
+
+class Collectives(Judge):
+    """Every rank calls every collective of its groups, and somebody waits for all that a program issues."""
+
+    name: ClassVar[str] = "collectives"
+
+    def begin(self, hearing: Hearing) -> None:
+        """Look at what is issued, and at the end at what is left."""
+        watch = _Watch(hearing)
+        hearing.listen(WorkIssued, watch.on_issue)
+        hearing.at_end(watch.on_end)
+
+
+@dataclass(slots=True)
+class _Last:
+    """The last collective of a rank in a group."""
+
+    moment: Moment
+    name: str
+
+
+class _Watch:
+    """What the judge remembers of one world."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._groups: dict[Any, dict[int, _Last]] = {}  # by communicator and rank
+        self._asynchronous: dict[Any, Moment] = {}  # works that the program has to wait for
+
+    def on_issue(self, event: WorkIssued) -> None:
+        """A work was issued."""
+        work = event.work
+        process = work.process
+        if process.parent is not None or not work.member.communicator.counted:
+            return
+        frame = sys._getframe(1)
+        moment = self._hearing.moment(process, site_of(frame))
+        if work.name not in ("send", "recv"):
+            self._groups.setdefault(work.member.communicator, {})[process.rank] = _Last(moment, work.name)
+        if event.asynchronous and not self._hearing.strict and not getattr(work, "inner", False):
+            if not issued_by_torch(frame):
+                process.torch_state.unwaited[work] = ""
+                self._asynchronous[work] = moment
+            if len(self._asynchronous) > 1024:
+                self._asynchronous = {each: at for each, at in self._asynchronous.items() if _is_unwaited(each)}
+
+    def on_end(self, ending: Ending) -> None:
+        """The world has ended."""
+        last = len(ending.statuses) - 1
+        if not ending.all_returned(last):
+            return  # what is left over then follows from what failed
+        found = [self._look_at_group(group, ranks) for group, ranks in self._groups.items() if _life(ranks) == last]
+        if not any(found):
+            for work, moment in self._asynchronous.items():
+                if moment.life == last and _is_unwaited(work):
+                    self._tell_of_work(work, moment)
+
+    def _look_at_group(self, group: Any, called: dict[int, _Last]) -> bool:
+        absent = [rank for rank, member in enumerate(group.members) if member is None]
+        if absent:
+            rank = min(called)
+            self._hearing.find(
+                f"{rank_text(sorted(called))} used group {group.name!r}, which {len(absent)} of its {group.size} "
+                "members never joined",
+                called[rank].moment,
+                subject=group.name,
+            )
+            return True
+        counts = {member.process.rank: member.sequence for member in group.members}
+        if len(set(counts.values())) < 2:
+            return False
+        most = max(Counter(counts.values()).values())
+        usual = {count for count in counts.values() if list(counts.values()).count(count) == most}
+        expected = min(usual)  # between equally many, those who called less were not joined by the others
+        blamed = next(rank for rank, count in counts.items() if count != expected)
+        others = [rank for rank, count in counts.items() if count == expected]
+        mine, other = called.get(blamed), called.get(others[0])
+        moment = Moment(blamed, _life(called), 0, 0, "") if mine is None else mine.moment
+        more = counts[blamed] > expected
+        name = "collective" if mine is None else mine.name
+        problem = f"{counts[blamed]} collectives in group {group.name!r}, {rank_text(others)} {expected}: " + (
+            f"its last, {name} #{counts[blamed] - 1}, has no counterpart" if more else f"its last was {name}"
+        )
+        self._hearing.find(problem, moment, subject=group.name, against="" if other is None else other.moment.where)
+        return True
+
+    def _tell_of_work(self, work: Any, moment: Moment) -> None:
+        what = work.describe()
+        if work.name == "send" and not work.done:
+            problem = f"{what} was never received"
+        elif work.name == "recv" and not work.done:
+            problem = f"{what} never got a message"
+        else:
+            problem = f"nobody waited for {what}"
+        self._hearing.find(problem, moment, subject=what)
+
+
+def _life(called: dict[int, _Last]) -> int:
+    return next(iter(called.values())).moment.life
+
+
+def _is_unwaited(work: Any) -> bool:
+    """True if nobody waited for a work, or saw by asking that it is done."""
+    state = work.process.torch_state
+    return state is not None and work in state.unwaited and not (work.done and work.polling is not None)
