@@ -57,6 +57,7 @@ LAYERS: dict[str, set[str]] = {
         "process",
         "device",
         "c10d",
+        "numpy",
         "torch",
     },
     "_settings": {"errors", "values", "cluster", "storage", "faults", "judges"},

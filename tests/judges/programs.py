@@ -38,7 +38,8 @@ def grouped(body: Callable[[int], None]) -> Callable[[], None]:
 def run(body: Callable[[int], None], *judges: str, world_size: int = 3, **settings: Any) -> RunResult:
     """Run `body(rank)` with a default group under these judges, or all."""
     result = simdist.run(grouped(body), world_size=world_size, judges=judges or True, **settings)
-    assert [rank.exception for rank in result.ranks if rank.status == "raised"] == []
+    first = result.first_failure()
+    assert first is None, first.stderr
     return result
 
 
