@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from simdist._agent import GRACE_NS, MONITOR_NS, Agent
+from simdist._assertions import assertions_of
 from simdist._no_devices import explain
 from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
@@ -563,6 +564,7 @@ class World:
             for process in self._lives[-1]
         )
         stream = EventStream(events.records)
+        said = assertions_of(self._runtime.extras)
         return RunResult(
             digest=events.digest(),
             virtual_time_ns=simulation.now_ns,
@@ -579,7 +581,8 @@ class World:
             programs=program_lines(self._runtime.programs.started()),
             shared_state=self._runtime.left_behind.changes(),
             judges=() if self._court is None else self._court.names,
-            findings=() if self._court is None else self._findings(self._court, stream),
+            findings=(*said.broken.values(), *(() if self._court is None else self._findings(self._court, stream))),
+            sometimes=tuple(sorted(said.reached.items())),
         )
 
     def _findings(self, court: Court, events: EventStream) -> tuple[JudgeFinding, ...]:

@@ -8,6 +8,7 @@ although nobody did, and although nothing fails. Each is one class (`Judge`) beh
 |---|---|
 | `Replicas` | parameters, gradients and optimizer state that should be equal on several ranks, and are not |
 | `Collectives` | collectives that some ranks called more often, works that nobody waited for, lost messages |
+| `Buffers` | tensors that are changed while a send still holds them |
 | `Finite` | the first step with a value that is infinite or no number, and the rank that made it |
 | `Samples` | samples that are read twice or never in an epoch, and epochs in the same order |
 
@@ -18,11 +19,13 @@ judge changes nothing: a run with judges has the digest of the run without.
 Open `_judge.py` first, then `_samples.py` for a judge that is easily read, and `_replicas.py` for the hardest.
 """
 
+from simdist.judges._buffers import Buffers
 from simdist.judges._collectives import Collectives
 from simdist.judges._court import Court
 from simdist.judges._events import (
     BackwardCalled,
     BatchDrawn,
+    BatchRead,
     LoaderBegan,
     LoaderEnded,
     ModelWrapped,
@@ -39,6 +42,8 @@ __all__ = [
     "JUDGES",
     "BackwardCalled",
     "BatchDrawn",
+    "BatchRead",
+    "Buffers",
     "Collectives",
     "Court",
     "Ending",

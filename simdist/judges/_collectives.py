@@ -8,6 +8,7 @@ Doubt: over NCCL works are told of by their numbers only, so that lines are miss
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from simdist.judges._sites import site_of
 from simdist.values import rank_text
 
 __all__ = ["Collectives"]
+
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce")
+_MOST_OPEN = 256  # collectives that some ranks have still to call
 
 
 class Collectives(Judge):
@@ -39,6 +43,11 @@ class _Last:
 
     moment: Moment
     name: str
+    elements: int
+
+    def said(self) -> str:
+        """The call, in words."""
+        return f"{self.name} of {self.elements} elements" if self.name in _SAME_SIZE else self.name
 
 
 class _Watch:
@@ -47,6 +56,8 @@ class _Watch:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._groups: dict[Any, dict[int, _Last]] = {}  # by communicator and rank
+        self._open: dict[tuple[Any, int], dict[int, _Last]] = {}  # called by some of their ranks, by group and number
+        self._different: tuple[Any, int, dict[int, _Last]] | None = None  # the first that ranks did not call alike
         self._asynchronous: dict[Any, Moment] = {}  # works that the program has to wait for
 
     def on_issue(self, event: WorkIssued) -> None:
@@ -58,7 +69,10 @@ class _Watch:
         frame = sys._getframe(1)
         moment = self._hearing.moment(process, site_of(frame))
         if work.name not in ("send", "recv"):
-            self._groups.setdefault(work.member.communicator, {})[process.rank] = _Last(moment, work.name)
+            last = _Last(moment, work.name, sum(math.prod(shape) for shape in event.shapes))
+            self._groups.setdefault(work.member.communicator, {})[process.rank] = last
+            if self._different is None:
+                self._compare(work.member.communicator, work.sequence, last)
         if event.asynchronous and not self._hearing.strict and not getattr(work, "inner", False):
             if not issued_by_torch(frame):
                 process.torch_state.unwaited[work] = ""
@@ -66,16 +80,43 @@ class _Watch:
             if len(self._asynchronous) > 1024:
                 self._asynchronous = {each: at for each, at in self._asynchronous.items() if _is_unwaited(each)}
 
+    def _compare(self, group: Any, number: int, call: _Last) -> None:
+        """Hold a call against those of the other ranks; the last one decides."""
+        calls = self._open.setdefault((group, number), {})
+        calls[call.moment.rank] = call
+        if len(calls) == group.size:
+            del self._open[group, number]
+            if len({each.said() for each in calls.values()}) > 1:
+                self._different = group, number, calls
+        elif len(self._open) > _MOST_OPEN:
+            del self._open[next(iter(self._open))]
+
     def on_end(self, ending: Ending) -> None:
         """The world has ended."""
         last = len(ending.statuses) - 1
         if not ending.all_returned(last):
             return  # what is left over then follows from what failed
+        if self._different is not None and _life(self._different[2]) == last:
+            self._tell_of_different(*self._different)
+            return
         found = [self._look_at_group(group, ranks) for group, ranks in self._groups.items() if _life(ranks) == last]
         if not any(found):
             for work, moment in self._asynchronous.items():
                 if moment.life == last and _is_unwaited(work):
                     self._tell_of_work(work, moment)
+
+    def _tell_of_different(self, group: Any, number: int, calls: dict[int, _Last]) -> None:
+        said = Counter(call.said() for call in calls.values())
+        # Between equally many those of the highest rank count as right: a lone root is more often the odd one.
+        expected = max(said, key=lambda text: (said[text], max(r for r, call in calls.items() if call.said() == text)))
+        blamed = min(rank for rank, call in calls.items() if call.said() != expected)
+        others = sorted(rank for rank, call in calls.items() if call.said() == expected)
+        self._hearing.find(
+            f"{calls[blamed].said()} as #{number} in group {group.name!r}, where {rank_text(others)} called {expected}",
+            calls[blamed].moment,
+            subject=group.name,
+            against=calls[others[0]].moment.where,
+        )
 
     def _look_at_group(self, group: Any, called: dict[int, _Last]) -> bool:
         absent = [rank for rank, member in enumerate(group.members) if member is None]

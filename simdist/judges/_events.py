@@ -11,15 +11,8 @@ from typing import Any
 
 from simdist.process import SimProcess
 
-__all__ = [
-    "BackwardCalled",
-    "BatchDrawn",
-    "LoaderBegan",
-    "LoaderEnded",
-    "ModelWrapped",
-    "OptimizerBegins",
-    "OptimizerStepped",
-]
+__all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "LoaderBegan", "LoaderEnded", "ModelWrapped"]
+__all__ += ["OptimizerBegins", "OptimizerStepped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +79,15 @@ class BatchDrawn:
     process: SimProcess
     number: int
     indices: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    """Told: a rank has got a batch from a loader."""
+
+    process: SimProcess
+    number: int
+    batch: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The first value that is no number: where it was made, and what carried it to the others.
 
-No program means an optimizer to step with gradients that are infinite or no numbers, or to leave such parameters. What
-came before is remembered, and reported with it: the first loss that was not finite, and the first reduction that a rank
-gave such a value to. Alone these say nothing: a gradient scaler overflows on purpose, and skips the step.
+No program means an optimizer to step after a loss, or with gradients, that are infinite or no numbers, or to leave such
+parameters. What came before is remembered, and reported with it: the first loss that was not finite, and the first
+reduction that a rank gave such a value to. Alone these say nothing: a gradient scaler overflows on purpose, and skips
+the step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "broadcast")
 
 
 class Finite(Judge):
-    """No optimizer steps with gradients that are infinite or no numbers, or leaves such parameters."""
+    """No optimizer steps after a loss or with gradients that are infinite or no numbers, or leaves such parameters."""
 
     name: ClassVar[str] = "finite"
 
@@ -44,6 +45,7 @@ class _Sign:
 
     moment: Moment
     text: str
+    is_loss: bool = False
 
 
 class _Watch:
@@ -58,7 +60,7 @@ class _Watch:
         """A loss."""
         if not self._done and not all(map(is_finite, event.tensors)):
             moment = self._hearing.moment(event.process, event.where)
-            self._sign(moment, f"its loss was not finite at {event.where}")
+            self._sign(moment, f"its loss was not finite at {event.where}", is_loss=True)
 
     def on_operation(self, event: OperationAdmitted) -> Verdict:
         """A reduction, before it happens."""
@@ -76,8 +78,20 @@ class _Watch:
 
     def on_begin(self, event: OptimizerBegins) -> None:
         """A step begins: its gradients are there."""
-        if not self._done:
-            self._look(event, "gradient")
+        if self._done:
+            return
+        self._look(event, "gradient")
+        signs = self._signs.get((event.process.life, event.process.rank), [])
+        loss = next((sign for sign in signs if sign.is_loss), None)
+        if loss is not None and not self._done:
+            self._done = True
+            self._hearing.find(
+                f"the loss is not finite, and optimizer step {event.number} is taken",
+                loss.moment,
+                subject="loss",
+                step=event.number,
+                against=event.where,
+            )
 
     def on_step(self, event: OptimizerStepped) -> None:
         """A step is done: its parameters are there. What was skipped before it is no matter any more."""
@@ -120,8 +134,8 @@ class _Watch:
             notes=notes,
         )
 
-    def _sign(self, moment: Moment, text: str) -> None:
-        self._signs.setdefault((moment.life, moment.rank), []).append(_Sign(moment, text))
+    def _sign(self, moment: Moment, text: str, *, is_loss: bool = False) -> None:
+        self._signs.setdefault((moment.life, moment.rank), []).append(_Sign(moment, text, is_loss))
 
 
 def _all_finite(given: Any) -> bool:

@@ -32,6 +32,7 @@ from simdist.inside.torch import (
 from simdist.judges._events import (
     BackwardCalled,
     BatchDrawn,
+    BatchRead,
     LoaderBegan,
     LoaderEnded,
     ModelWrapped,
@@ -60,6 +61,7 @@ class Instruments:
             ModelWrapped: self._wrap_models,
             LoaderBegan: self._wrap_loaders,
             BatchDrawn: self._wrap_loaders,
+            BatchRead: self._wrap_loaders,
             LoaderEnded: self._wrap_loaders,
         }.get(kind)
         if place is not None and place not in self._placed:
@@ -238,12 +240,16 @@ def _telling_of_indices(original: Callable[..., Any]) -> Callable[..., Any]:
 def _telling_of_ends(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __next__(self: Any) -> Any:
-        try:
+        number = _numbers.get(self)
+        process = None if number is None else _rank()
+        if number is None or process is None:
             return original(self)
+        try:
+            batch = original(self)
         except StopIteration:
-            number = _numbers.get(self)
-            if number is not None and (process := _rank()) is not None and process.simulation.bus.hears(LoaderEnded):
-                _tell(process, LoaderEnded(process, number))
+            _tell(process, LoaderEnded(process, number))
             raise
+        _tell(process, BatchRead(process, number, batch))
+        return batch
 
     return __next__

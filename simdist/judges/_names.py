@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from simdist.judges._buffers import Buffers
 from simdist.judges._collectives import Collectives
 from simdist.judges._finite import Finite
 from simdist.judges._judge import Judge
@@ -17,7 +18,7 @@ __all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "with_names"
 _ALL = "all"
 
 JUDGES: Mapping[str, type[Judge]] = MappingProxyType(
-    {kind.name: kind for kind in (Replicas, Collectives, Finite, Samples)}
+    {kind.name: kind for kind in (Replicas, Collectives, Buffers, Finite, Samples)}
 )
 
 

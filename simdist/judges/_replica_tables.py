@@ -42,6 +42,7 @@ class Copy:
     ranks: tuple[int, ...] = ()  # that are said to have the same; empty: nothing says so
     strict: bool = False  # from the first step on, without exception
     synced: bool = False  # a collective has filled it before the first step
+    reduced: bool = False  # a collective has filled its first gradient
     telling: bool = False  # its first gradient was no constant, which ranks may have in common by chance
 
 
@@ -104,10 +105,13 @@ class Table:
             if len(bits) == len(firsts) == 1 and bits != firsts and None not in bits:
                 self.kept.add(tuple(ranks))
 
-    def are_replicas(self, ranks: Sequence[int]) -> bool:
-        """True if something shows that the ranks were meant to hold the same: copies of theirs stayed equal in a step,
-        or collectives filled them before the first."""
+    def are_replicas(self, key: Key, ranks: Sequence[int]) -> bool:
+        """True if something shows that the ranks were meant to hold the same there: copies of theirs stayed equal in a
+        step, collectives filled some before the first, or the gradient of this one."""
         if any(set(ranks) <= set(kept) for kept in self.kept):
+            return True
+        here = [self.ranks[rank].copy(key) for rank in ranks]
+        if all(copy is not None and copy.reduced for copy in here):
             return True
         for key in self.ranks[ranks[0]].places:
             copies = [copy for rank in ranks if (copy := self.ranks[rank].copy(key)) is not None]
@@ -158,6 +162,7 @@ def copy_of(key: Key, name: str, parameter: Any, synced: set[int]) -> Copy:
         mesh_peers(parameter),
         strict=bool(mesh_peers(parameter)),
         synced=bool(synced) and place_in_memory(parameter) in synced,
+        reduced=bool(synced) and parameter.grad is not None and place_in_memory(parameter.grad) in synced,
     )
 
 

@@ -4,8 +4,8 @@ What DDP and DTensors say is replicated has to be equal from the first step on. 
 `_replica_tables`) may be another design: ranks that average now and then, stages of a pipeline that begin with the same
 seed. So there a difference is a suspicion first. It is dropped if the copies are equal again, before a later step or at
 the end; and it counts only where something shows that they were meant to be equal: they, or others of the same ranks,
-were after an earlier step; a collective filled them before the first; or the ranks exchange nothing at all that could
-be part of a model.
+were after an earlier step; a collective filled them, or their gradients, before the first; or the ranks exchange
+nothing at all that could be part of a model.
 
 Invariants:
 - Ranks that run ahead wait for nobody: rows of bits are kept until all ranks have theirs, and compared then.
@@ -298,7 +298,7 @@ class _Watch:
         suspicion = self._suspicion
         if suspicion is not None and not self._done:
             ranks = list(suspicion.difference.values)
-            if suspicion.table.are_replicas(ranks) or _exchange_nothing(ending, ranks):
+            if suspicion.table.are_replicas(suspicion.difference.key, ranks) or _exchange_nothing(ending, ranks):
                 self._tell(suspicion.difference)
 
     def _look_at_counts(self, table: Table) -> None:
@@ -308,7 +308,7 @@ class _Watch:
             if len(set(steps.values())) < 2 or any(table.ranks[rank].joins for rank in ranks) or copy is None:
                 continue
             last = {rank: row for rank in ranks if (row := table.ranks[rank].last) is not None}
-            if not copy.strict and not table.are_replicas(ranks):
+            if not copy.strict and not table.are_replicas(key, ranks):
                 continue
             usual, blamed = _usual_and_blamed(steps, set())
             self._done = True

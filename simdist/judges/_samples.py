@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from simdist.judges._events import BatchDrawn, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
+from simdist.judges._bits import bits_of
+from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.process import SimProcess
 from simdist.values import number_text, rank_text
@@ -41,6 +42,7 @@ class Samples(Judge):
         watch = _Watch(hearing)
         hearing.listen(LoaderBegan, watch.on_begin)
         hearing.listen(BatchDrawn, watch.on_batch)
+        hearing.listen(BatchRead, watch.on_read)
         hearing.listen(LoaderEnded, watch.on_end)
         hearing.listen(OptimizerStepped, watch.on_step)
         hearing.listen(ModelWrapped, watch.on_model)
@@ -58,6 +60,8 @@ class _Pass:
     shuffled: bool
     replaces: bool  # it draws with replacement, or a part of the data set only
     sampler: str
+    shares: int  # of a DistributedSampler
+    first: tuple[int | None, ...] | None = None  # the bits of the tensors in the first batch
     indices: list[int] = field(default_factory=list)
     trained: bool = False
 
@@ -116,6 +120,7 @@ class _Watch:
             shuffled=isinstance(sampler, RandomSampler) or getattr(sampler, "shuffle", False) is True,
             replaces=_replaces(sampler, size),
             sampler=type(sampler).__name__,
+            shares=sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1,
         )
         rank.counts[line] += 1
 
@@ -127,6 +132,12 @@ class _Watch:
                 known.indices += event.indices
             else:
                 known.replaces = True  # keys of another kind, of which no range can be said
+
+    def on_read(self, event: BatchRead) -> None:
+        """A batch is there: data sets of ranks may be different ones under the same indices."""
+        known = self._rank(event.process).open.get(event.number)
+        if known is not None and known.first is None:
+            known.first = tuple(_bits_inside(event.batch))
 
     def on_step(self, event: OptimizerStepped) -> None:
         """A step: what the rank iterates over now, it trains with."""
@@ -176,43 +187,50 @@ class _Watch:
         readers: dict[tuple[int, ...], list[int]] = {}
         for rank in sorted(passes):
             readers.setdefault(tuple(passes[rank].indices), []).append(rank)
+        firsts = {rank: each.first for rank, each in passes.items()}
+        if any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values()):
+            return  # other data under the same indices: each rank has a data set of its own
         one = passes[min(passes)]
         if len({each.size for each in passes.values()}) > 1 or len(passes) < 2:
             return
+        if len(readers) < one.shares:
+            self._tell_of_unread(readers, passes, one)
+            return
         if len(readers) == 1:
-            self._look_at_one_reader(passes, one, wrapped=wrapped)
+            if wrapped and one.size - len(set(one.indices)) < one.batch:
+                self._tell_of_one_reader(passes, one)
             return
         drawn = sum(map(len, readers))
         slack = len(readers) * one.batch
-        if not one.size - slack <= drawn <= one.size + slack:
+        if not one.size - slack <= drawn <= one.size + slack or max(map(len, readers)) >= one.size:
             return  # they are not meant to share it
         counts = Counter(index for indices in readers for index in indices)
         padding = max(drawn - one.size, -one.size % len(readers))
         if drawn - len(counts) > padding:
             self._tell_of_twice(readers, passes, counts)
 
-    def _look_at_one_reader(self, passes: dict[int, _Pass], one: _Pass, *, wrapped: bool) -> None:
-        """All ranks read the same."""
-        missing = one.size - len(set(one.indices))
-        second = sorted(passes)[1]
-        if one.sampler == "DistributedSampler" and missing >= max(one.batch, len(one.indices)):
-            self._done.add("shares")
-            never = sorted(set(range(one.size)) - set(one.indices))
-            self._hearing.find(
-                f"all ranks read the same {len(one.indices)} of {one.size} samples in epoch {one.number}; "
-                f"sample {never[0]} and {len(never) - 1} more are never read",
-                passes[second].moment,
-                subject=one.sampler,
-                notes=["every rank's sampler has the same `rank`"],
-            )
-        elif wrapped and missing < one.batch:
-            self._done.add("shares")
-            self._hearing.find(
-                f"all {len(passes)} ranks read the same samples in the same order in epoch {one.number}",
-                passes[second].moment,
-                subject=one.sampler,
-                notes=["DDP averages equal gradients then; the loader needs a DistributedSampler"],
-            )
+    def _tell_of_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
+        """There are more shares of the data set than ranks that read different ones."""
+        self._done.add("shares")
+        never = sorted(set(range(one.size)) - {index for indices in readers for index in indices})
+        twice = next((ranks[1] for ranks in readers.values() if len(ranks) > 1), min(passes))
+        what = "1 share" if len(readers) == 1 else f"{len(readers)} shares"
+        self._hearing.find(
+            f"the ranks read {what} of {one.shares} in epoch {one.number}: samples {_some(never)} are never read",
+            passes[twice].moment,
+            subject=one.sampler,
+            notes=["`num_replicas` and `rank` of the samplers do not fit the ranks"],
+        )
+
+    def _tell_of_one_reader(self, passes: dict[int, _Pass], one: _Pass) -> None:
+        """All ranks of a model in DDP read the same."""
+        self._done.add("shares")
+        self._hearing.find(
+            f"all {len(passes)} ranks read the same samples in the same order in epoch {one.number}",
+            passes[sorted(passes)[1]].moment,
+            subject=one.sampler,
+            notes=["DDP averages equal gradients then; the loader needs a DistributedSampler"],
+        )
 
     def _tell_of_twice(
         self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], counts: Counter[int]
@@ -250,3 +268,14 @@ def _reference(thing: Any) -> Any:
         return weakref.ref(thing)
     except TypeError:
         return lambda: thing
+
+
+def _bits_inside(batch: Any) -> Iterator[int | None]:
+    """The bits of the tensors in a batch, in order."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for each in batch:
+            yield from _bits_inside(each)
+    elif hasattr(batch, "untyped_storage"):
+        yield bits_of(batch)

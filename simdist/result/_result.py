@@ -177,7 +177,8 @@ class RunResult:
     ranks changed in the host's process that all of them share, and that nothing keeps apart. `programs` names the
     programs outside the simulation that ranks started, and the connections that they made to what is outside, with the
     line: what these answer is no function of the seed. `judges` names the judges that looked on, and `findings` is what
-    they found.
+    they found, and what `simdist.always` did. `sometimes` has each name of `simdist.sometimes` that a rank passed, and
+    whether it held.
     """
 
     digest: str
@@ -196,6 +197,7 @@ class RunResult:
     programs: tuple[str, ...] = ()
     judges: tuple[str, ...] = ()
     findings: tuple[JudgeFinding, ...] = ()
+    sometimes: tuple[tuple[str, bool], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -247,6 +249,7 @@ class RunResult:
             "programs": list(self.programs),
             "judges": list(self.judges),
             "findings": [finding.summary() for finding in self.findings],
+            "sometimes": dict(self.sometimes),
             "report": None if self.ok else str(report_of(self)),
         }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, TensorDataset
 
 from tests.judges.programs import line_of, net, only_finding, run
 
@@ -84,8 +84,24 @@ def test_samplers_that_all_take_the_first_share_are_found() -> None:
 
     found = only_finding(run(partial(train, loader=first), "samples"))
 
-    assert found.problem.startswith("all ranks read the same 17 of 50 samples in epoch 0; sample ")
-    assert found.notes == ("every rank's sampler has the same `rank`",)
+    assert found.rank == 1
+    assert found.problem.startswith("the ranks read 1 share of 3 in epoch 0: samples ")
+
+
+def test_samplers_for_more_ranks_than_there_are_leave_shares_unread() -> None:
+    def larger(dataset: TensorDataset, rank: int) -> Any:
+        return shared(dataset, rank, num_replicas=6)
+
+    found = only_finding(run(partial(train, loader=larger), "samples"))
+
+    assert found.problem.startswith("the ranks read 3 shares of 6 in epoch 0: samples ")
+
+
+def test_ranks_with_data_sets_of_their_own_may_have_the_same_indices() -> None:
+    def own(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(Subset(dataset, range(rank, 48, 3)), batch_size=4)
+
+    assert run(partial(train, loader=own), "samples").ok
 
 
 def test_samplers_with_other_seeds_overlap() -> None:
