@@ -1,8 +1,8 @@
 """A tensor that is on its way is left alone: what a send takes is what was there when it was called.
 
-A backend reads the memory of a send when the receiver is ready, which may be long after `isend`. What the program writes
-there meanwhile arrives instead, on some schedules only. Strict worlds make an error of it themselves; there this judge
-says nothing.
+A backend reads the memory of a send when the receiver is ready, which may be long after `isend`. What the program
+writes there meanwhile arrives instead, on some schedules only. Strict worlds make an error of it themselves; there this
+judge says nothing.
 
 Doubt: of collectives nobody is told when their memory is read, so that only sends are looked at.
 """

@@ -58,7 +58,11 @@ class _Watch:
 
     def on_backward(self, event: BackwardCalled) -> None:
         """A loss."""
-        if not self._done and not all(map(is_finite, event.tensors)):
+        if self._done:
+            return
+        if all(map(is_finite, event.tensors)):  # what came before was skipped, or shows in the gradients
+            self._signs.pop((event.process.life, event.process.rank), None)
+        else:
             moment = self._hearing.moment(event.process, event.where)
             self._sign(moment, f"its loss was not finite at {event.where}", is_loss=True)
 

@@ -15,7 +15,7 @@ STEPS, ROWS = 2, 8
 DP, TP = ({"dp": 2},), ({"tp": 2},)
 
 
-class Sum(torch.autograd.Function):
+class _Sum(torch.autograd.Function):
     """A sum over ranks whose gradient every rank has for itself."""
 
     @staticmethod
@@ -29,7 +29,7 @@ class Sum(torch.autograd.Function):
         return gradient
 
 
-class Copy(torch.autograd.Function):
+class _Copy(torch.autograd.Function):
     """What every rank has, whose gradient is summed over ranks."""
 
     @staticmethod
@@ -41,6 +41,10 @@ class Copy(torch.autograd.Function):
         total = gradient.clone()
         dist.all_reduce(total)
         return total
+
+
+sum_over_ranks: Any = _Sum.apply
+copy_to_ranks: Any = _Copy.apply
 
 
 def made(*shape: int, seed: int) -> torch.Tensor:
@@ -67,6 +71,7 @@ def data_parallel(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
         valid = share(torch.arange(ROWS) % 3 < torch.tensor([1] * (ROWS // 2) + [3] * (ROWS // 2)), size)
         optimizer.zero_grad()
         errors = (rows @ weight.T).square().mean(1)
+        loss: Any
         if "uneven" in bugs:
             count = valid.sum().float()
             if not bugs["uneven"]:
@@ -124,9 +129,9 @@ def tensor_parallel(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
     for step in range(STEPS):
         optimizer.zero_grad()
         scaled = made(ROWS, 4, seed=20 + step) * norm
-        given = scaled if bugs.get("norm") else Copy.apply(scaled)
+        given = scaled if bugs.get("norm") else copy_to_ranks(scaled)
         hidden = torch.relu(given @ first.T)
-        Sum.apply(hidden @ second.T).square().mean().backward()
+        sum_over_ranks(hidden @ second.T).square().mean().backward()
         squares = (grad(first).square().sum() + grad(second).square().sum()).clone()
         if not bugs.get("local_norm"):
             dist.all_reduce(squares)

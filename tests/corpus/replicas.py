@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +23,7 @@ def batch(step: int, rows: int = 4) -> torch.Tensor:
     return torch.randn(rows, 4, generator=generator)
 
 
-def average(parameters: list[nn.Parameter]) -> None:
+def average(parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
         assert parameter.grad is not None
         dist.all_reduce(parameter.grad)

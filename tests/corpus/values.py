@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,7 +24,7 @@ def all_labels_of_a_rank_are_ignored(buggy: bool) -> None:
         scores = model(torch.ones(3, 4))
         valid = labels != -100
         losses = nn.functional.cross_entropy(scores, labels, reduction="none")
-        loss = (losses * valid).sum() / (valid.sum() if buggy else valid.sum().clamp(min=1))
+        loss: Any = (losses * valid).sum() / (valid.sum() if buggy else valid.sum().clamp(min=1))
         loss.backward()
         optimizer.step()
 
@@ -33,7 +35,7 @@ def only_rank_0_decides_whether_a_loss_is_bad(buggy: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(2):
         optimizer.zero_grad()
-        loss = model(torch.ones(3, 4)).square().mean()
+        loss: Any = model(torch.ones(3, 4)).square().mean()
         if step == 1 and dist.get_rank() == 1:
             loss = loss * float("nan")
         bad = (~torch.isfinite(loss.detach())).float()

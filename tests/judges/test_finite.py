@@ -52,13 +52,26 @@ def test_a_step_that_is_skipped_because_of_overflow_is_no_finding() -> None:
         for step in range(3):
             optimizer.zero_grad()
             loss = (weight * (float("inf") if step == 0 else 1.0)).sum()
-            loss.backward()
+            torch.autograd.backward([loss])
             assert weight.grad is not None
             dist.all_reduce(weight.grad)
             if torch.isfinite(weight.grad).all():
                 optimizer.step()
 
     assert run(body, "finite").ok
+
+
+def test_a_step_after_a_loss_that_is_no_number_is_found_though_gradients_are_finite() -> None:
+    def body(rank: int) -> None:
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        loss = nn.functional.cross_entropy(weight[None], torch.tensor([-100]))  # of no label
+        torch.autograd.backward([loss])
+        optimizer.step()
+
+    result = run(body, "finite")
+
+    assert only_finding(result).problem == "the loss is not finite, and optimizer step 0 is taken"
 
 
 def test_types_that_numpy_lacks_are_seen() -> None:

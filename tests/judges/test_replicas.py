@@ -166,7 +166,7 @@ def test_a_replicated_dtensor_that_differs_is_found() -> None:
         sharded = nn.Parameter(distribute_tensor(torch.arange(6.0), mesh, [Shard(0)]))
         optimizer = torch.optim.SGD([weight, sharded], lr=0.1)
         for parameter in (weight, sharded):
-            local = torch.full_like(parameter.to_local(), float(rank))
+            local = torch.full((4 if parameter is weight else 2,), float(rank))
             placement = Replicate() if parameter is weight else Shard(0)
             parameter.grad = DTensor.from_local(local, mesh, [placement], run_check=False)
         optimizer.step()

@@ -137,7 +137,7 @@ def test_ranks_of_a_tensor_parallel_group_read_the_same() -> None:
     def body(rank: int) -> None:
         weight = nn.Parameter(torch.ones(4))
         optimizer = torch.optim.SGD([weight], lr=0.1)
-        sampler = DistributedSampler(data(), num_replicas=2, rank=rank // 2)
+        sampler: DistributedSampler[Any] = DistributedSampler(data(), num_replicas=2, rank=rank // 2)
         for (batch,) in DataLoader(data(), batch_size=4, sampler=sampler):
             weight.grad = batch[0]
             optimizer.step()
