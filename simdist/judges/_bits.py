@@ -7,6 +7,7 @@ again that an array was made of (torch 2.13, `tensor_to_numpy`), which FSDP does
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from simdist.device import values_now
 from simdist.inside.python import bytes_at
 
-__all__ = ["bits_of", "is_constant", "is_finite", "local_part", "place_in_memory"]
+__all__ = ["bits_of", "first_not_finite", "is_constant", "is_finite", "local_part", "place_in_memory"]
 
 Tensor = torch.Tensor
 
@@ -48,19 +49,28 @@ def is_constant(tensor: Any) -> bool:
 
 def is_finite(tensor: Any) -> bool:
     """False if an element is infinite or no number; True where that can't be seen."""
-    if not tensor.is_floating_point():
-        return True
-    data = _readable(tensor)
-    if data is None or not data.nbytes:
-        return True
-    kind = _REAL.get(data.dtype)
-    if kind is not None:
-        elements = np.frombuffer(bytes_at(data.data_ptr(), data.nbytes), kind)
-        with np.errstate(all="ignore"):
-            total = float(elements.dot(elements))  # one pass; it overflows only where elements are near the range's end
-        if total - total == 0.0:
-            return True
-    return bool(torch.isfinite(data).all())
+    return first_not_finite((tensor,)) is None
+
+
+def first_not_finite(tensors: Iterable[Any]) -> int | None:
+    """The place of the first tensor with an element that is infinite or no number; None if there is none to be seen.
+
+    What is None is left out.
+    """
+    with np.errstate(all="ignore"):
+        for place, tensor in enumerate(tensors):
+            data = None if tensor is None or not tensor.is_floating_point() else _readable(tensor)
+            if data is None or not (size := data.nbytes):
+                continue
+            kind = _REAL.get(data.dtype)
+            if kind is not None:
+                elements = np.frombuffer(bytes_at(data.data_ptr(), size), kind)
+                total = elements.dot(elements)  # one pass; it overflows only where elements are near the range's end
+                if total - total == 0.0:
+                    continue
+            if not bool(torch.isfinite(data).all()):
+                return place
+    return None
 
 
 def place_in_memory(tensor: Any) -> int:

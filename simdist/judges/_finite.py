@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simdist.c10d import OperationAdmitted
-from simdist.judges._bits import is_finite
+from simdist.judges._bits import first_not_finite, is_finite
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges._parameter_names import name_in_group, names_in_frames
@@ -105,12 +105,12 @@ class _Watch:
 
     def _look(self, event: OptimizerBegins | OptimizerStepped, what: str) -> None:
         for place, group in enumerate(event.optimizer.param_groups):
-            for index, parameter in enumerate(group["params"]):
-                tensor = parameter.grad if what == "gradient" else parameter
-                if tensor is not None and not is_finite(tensor):
-                    name = name_in_group(group, place, index, names_in_frames(sys._getframe(1)))
-                    self._tell(event, what, name)
-                    return
+            parameters = group["params"]
+            tensors = [parameter.grad for parameter in parameters] if what == "gradient" else parameters
+            index = first_not_finite(tensors)
+            if index is not None:
+                self._tell(event, what, name_in_group(group, place, index, names_in_frames(sys._getframe(1))))
+                return
 
     def _tell(self, event: OptimizerBegins | OptimizerStepped, what: str, name: str) -> None:
         self._done = True
