@@ -3,7 +3,7 @@ never joined, works that nobody waited for, messages that nobody received.
 
 Strict worlds make an error of the last two themselves; there this judge says nothing of them.
 
-Doubt: over NCCL works are told of by their numbers only, so that lines are missing.
+Works on devices are ordered by streams, and a program may wait for those instead: nobody has to wait for them here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class _Watch:
             if self._different is None:
                 self._compare(work.member.communicator, work.sequence, last)
         if event.asynchronous and not self._hearing.strict and not getattr(work, "inner", False):
-            if not issued_by_torch(frame):
+            alone = work.member.communicator.size == 1  # then there is nothing to wait for
+            if not (alone or issued_by_torch(frame) or _is_on_device(work.outputs)):
                 process.torch_state.unwaited[work] = ""
                 self._asynchronous[work] = moment
             if len(self._asynchronous) > 1024:
@@ -96,13 +97,27 @@ class _Watch:
         last = len(ending.statuses) - 1
         if not ending.all_returned(last):
             return  # what is left over then follows from what failed
+        left = {work: moment for work, moment in self._asynchronous.items() if _is_unwaited(work)}
+        failed = _groups_that_failed(
+            ending,
+            {
+                (work.process.rank, work.member.communicator.name, work.name, work.sequence)
+                for work, moment in left.items()
+                if moment.life == last
+            },
+        )
         if self._different is not None and _life(self._different[2]) == last:
-            self._tell_of_different(*self._different)
+            if self._different[0].name not in failed:
+                self._tell_of_different(*self._different)
             return
-        found = [self._look_at_group(group, ranks) for group, ranks in self._groups.items() if _life(ranks) == last]
+        found = [
+            self._look_at_group(group, ranks)
+            for group, ranks in self._groups.items()
+            if _life(ranks) == last and group.name not in failed
+        ]
         if not any(found):
-            for work, moment in self._asynchronous.items():
-                if moment.life == last and _is_unwaited(work):
+            for work, moment in left.items():
+                if moment.life == last and work.member.communicator.name not in failed:
                     self._tell_of_work(work, moment)
 
     def _tell_of_different(self, group: Any, number: int, calls: dict[int, _Last]) -> None:
@@ -156,6 +171,28 @@ class _Watch:
         else:
             problem = f"nobody waited for {what}"
         self._hearing.find(problem, moment, subject=what)
+
+
+def _groups_that_failed(ending: Ending, unheard: set[tuple[Any, ...]]) -> set[str]:
+    """Groups with an operation that failed, of which the program has heard: what is left over follows from that.
+
+    `unheard` are works that nobody waited for, by rank, group, name and number.
+    """
+    found: set[str] = set()
+    for event in ending.events:
+        if event.kind == "restart":
+            found.clear()
+        elif event.kind == "error":
+            group = str(event.data["group"])
+            if (event.rank, group, event.data["op"], event.data["seq"]) not in unheard:
+                found.add(group)
+    return found
+
+
+def _is_on_device(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return any(map(_is_on_device, given))
+    return bool(getattr(given, "is_cuda", False))
 
 
 def _life(called: dict[int, _Last]) -> int:

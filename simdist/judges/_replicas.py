@@ -14,7 +14,9 @@ Invariants:
 - After the first finding nothing is looked at any more.
 
 Doubt: an optimizer is known by when a rank first used it. Ranks that use several in another order than others are not
-compared rightly; their parameters have other bits as a rule, and are no replicas then.
+compared rightly; their parameters have other bits as a rule, and are no replicas then. On devices a step is looked at
+when its values are there, at the latest before the next step; of a program that never waits for its devices nothing is
+seen but what one rank does to itself.
 """
 
 from __future__ import annotations
@@ -120,6 +122,8 @@ class _Watch:
         self._models: dict[tuple[int, int], list[_Model]] = {}  # by life and rank
         self._synced: dict[tuple[int, int], set[int]] = {}  # addresses that collectives filled before the first step
         self._stepped: set[tuple[int, int]] = set()  # lives and ranks that have taken a step
+        # By life, rank and optimizer: a row whose bits are still to be computed; the arguments of `_complete`.
+        self._late: dict[tuple[int, int, int], tuple[Table, int, Row, int]] = {}
         self._suspicion: _Suspicion | None = None
         self._done = False
 
@@ -156,8 +160,12 @@ class _Watch:
             table = self._tables.setdefault((process.life, event.index), Table())
             table.ranks[process.rank] = self._register(event)
             self._add(table, -1, process, event.where, first=True)
-        elif self._suspicion is not None:
+            return
+        if self._suspicion is not None:
             self._look_again()
+        late = self._late.pop((process.life, process.rank, event.index), None)
+        if late is not None:
+            self._complete(*late)
 
     def on_step(self, event: OptimizerStepped) -> None:
         """A step is done."""
@@ -219,9 +227,28 @@ class _Watch:
                 for place, copy in enumerate(optimized.copies)
             ]
         row = Row(self._hearing.moment(process, where), bits, process.operations, optimized.last)
+        if number >= 0:
+            optimized.last = row
+        places = range(len(bits)) if wanted is None else wanted
+        if any(bits[place][0] is None for place in places):  # on a device, they are still to be computed
+            index = next(index for (_, index), each in self._tables.items() if each is table)
+            self._late[process.life, process.rank, index] = table, number, row, process.rank
+        else:
+            self._put(table, number, row, process.rank)
+
+    def _complete(self, table: Table, number: int, row: Row, rank: int) -> None:
+        """Before the next step the parameters are as this one left them: see what could not be seen then."""
+        copies = table.ranks[rank].copies
+        row.bits = [
+            (bits_of(tensor), *bits[1:]) if bits[0] is None and (tensor := copy.tensor()) is not None else bits
+            for bits, copy in zip(row.bits, copies, strict=True)
+        ]
+        self._put(table, number, row, rank)
+
+    def _put(self, table: Table, number: int, row: Row, rank: int) -> None:
         if number in table.rows or len(table.rows) <= _MOST_ROWS:
             rows = table.rows.setdefault(number, {})
-            rows[process.rank] = row
+            rows[rank] = row
             if len(rows) == self._hearing.world_size:
                 del table.rows[number]
                 self._compare(table, number, rows)
@@ -229,8 +256,6 @@ class _Watch:
                     each.before = None
         else:
             row.before = None
-        if number >= 0:
-            optimized.last = row
 
     # -- comparing -----------------------------------------------------------------------------------------------
 
@@ -287,7 +312,10 @@ class _Watch:
 
     def on_end(self, ending: Ending) -> None:
         """The world has ended: a suspicion that stands is a finding; so are steps that one rank never took."""
-        for (life, _), table in self._tables.items():
+        for late in self._late.values():
+            if not self._done:
+                self._complete(*late)
+        for (life, _), table in list(self._tables.items()):
             for number in sorted(table.rows):
                 rows = table.rows[number]
                 if not self._done and len(rows) == len(table.ranks):

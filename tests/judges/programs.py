@@ -18,7 +18,7 @@ __all__ = ["grouped", "line_of", "net", "only_finding", "run"]
 
 def net(seed: int = 0) -> nn.Sequential:
     """A small model, the same on every rank."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 

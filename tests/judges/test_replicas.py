@@ -305,3 +305,45 @@ def test_a_run_with_judges_has_the_digest_of_the_run_without(body: Callable[[int
 
     assert with_judges.digest == without.digest
     assert with_judges.judges == ("replicas", "collectives", "buffers", "finite", "samples")
+
+
+def on_devices(rank: int, *, spoil: bool, waits: bool) -> None:
+    torch.cuda.set_device(rank)
+    model = DistributedDataParallel(net().cuda())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4, device="cuda")).sum().backward()
+        if spoil and (rank, step) == (1, 1):
+            model.module[0].weight.grad += 1
+        optimizer.step()
+        if waits:
+            torch.cuda.synchronize()
+
+
+def over_nccl(body: Callable[[int], None]) -> Callable[[], None]:
+    def program() -> None:
+        dist.init_process_group("nccl")
+        torch.manual_seed(dist.get_rank())
+        body(dist.get_rank())
+        dist.destroy_process_group()
+
+    return program
+
+
+def test_replicas_on_devices_are_looked_at_when_their_values_are_there() -> None:
+    body = over_nccl(partial(on_devices, spoil=True, waits=True))
+
+    found = only_finding(simdist.run(body, world_size=3, backend="nccl", judges=True))
+
+    assert (found.rank, found.step, found.subject) == (1, 1, "0.weight")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_replicas_on_devices_that_are_equal_are_left_alone_and_take_no_time(waits: bool) -> None:
+    body = over_nccl(partial(on_devices, spoil=False, waits=waits))
+    with_judges = simdist.run(body, world_size=3, backend="nccl", judges=True)
+    without = simdist.run(body, world_size=3, backend="nccl")
+
+    assert with_judges.ok
+    assert (with_judges.digest, with_judges.virtual_time_ns) == (without.digest, without.virtual_time_ns)
