@@ -32,9 +32,6 @@ def always(name: str, condition: object) -> None:
 
     The program goes on; the first time is among the run's findings, with rank and line. Does nothing outside a
     simulation.
-
-    Example:
-        >>> simdist.always("loss is positive", loss > 0)
     """
     process = current_process()
     runtime = current_runtime()
@@ -58,9 +55,6 @@ def sometimes(name: str, condition: object = True) -> None:
 
     `RunResult.sometimes` has for each name whether it did. One that never did shows that a search over faults, seeds or
     schedules has not reached what it should. Does nothing outside a simulation.
-
-    Example:
-        >>> simdist.sometimes("resumed from a checkpoint", first_step > 0)
     """
     runtime = current_runtime()
     if current_process() is None or runtime is None:

@@ -121,7 +121,7 @@ def test_pages_name_no_place_of_a_machine() -> None:
 def test_changes_are_at_most_a_screen_for_each_version() -> None:
     versions = re.split(r"^## ", (FOLDER / "changes.md").read_text(), flags=re.MULTILINE)[1:]
 
-    assert versions[0].startswith("0.2.0")
+    assert versions[0].startswith("0.3.0")
     assert [version for version in versions if len(version.splitlines()) > 40] == []
 
 

@@ -68,7 +68,8 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
                 total = elements.dot(elements)  # one pass; it overflows only where elements are near the range's end
                 if total - total == 0.0:
                     continue
-            if not bool(torch.isfinite(data).all()):
+            # Types of a byte have no such operator of their own.
+            if not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
                 return place
     return None
 

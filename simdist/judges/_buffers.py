@@ -4,7 +4,8 @@ A backend reads the memory of a send when the receiver is ready, which may be lo
 writes there meanwhile arrives instead, on some schedules only. Strict worlds make an error of it themselves; there this
 judge says nothing.
 
-Doubt: of collectives nobody is told when their memory is read, so that only sends are looked at.
+Doubt: of collectives nobody is told when their memory is read, so that only sends are looked at. Memory of devices is
+ordered by streams, and copied where it is changed too early (`simdist.device`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class Buffers(Judge):
         held: dict[Any, tuple[int | None, Moment]] = {}
 
         def on_issue(event: WorkIssued) -> None:
-            work = event.work
-            if work.name == "send" and not getattr(work, "inner", False):
+            work: Any = event.work
+            tensor = getattr(work, "tensor", None)  # works on devices have none
+            if work.name == "send" and tensor is not None and not work.inner and not tensor.is_cuda:
                 moment = hearing.moment(work.process, site_of(sys._getframe(1)))
-                held[work] = bits_of(getattr(work, "tensor", None)), moment
+                held[work] = bits_of(tensor), moment
 
         def on_read(event: MessageRead) -> Verdict:
             bits, moment = held.pop(event.send, (None, None))

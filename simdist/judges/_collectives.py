@@ -56,9 +56,13 @@ class _Watch:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._groups: dict[Any, dict[int, _Last]] = {}  # by communicator and rank
-        self._open: dict[tuple[Any, int], dict[int, _Last]] = {}  # called by some of their ranks, by group and number
+        self._open: dict[
+            tuple[Any, int], dict[int, _Last] | None
+        ] = {}  # called by some of their ranks, by group and number
         self._different: tuple[Any, int, dict[int, _Last]] | None = None  # the first that ranks did not call alike
-        self._asynchronous: dict[Any, Moment] = {}  # works that the program has to wait for
+        # By life and rank what torch keeps per process, with the works that nobody has waited for yet. They are kept
+        # there only: a work that is over must not keep its tensors.
+        self._states: dict[tuple[int, int], Any] = {}
 
     def on_issue(self, event: WorkIssued) -> None:
         """A work was issued."""
@@ -76,14 +80,15 @@ class _Watch:
         if event.asynchronous and not self._hearing.strict and not getattr(work, "inner", False):
             alone = work.member.communicator.size == 1  # then there is nothing to wait for
             if not (alone or issued_by_torch(frame) or _is_on_device(work.outputs)):
-                process.torch_state.unwaited[work] = ""
-                self._asynchronous[work] = moment
-            if len(self._asynchronous) > 1024:
-                self._asynchronous = {each: at for each, at in self._asynchronous.items() if _is_unwaited(each)}
+                state = self._states[process.life, process.rank] = process.torch_state
+                state.unwaited[work] = moment
 
     def _compare(self, group: Any, number: int, call: _Last) -> None:
         """Hold a call against those of the other ranks; the last one decides."""
         calls = self._open.setdefault((group, number), {})
+        if calls is None or call.moment.rank in calls or call.name == "coalesced":
+            self._open[group, number] = None  # several calls share a number: which are alike is not to be seen here
+            return
         calls[call.moment.rank] = call
         if len(calls) == group.size:
             del self._open[group, number]
@@ -97,14 +102,16 @@ class _Watch:
         last = len(ending.statuses) - 1
         if not ending.all_returned(last):
             return  # what is left over then follows from what failed
-        left = {work: moment for work, moment in self._asynchronous.items() if _is_unwaited(work)}
+        left: dict[Any, Moment] = {
+            work: moment
+            for (life, _), state in self._states.items()
+            if life == last
+            for work, moment in state.unwaited.items()
+            if not (work.done and work.polling is not None)  # seen to be done
+        }
         failed = _groups_that_failed(
             ending,
-            {
-                (work.process.rank, work.member.communicator.name, work.name, work.sequence)
-                for work, moment in left.items()
-                if moment.life == last
-            },
+            {(work.process.rank, work.member.communicator.name, work.name, work.sequence) for work in left},
         )
         if self._different is not None and _life(self._different[2]) == last:
             if self._different[0].name not in failed:
@@ -117,7 +124,7 @@ class _Watch:
         ]
         if not any(found):
             for work, moment in left.items():
-                if moment.life == last and work.member.communicator.name not in failed:
+                if work.member.communicator.name not in failed:
                     self._tell_of_work(work, moment)
 
     def _tell_of_different(self, group: Any, number: int, calls: dict[int, _Last]) -> None:
@@ -197,9 +204,3 @@ def _is_on_device(given: Any) -> bool:
 
 def _life(called: dict[int, _Last]) -> int:
     return next(iter(called.values())).moment.life
-
-
-def _is_unwaited(work: Any) -> bool:
-    """True if nobody waited for a work, or saw by asking that it is done."""
-    state = work.process.torch_state
-    return state is not None and work in state.unwaited and not (work.done and work.polling is not None)

@@ -41,3 +41,18 @@ def test_strict_worlds_say_it_themselves() -> None:
 
     assert not result.ok
     assert result.findings == ()
+
+
+def test_sends_between_devices_are_left_alone() -> None:
+    def body() -> None:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        given = torch.zeros(4, device="cuda")
+        work = dist.isend(given, 1) if rank == 0 else dist.irecv(given, 0)
+        assert work is not None
+        work.wait()
+        torch.cuda.synchronize()
+        dist.destroy_process_group()
+
+    assert simdist.run(body, world_size=2, backend="nccl", judges=True).ok
