@@ -8,8 +8,8 @@
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
 `cluster` (hosts and links), `storage` (what a disk keeps), `process` (what makes a task look like a process), `files`
 (what programs call to reach a disk), `device` (virtual CUDA devices), `c10d` (groups, stores), `faults`, `trace`,
-`determinism`, `scenario`, `sweeps` (crashes at every moment), `cli`. Imports point one way, towards `kernel`; nothing
-is imported before it is used.
+`judges` (what must hold of any training), `determinism`, `scenario`, `sweeps` (crashes at every moment), `cli`. Imports
+point one way, towards `kernel`; nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -18,23 +18,31 @@ TYPE_CHECKING = False  # as type checkers take it; `typing` would be nearly all 
 
 if TYPE_CHECKING:
     from simdist import cluster, faults, storage
+    from simdist._agree import AgreeReport, agree
+    from simdist._assertions import always, sometimes
+    from simdist._layouts import Layout
     from simdist._shared_writes import shared_writes
     from simdist._tell import samples, state
     from simdist.api import point, run, spawn, step
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
-    from simdist.result import Event, FaultResult, RankResult, RunResult
+    from simdist.result import Event, FaultResult, JudgeFinding, RankResult, RunResult
     from simdist.sweeps import SweepReport, sweep
 
 __all__ = [
+    "AgreeReport",
     "DeterminismReport",
     "Event",
     "FaultResult",
+    "JudgeFinding",
+    "Layout",
     "RankResult",
     "RunResult",
     "SimdistError",
     "SweepReport",
     "__version__",
+    "agree",
+    "always",
     "check_determinism",
     "cluster",
     "faults",
@@ -42,6 +50,7 @@ __all__ = [
     "run",
     "samples",
     "shared_writes",
+    "sometimes",
     "spawn",
     "state",
     "step",
@@ -52,6 +61,12 @@ __all__ = [
 __version__ = "0.2.0"
 
 _HOMES = {
+    "AgreeReport": "simdist._agree",
+    "JudgeFinding": "simdist.result",
+    "Layout": "simdist._layouts",
+    "agree": "simdist._agree",
+    "always": "simdist._assertions",
+    "sometimes": "simdist._assertions",
     "DeterminismReport": "simdist.determinism",
     "Event": "simdist.result",
     "FaultResult": "simdist.result",

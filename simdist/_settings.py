@@ -42,6 +42,7 @@ from simdist.values import (
 if TYPE_CHECKING:
     from simdist.cluster import Cluster
     from simdist.faults import Fault
+    from simdist.judges import Judge
 
 __all__ = [
     "ANYTHING",
@@ -136,6 +137,25 @@ class _Module(Spec):
 
 
 @dataclass(frozen=True, slots=True)
+class _Judges(Spec):
+    """True or False, or judges and names of judges; True, False or a tuple comes out."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...] | bool:
+        if isinstance(value, bool):
+            return value
+        from simdist.judges import judges_problem  # which worlds without judges do not need
+
+        items = items_of(value)
+        if items is None:
+            expected = f"expected {dialect.truth}, or {dialect.list} of judges"
+            raise Unfit([Finding((), f"{expected}, found {dialect.found(value)}")])
+        problem = judges_problem(items)
+        if problem:
+            raise Unfit([Finding((), problem)])
+        return items
+
+
+@dataclass(frozen=True, slots=True)
 class _Disk(Spec):
     """A mount, or the folder of one with every default."""
 
@@ -202,6 +222,7 @@ class RunSettings:
     program_ns: int = 0
     disk: Mount | str | os.PathLike[str] | None = None
     strict: bool | None = None  # None: only for the ideal backend
+    judges: bool | Sequence[str | Judge] = False
     record_results: bool = False
     stall_s: float = 30.0
     echo: Callable[[int, int, str, str], None] | None = None
@@ -227,6 +248,7 @@ SETTINGS: Mapping[str, Spec] = {
     "share": ListOf(_MODULE, of="names of modules"),
     "program_ns": Duration(),
     "strict": Maybe(Truth()),
+    "judges": _Judges(),
     "record_results": Truth(),
     "stall_s": Number(above=0),
     "echo": Maybe(Function()),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from simdist._agent import GRACE_NS, MONITOR_NS, Agent
+from simdist._assertions import assertions_of
 from simdist._no_devices import explain
 from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
@@ -44,7 +45,7 @@ from simdist.process import (
     waits_of_threads,
 )
 from simdist.records import started
-from simdist.result import RankResult, RunResult
+from simdist.result import JudgeFinding, RankResult, RunResult
 from simdist.storage import Mount
 from simdist.trace import EventStream
 from simdist.values import program_lines
@@ -52,6 +53,7 @@ from simdist.values import program_lines
 if TYPE_CHECKING:
     from simdist.device import DeviceState
     from simdist.files import Disks
+    from simdist.judges import Court
 
 __all__ = ["World", "WorldSpec"]
 
@@ -170,6 +172,7 @@ class World:
         self._network = network
         self._injector: Injector | None = None
         self._disk: Disks | None = None
+        self._court: Court | None = None
         self._store: StoreServer | None = None  # the agent's, of the present life
         self._lives: list[list[SimProcess]] = []
         self._launcher: SimProcess | None = None
@@ -239,6 +242,13 @@ class World:
             undo.add(self._devices.uninstall)
             self._devices.install()
         undo.add(self._end_threads)
+        if self._spec.judges:
+            from simdist.judges import Court  # which other worlds do not need
+
+            bus, strict = self._simulation.bus, self._strict
+            self._court = Court(self._spec.judges, bus, self._spec.world_size, strict=strict)
+            undo.add(self._court.close)
+            self._court.open()
         if self._spec.disk is not None:
             from simdist.files import mount
 
@@ -554,12 +564,14 @@ class World:
             self._rank_result(process, operations[process.rank], frames.get(process.rank))
             for process in self._lives[-1]
         )
+        stream = EventStream(events.records)
+        said = assertions_of(self._runtime.extras)
         return RunResult(
             digest=events.digest(),
             virtual_time_ns=simulation.now_ns,
             restarts=self._agent.restarts,
             ranks=ranks,
-            events=EventStream(events.records),
+            events=stream,
             seed=self._spec.seed,
             replay=self._spec.replay,
             deadlock=simulation.deadlock,
@@ -569,7 +581,16 @@ class World:
             strict=self._strict,
             programs=program_lines(self._runtime.programs.started()),
             shared_state=self._runtime.left_behind.changes(),
+            judges=() if self._court is None else self._court.names,
+            findings=(*said.broken.values(), *(() if self._court is None else self._findings(self._court, stream))),
+            sometimes=tuple(sorted(said.reached.items())),
         )
+
+    def _findings(self, court: Court, events: EventStream) -> tuple[JudgeFinding, ...]:
+        from simdist.judges import Ending
+
+        statuses = [{process.rank: process.status for process in life} for life in self._lives]
+        return court.findings(Ending(events, statuses))
 
     def _frames(self) -> dict[int, FrameType]:
         """The innermost frame of each rank that hangs or was killed."""

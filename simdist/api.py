@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simdist._spawn import SpawnContext
     from simdist.cluster import Cluster
     from simdist.faults import Fault
+    from simdist.judges import Judge
     from simdist.storage import Mount
 
 __all__ = ["point", "run", "spawn", "step"]
@@ -46,6 +47,7 @@ def run(
     program_ns: int = 0,
     disk: Mount | str | os.PathLike[str] | None = None,
     strict: bool | None = None,
+    judges: bool | Sequence[str | Judge] = False,
     record_results: bool = False,
     stall_s: float = 30.0,
     echo: Callable[[int, int, str, str], None] | None = None,
@@ -78,6 +80,9 @@ def run(
             is real; what a host crash leaves of it is what the disk's file system allows, chosen by the seed.
         strict: turn what Gloo accepts in silence, hangs on or dies of into an error that names the calls; by default
             only with backend "sim".
+        judges: look on and report what does not hold although nothing fails: replicas that differ, samples that are
+            read twice or never, a value that is no number, collectives that are left over. True is all that come with
+            simdist; or some by name, and instances of your own (`simdist.judges`). A run with a finding is not `ok`.
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
             comparing runs.
         policy: who goes first among ranks, and threads of a rank, that are runnable at the same instant: "fifo" or
@@ -132,6 +137,7 @@ def run(
         "argv": argv,
         "disk": disk,
         "strict": strict,
+        "judges": judges,
         "record_results": record_results,
         "faults": faults,
     }

@@ -25,6 +25,7 @@ PACKAGES = (
     "simdist",
     "simdist.cluster",
     "simdist.faults",
+    "simdist.judges",
     "simdist.storage",
     "simdist.testing",
     "simdist.result",
@@ -54,6 +55,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "share": "Modules that all ranks share because they can be imported only once.",
         "program_time": "Virtual time that each program takes that a rank starts.",
         "strict": "Turns what the backend accepts in silence, hangs on or dies of into an error that names the calls.",
+        "judges": "`true`: all judges look on. A list names some: what they find fails the scenario.",
         "portable": "The scenario also runs on real processes; `simdist parity` takes it.",
         "time_scale": "On real processes, timeouts and durations are multiplied by this.",
     },
@@ -130,6 +132,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "same_states_as_without_faults": "What the ranks state is what they state without faults.",
         "samples_once": "Size of the data set: each sample is reported once an epoch with `simdist.samples`.",
         "max_files": "The greatest number of files on the disk at the end.",
+        "findings": "The judges that find something; by default none does.",
         "no_late_writes": "No process writes after its rank was started again.",
     },
 }

@@ -13,7 +13,16 @@ from simdist.c10d._rank_state import RankState
 from simdist.c10d.backends import GLOO, IDEAL
 from simdist.c10d.engine import Backend, Done, Flow
 from simdist.c10d.surface import Operation
-from simdist.c10d.surface._events import MessageRead, OperationAdmitted, OperationCalled, PayloadSampled, StoreRequested
+from simdist.c10d.surface._callsite import issued_by_torch
+from simdist.c10d.surface._events import (
+    MessageRead,
+    OperationAdmitted,
+    OperationCalled,
+    PayloadSampled,
+    StoreRequested,
+    WorkIssued,
+    WorkWaited,
+)
 from simdist.c10d.surface._generators import torch_generator
 from simdist.c10d.surface._modes import unseen_steps
 from simdist.c10d.surface._store import StoreServer
@@ -35,8 +44,11 @@ __all__ = [
     "StoreRequested",
     "StoreServer",
     "TorchState",
+    "WorkIssued",
+    "WorkWaited",
     "group_maker",
     "host_server",
+    "issued_by_torch",
     "problems_at_end",
     "torch_generator",
     "unseen_steps",

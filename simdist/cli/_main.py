@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ class _Commands(click.Group):
             context.exit(_INTERRUPTED)
 
 
+class _Judging(click.Command):
+    """A command with `--judge`, which needs no name."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if "--judge" in args:
+            from simdist.judges import with_names
+
+            args = with_names(args)
+        return super().parse_args(context, args)
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="simdist", message="%(prog)s %(version)s")
 def main() -> None:
@@ -58,7 +70,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
 
 
-@main.command()
+@main.command(cls=_Judging)
 @click.argument("file")
 @click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the file.")
 @click.option(
@@ -78,6 +90,13 @@ def main() -> None:
 )
 @click.option("--check-determinism", is_flag=True, help="Repeat in a fresh process and compare event for event.")
 @click.option("--strict", is_flag=True, help="Refuse what the backend accepts in silence, hangs on or dies of.")
+@click.option(
+    "--judge",
+    "judges",
+    multiple=True,
+    metavar="[NAME]",
+    help="Report what does not hold although nothing fails: all judges, or the one of this name; may repeat.",
+)
 @click.option("--show-output", is_flag=True, help="Print what the ranks print, with rank and virtual time.")
 @click.option("--real", type=click.Choice(["gloo", "nccl"]), help="Run it as real processes, over this backend.")
 @node_options
@@ -100,6 +119,7 @@ def run(
     flight_recorder: str | None,
     check_determinism: bool,
     strict: bool,
+    judges: tuple[str, ...],
     show_output: bool,
     real: str | None,
     nccl_wait: str,
@@ -114,6 +134,14 @@ def run(
 
     if strict:
         overrides = (*overrides, "strict=true")
+    if judges:
+        from simdist.judges import judges_named
+
+        try:
+            chosen = judges_named(judges)
+        except ValueError as error:
+            raise click.UsageError(f"--judge: {error}") from None
+        overrides = (*overrides, f"judges={json.dumps(chosen)}")
     outputs = Outputs(
         json=json_path,
         trace=trace_path,
@@ -128,7 +156,12 @@ def run(
     if real is not None:
         from simdist.cli._real import run_real_file
 
-        simulated = {"--check-determinism": check_determinism, "--strict": strict, "--streams": streams_path}
+        simulated = {
+            "--check-determinism": check_determinism,
+            "--strict": strict,
+            "--judge": judges,
+            "--streams": streams_path,
+        }
         refused = [name for name, given in simulated.items() if given]
         if refused:
             raise click.UsageError(f"{' and '.join(refused)}: a real run has none of that; leave out --real")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "heading",
     "print_failures",
+    "print_findings",
     "print_programs",
     "print_ranks",
     "print_shared",
@@ -43,7 +44,9 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     out.print(_setting(plan))
     out.print()
     print_ranks(out, result.ranks)
-    print_failures(out, result, report_of(result))
+    told = report_of(result)
+    print_findings(out, told.findings)
+    print_failures(out, result, told)
     print_timeline(out, result.events)
     if result.deadlock is not None:
         heading(out, "deadlock")
@@ -127,9 +130,17 @@ def _cells(rank: RankResult) -> tuple[str, str, str, str]:
     return code, format_duration(rank.ended_ns), str(rank.operations), str(rank.lives)
 
 
+def print_findings(out: Console, lines: Sequence[str]) -> None:
+    """What judges found."""
+    if lines:
+        heading(out, "findings")
+        for line in lines:
+            out.print(Text(f"  {line}"), soft_wrap=True)
+
+
 def print_failures(out: Console, result: RunResult, report: Report) -> None:
     """What went wrong on which ranks."""
-    if result.ok:
+    if result.ok or (result.findings and result.first_failure() is None and all(each.ok for each in result.faults)):
         return
     heading(out, "failures")
     for line in (*report.collectives, *report.ranks):

@@ -34,7 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simdist.device._aliases import block_of
-from simdist.device._claims import Claimant, claim, memory_of, release
+from simdist.device._claims import Claimant, claim, memory_of, release, values_now
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState
 from simdist.device._kernel_times import KernelRun, KernelTimes
@@ -66,6 +66,7 @@ __all__ = [
     "release",
     "remove_old_builds",
     "select_stream",
+    "values_now",
     "why_no_devices",
 ]
 

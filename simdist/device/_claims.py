@@ -18,7 +18,7 @@ import torch
 from simdist.device._aliases import NotYet, block_of, host, memory
 from simdist.device._state import account_of
 
-__all__ = ["Claimant", "Follower", "Outstanding", "claim", "memory_of", "release"]
+__all__ = ["Claimant", "Follower", "Outstanding", "claim", "memory_of", "release", "values_now"]
 
 Tensor = torch.Tensor
 
@@ -141,3 +141,14 @@ def memory_of(tensor: Tensor) -> Tensor:
     made = torch.empty(0, dtype=tensor.dtype)
     place = begin // size + tensor.storage_offset()
     return made.set_(base.untyped_storage(), place, tensor.shape, tensor.stride())
+
+
+def values_now(tensor: Tensor) -> Tensor | None:
+    """A CPU tensor over the memory of one on a device, for who looks on; None while an operation has still to fill it.
+
+    Unlike the program's own reading it waits for nothing, and leaves claims as they are.
+    """
+    block = getattr(tensor.untyped_storage(), "block", None)
+    if block is not None and type(block.host) is Outstanding and True in block.host.claims.values():
+        return None
+    return memory(tensor)

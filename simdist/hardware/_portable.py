@@ -31,6 +31,8 @@ def not_replayed(plan: Plan, backend: str, nodes: int = 1) -> tuple[NotReplayed,
     if plan.strict:
         found.append(NotReplayed("strict", "a real backend has no strict mode"))
     machine = Machine(backend, nodes, plan.max_restarts, why_no_namespaces)
+    if plan.judges:
+        found.append(NotReplayed("judges", "they look into simulated ranks"))
     for index, fault in enumerate(plan.faults):
         reason = fault.real_obstacle(machine) or _comes_after(fault.after, found, plan)
         if reason:

@@ -93,6 +93,14 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help='Virtual time that programs take which the script starts, such as "5ms" or "1h"; 0 by default.',
     )
+    ours.add_argument(
+        "--judge",
+        action="append",
+        nargs="?",
+        const="all",
+        metavar="NAME",
+        help="Report what does not hold although nothing fails: all judges, or the one of this name; may repeat.",
+    )
     ours.add_argument("--trace", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
     ours.add_argument("--events", metavar="OUT", help="Write each event as a line of JSON.")
     ours.add_argument("--timeline", metavar="OUT", help="Draw the run, as SVG or PNG.")
@@ -115,6 +123,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         LaunchError: names everything that is wrong.
         SystemExit: help was asked for, and printed.
     """
+    words = _with_judges(words)
     made = _parser()
     problems: list[str] = []
     env: dict[str, str] = {}
@@ -152,6 +161,14 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         program_ns = parse_duration(options.program_time)
     except ValueError as error:
         problems.append(f"--program-time: {error}")
+    judges: bool | tuple[str, ...] = False
+    if options.judge:
+        from simdist.judges import judges_named  # which runs without judges do not need
+
+        try:
+            judges = judges_named(options.judge)
+        except ValueError as error:
+            problems.append(f"--judge: {error}")
     seed = _whole("--seed", options.seed, 0, problems)
     if options.max_restarts < 0:
         problems.append(f"--max-restarts: {options.max_restarts} is too small; the least is 0")
@@ -208,12 +225,27 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         devices=devices or 0,
         device_model=model,
         program_ns=program_ns,
+        judges=judges,
         seed=seed or 0,
         faults=faults,
         words=tuple(words),
         **rendezvous,
     )
     return launch, options
+
+
+def _with_judges(words: Sequence[str]) -> list[str]:
+    """The words, those before the script with a name behind each `--judge`."""
+    if "--judge" not in words:
+        return list(words)
+    from simdist.judges import with_names
+
+    named = with_names(words)
+    try:
+        behind = len(_parser().parse_args(named).training_script_args)  # the script's own, left as they are
+    except LaunchError:
+        behind = 0
+    return [*named[: len(named) - behind], *words[len(named) - behind :]]
 
 
 def _nodes(text: str, problems: list[str]) -> tuple[int, int] | None:

@@ -46,6 +46,7 @@ class Launch:
     program_ns: int = 0  # what a program takes that a worker starts
     seed: int = 0
     faults: tuple[Fault, ...] = ()
+    judges: bool | tuple[str, ...] = False
     words: tuple[str, ...] = field(default=(), compare=False)  # as they were given
 
     @property

@@ -68,6 +68,7 @@ def launch(
             monitor_ns=plan.monitor_ns,
             grace_ns=plan.grace_ns,
             program_ns=plan.program_ns,
+            judges=plan.judges,
             echo=logs.take,
             echo_last_lines=True,
             progress=progress,

@@ -12,15 +12,15 @@ pytest plugin, the command line and `spawn`:
     ranks 0, 2, 3, at 900.008 us to 950.008 us: returned
     replay: simdist.run(train, world_size=4, seed=0)
 
-It says, from top to bottom: the setting; the faults that struck; the deadlock; the collectives that ranks did not call
-alike (`_collectives.py`); for each rank, those that did the same together, how it ended, what it did last and what it
-printed (`_stanzas.py`); how to see it again. It rests on the result and its events alone, so a run on real processes
-has the same report. `report_of` (`_report.py`) makes it, within `LINES` lines of `WIDTH` letters for any number of
-ranks.
+It says, from top to bottom: the setting; the faults that struck; what judges found; the deadlock; the collectives that
+ranks did not call alike (`_collectives.py`); for each rank, those that did the same together, how it ended, what it did
+last and what it printed (`_stanzas.py`); how to see it again. It rests on the result and its events alone, so a run on
+real processes has the same report. `report_of` (`_report.py`) makes it, within `LINES` lines of `WIDTH` letters for any
+number of ranks.
 """
 
 from simdist.result._report import LINES, WIDTH, Report, report_of
-from simdist.result._result import Event, FaultResult, RankResult, RunResult, Status
+from simdist.result._result import Event, FaultResult, JudgeFinding, RankResult, RunResult, Status
 from simdist.result._spans import Span, spans_of
 from simdist.result._words import how_it_ended
 
@@ -29,6 +29,7 @@ __all__ = [
     "WIDTH",
     "Event",
     "FaultResult",
+    "JudgeFinding",
     "RankResult",
     "Report",
     "RunResult",

@@ -17,6 +17,7 @@ __all__ = ["LINES", "WIDTH", "Report", "report_of"]
 LINES = 34  # at most, without the replay; what stands above it needs its room too
 WIDTH = 118
 _FAULTS = 4
+_FINDINGS = 10
 _DEADLOCK = 6
 _TRACEBACK = 16
 _LONGEST = 2000  # letters of one of its lines
@@ -37,6 +38,7 @@ class Report:
     headline: str  # how many failed, and how the first of them did
     setting: str
     faults: tuple[str, ...]  # that struck, and that never did
+    findings: tuple[str, ...]  # of judges
     deadlock: tuple[str, ...]
     collectives: tuple[str, ...]  # that ranks did not call alike
     ranks: tuple[str, ...]
@@ -46,7 +48,7 @@ class Report:
     def lines(self, *, deadlock: bool = True) -> list[str]:
         """All but headline, traceback and replay; the deadlock too may stand elsewhere."""
         told = self.deadlock if deadlock else ()
-        return [self.setting, *self.faults, *told, *self.collectives, *self.ranks][:LINES]
+        return [self.setting, *self.faults, *self.findings, *told, *self.collectives, *self.ranks][:LINES]
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *self.traceback, *([f"replay: {self.replay}"] if self.replay else [])])
@@ -66,15 +68,17 @@ def report_of(
     """
     first = result.first_failure() if first is None else first
     faults = _fault_lines(result)
+    findings = [line for finding in result.findings for line in finding.lines()][:_FINDINGS]
     deadlock = result.deadlock
     told = str(deadlock).splitlines()[:_DEADLOCK] if deadlock is not None else []
     collectives = uneven_collectives(result.events, strict=result.strict)
-    room = LINES - 1 - len(faults) - len(told) - len(collectives)
+    room = LINES - 1 - len(faults) - len(findings) - len(told) - len(collectives)
     ranks = stanza_lines(stanzas_of(result, first, tracebacks or {}, ended), first, room)
     return Report(
         headline=_headline(result, ended),
         setting=_setting(result),
         faults=_cut(faults),
+        findings=_cut(findings),
         deadlock=_cut(told),
         collectives=_cut(collectives),
         ranks=_cut(ranks),
@@ -85,10 +89,18 @@ def report_of(
 
 def _headline(result: RunResult, ended: Ended) -> str:
     first = result.first_failure()
+    if first is None and result.findings:
+        return _found_headline(result)
     if first is None:
         return _idle_headline(sum(not fault.ok for fault in result.faults))
     failed = sum(not rank.ok for rank in result.ranks)
     return f"{failed} of {len(result.ranks)} ranks failed, rank {first.rank} first: {_clipped(ended(first))}"
+
+
+def _found_headline(result: RunResult) -> str:
+    finding = result.findings[0]
+    who = f", rank {finding.rank}" if finding.rank >= 0 else ""
+    return f"every rank came to its end, but judge {finding.judge} found{who}: {_clipped(finding.problem)}"
 
 
 def _idle_headline(idle: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from simdist.errors import DeadlockError, RunFailedError
 from simdist.values import repr_of, text_of
 
-__all__ = ["Event", "FaultResult", "RankResult", "RunResult", "Status"]
+__all__ = ["Event", "FaultResult", "JudgeFinding", "RankResult", "RunResult", "Status"]
 
 Status = Literal["returned", "raised", "exited", "killed", "hung"]
 
@@ -118,6 +118,55 @@ class FaultResult:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeFinding:
+    """Something that a judge found, at the first moment at which it did not hold.
+
+    `problem` says what; `rank` is the rank to blame (-1: none in particular), in its life `life`. `step` is the step
+    as the program counts them (`simdist.step`), else that of the optimizer, from 0; None before the first. `subject`
+    is the tensor, key or file. `where` is the line of the program on that rank ("train.py:12 in step"), `against` the
+    other line, on the ranks that did as they should. `notes` is what explains it.
+    """
+
+    judge: str
+    problem: str
+    rank: int = -1
+    life: int = 0
+    time_ns: int = 0
+    step: int | None = None
+    subject: str = ""
+    where: str = ""
+    against: str = ""
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The finding as a report has it."""
+        words = [
+            *([f"rank {self.rank}"] if self.rank >= 0 else []),
+            *([f"life {self.life}"] if self.life else []),
+            *([f"step {self.step}"] if self.step is not None else []),
+            *([self.where] if self.where else []),
+        ]
+        head = f"judge {self.judge}{': ' if words else ''}{', '.join(words)}"
+        other = [f"against: {self.against}"] if self.against else []
+        return [head, f"    {self.problem}", *(f"    {line}" for line in (*other, *self.notes))]
+
+    def summary(self) -> dict[str, Any]:
+        """The finding as JSON-ready data."""
+        return {
+            "judge": self.judge,
+            "problem": self.problem,
+            "rank": self.rank,
+            "life": self.life,
+            "time_ns": self.time_ns,
+            "step": self.step,
+            "subject": self.subject,
+            "where": self.where,
+            "against": self.against,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """The outcome of one world.
 
@@ -127,7 +176,9 @@ class RunResult:
     settings; empty where nobody knows them. `faults` tells of each fault whether it struck. `shared_state` names what
     ranks changed in the host's process that all of them share, and that nothing keeps apart. `programs` names the
     programs outside the simulation that ranks started, and the connections that they made to what is outside, with the
-    line: what these answer is no function of the seed.
+    line: what these answer is no function of the seed. `judges` names the judges that looked on, and `findings` is what
+    they found, and what `simdist.always` did. `sometimes` has each name of `simdist.sometimes` that a rank passed, and
+    whether it held.
     """
 
     digest: str
@@ -144,11 +195,15 @@ class RunResult:
     faults: tuple[FaultResult, ...] = ()
     shared_state: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    judges: tuple[str, ...] = ()
+    findings: tuple[JudgeFinding, ...] = ()
+    sometimes: tuple[tuple[str, bool], ...] = ()
 
     @property
     def ok(self) -> bool:
-        """True if every rank returned or exited with code 0, and every fault struck that is not optional."""
-        return all(rank.ok for rank in self.ranks) and all(fault.ok for fault in self.faults)
+        """True if every rank returned or exited with code 0, every fault struck that is not optional, and no judge
+        found anything."""
+        return all(rank.ok for rank in self.ranks) and all(fault.ok for fault in self.faults) and not self.findings
 
     @property
     def values(self) -> list[Any]:
@@ -166,8 +221,8 @@ class RunResult:
 
         Raises:
             RunFailedError: its text is the run's report (`report_of`): each rank's end and last operations, the
-                faults that struck and those that never did, the collectives that ranks did not call alike, how to
-                replay it. Its `__cause__` is the first failed rank's exception, or the deadlock.
+                faults that struck and those that never did, what judges found, the collectives that ranks did not call
+                alike, how to replay it. Its `__cause__` is the first failed rank's exception, or the deadlock.
         """
         if self.ok:
             return
@@ -192,6 +247,9 @@ class RunResult:
             "faults": [fault.summary() for fault in self.faults],
             "shared_state": list(self.shared_state),
             "programs": list(self.programs),
+            "judges": list(self.judges),
+            "findings": [finding.summary() for finding in self.findings],
+            "sometimes": dict(self.sometimes),
             "report": None if self.ok else str(report_of(self)),
         }
 

@@ -32,7 +32,7 @@ from simdist.scenario._schema import (
     topology_spec,
 )
 from simdist.scenario._workload import WorkloadError, import_workload, importable
-from simdist.values import brief, found
+from simdist.values import brief, found, guess_or_list
 
 __all__ = ["load", "load_faults"]
 
@@ -323,7 +323,22 @@ class _Loader:
             samples_once=section.samples_once,
             max_files=section.max_files,
             no_late_writes=section.no_late_writes,
+            findings=self._judges_of(section.findings),
         )
+
+    def _judges_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The judges that are expected to find something, which have to be among those of the scenario."""
+        if not names:
+            return ()
+        from simdist.judges import JUDGES  # which scenarios without judges do not need
+
+        asked = self.table.get("judges", False)
+        known = list(JUDGES) if asked is True else asked if isinstance(asked, list) else []
+        for index, name in enumerate(names):
+            if name not in known:
+                text = f"{brief(name)} is no judge of this scenario{guess_or_list(name, known) if known else ''}"
+                self._problem(("expect", "findings", index), text)
+        return tuple(names)
 
     def _exception(self, name: str, pattern: str | None, wanted: Any) -> None:
         if wanted.type is None and wanted.message is None and pattern is None:

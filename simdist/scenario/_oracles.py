@@ -106,6 +106,17 @@ def _faults_strike(seen: Seen) -> Iterator[Verdict]:
     yield Verdict("faults_strike", not idle, text)
 
 
+def _judges(seen: Seen) -> Iterator[Verdict]:
+    if not seen.result.judges:
+        return
+    found = list(dict.fromkeys(finding.judge for finding in seen.result.findings))
+    text = "; ".join(f"{each.judge}: {each.problem}" for each in seen.result.findings[:2])
+    missing = [name for name in seen.plan.expect.findings if name not in found]
+    text = "; ".join([*([text] if text else []), *(f"{name} found nothing" for name in missing)])
+    ok = set(found) == set(seen.plan.expect.findings)
+    yield Verdict("judges", ok, text or f"{', '.join(seen.result.judges)}: nothing found")
+
+
 def _equal_values(seen: Seen) -> Iterator[Verdict]:
     keys = seen.plan.expect.equal_values
     if keys is None:
@@ -284,6 +295,7 @@ _ORACLES: tuple[Callable[[Seen], Iterator[Verdict]], ...] = (
     _exceptions,
     _restarts,
     _faults_strike,
+    _judges,
     _equal_values,
     _same_as_without_faults,
     _bounds,

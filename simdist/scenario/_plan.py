@@ -7,11 +7,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist._settings import START_TIME
 from simdist.faults import Fault
 from simdist.result import Status
+
+if TYPE_CHECKING:
+    from simdist.judges import Judge
 
 __all__ = ["Expectations", "ExpectedException", "Plan", "Verdict", "Workload"]
 
@@ -67,6 +70,7 @@ class Expectations:
     samples_once: int | None = None  # so many samples an epoch has
     max_files: int | None = None  # in the end
     no_late_writes: bool = False
+    findings: tuple[str, ...] = ()  # the judges that find something
 
     @property
     def needs_undisturbed(self) -> bool:
@@ -93,6 +97,7 @@ class Plan:
     share: Sequence[str] = ()
     program_ns: int = 0  # `program_time` in the file: what a program outside the simulation takes
     strict: bool | None = None
+    judges: bool | Sequence[str | Judge] = False
     portable: bool = False  # the same file is meant for real processes too
     time_scale: float = 1.0  # there: real seconds per virtual second
     cluster: Mapping[str, Any] = field(default_factory=dict)

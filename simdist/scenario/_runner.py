@@ -81,7 +81,7 @@ def run_scenario(
         baseline = None
         if plan.expect.needs_undisturbed:
             with run_folder(f"{plan.name}-undisturbed", plan.seed, folder) as other:
-                baseline = simulate(replace(plan, faults=(), max_restarts=0), other, None, progress)
+                baseline = simulate(replace(plan, faults=(), max_restarts=0, judges=False), other, None, progress)
         verdicts = judge(Seen(plan, result, baseline, tmp, single=alone(plan)))
         state = state_of(plan, tmp)
     return ScenarioReport(plan, result, verdicts, baseline, state)
@@ -92,7 +92,8 @@ def alone(plan: Plan) -> RunResult | None:
     if plan.expect.same_as_one_rank is None:
         return None
     with run_folder(f"{plan.name}-alone", plan.seed) as tmp:
-        return simulate(replace(plan, world_size=1, cluster={}, faults=(), max_restarts=0, min_hosts=None), tmp)
+        alone = replace(plan, world_size=1, cluster={}, faults=(), max_restarts=0, min_hosts=None, judges=False)
+        return simulate(alone, tmp)
 
 
 def simulate(
@@ -143,6 +144,7 @@ def simulate(
             isolate=plan.isolate,
             share=plan.share,
             strict=plan.strict,
+            judges=plan.judges,
             record_results=record_results,
             echo=echo,
             progress=progress,

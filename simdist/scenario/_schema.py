@@ -122,6 +122,7 @@ HEADER = section(
         "share": (SETTINGS["share"], ()),
         "program_time": (SETTINGS["program_ns"], 0),
         "strict": (SETTINGS["strict"], None),
+        "judges": (SETTINGS["judges"], False),
         "portable": (Truth(), False),
         "time_scale": (Number(above=0), 1.0),
     },
@@ -217,6 +218,7 @@ class Expect(_Section):
     samples_once: Count | None = None
     max_files: Count | None = None
     no_late_writes: bool = False
+    findings: Annotated[list[str], BeforeValidator(_one_or_more)] = []
 
 
 _M = TypeVar("_M", bound=BaseModel)

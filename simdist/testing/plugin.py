@@ -20,6 +20,7 @@ of `self` in a test class), as processes would. Inside, `monkeypatch.setenv`, `c
 | policy | None | order of ranks that could run at once: "fifo" or "random"; None: fifo for seed 0, else random |
 | faults | () | faults from `simdist.faults`, or a function of the seed that returns them |
 | strict | None | as `simdist.run`'s |
+| judges | False | likewise: True, or names and instances of judges; with `--simdist-judges` True is the default |
 | max_restarts, cluster, env, start_time, isolate, share, program_ns, stall_s | | likewise |
 
 A parametrized argument of the test with the name of a keyword (`parametrize("world_size", [2, 4])`) sets it. Markers of
@@ -35,7 +36,8 @@ The fixture `sim` (see `Sim`) is for tests that drive worlds from outside; such 
 With `@pytest.mark.simdist_sweep(world_size=2, ...)` the body is run once undisturbed, and then once for each crash at
 each moment (`simdist.sweep` has the keywords), and has to come back each time. Its fixture `disk` is its disk's folder.
 
-Options: `--simdist-seed`, `--simdist-seeds`, `--simdist-check-determinism`, `--simdist-trace`.
+Options: `--simdist-seed`, `--simdist-seeds`, `--simdist-check-determinism`, `--simdist-judges`,
+`--simdist-trace`.
 
 pytest loads this module in every run, so it imports nothing but pytest; open `_plugin/__init__.py` for the rest.
 """
@@ -86,6 +88,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         action="store_true",
         help="repeat each simulated test in a fresh process, and fail it at the first event that differs",
     )
+    group.addoption(
+        "--simdist-judges", action="store_true", help="let all judges look on in each simulated test, unless it says"
+    )
     group.addoption("--simdist-trace", metavar="DIR", help="write a Chrome trace of each simulated world to DIR")
     group.addoption("--simdist-events", metavar="DIR", help="write the events of each simulated world to DIR, as lines")
 
@@ -108,8 +113,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and make the folders that options name."""
     config.addinivalue_line(
         "markers",
-        "simdist(world_size=4, *, backend, seeds, faults, strict, policy, init, timeout, max_restarts, cluster, env, "
-        "start_time, isolate, share, program_ns, stall_s): run the test's body on every rank of a simulated world",
+        "simdist(world_size=4, *, backend, seeds, faults, strict, judges, policy, init, timeout, max_restarts, "
+        "cluster, env, start_time, isolate, share, program_ns, stall_s): run the test's body on every rank of a "
+        "simulated world",
     )
     config.addinivalue_line(
         "markers",
@@ -141,6 +147,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     words = [
         *([f"seed {option.simdist_seed}"] if option.simdist_seed is not None else []),
         *([f"{option.simdist_seeds} seeds each"] if option.simdist_seeds is not None else []),
+        *(["all judges"] if option.simdist_judges else []),
         *(["each test twice, events compared"] if option.simdist_check_determinism else []),
         *([f"traces in {option.simdist_trace}"] if option.simdist_trace else []),
     ]

@@ -6,10 +6,11 @@ import ctypes
 import mmap
 import random
 from array import array
+from typing import Any
 
 from simdist.inside._facts import fact
 
-__all__ = ["address_of_buffer", "own_random_words", "word_in", "words_at"]
+__all__ = ["address_of_buffer", "bytes_at", "own_random_words", "word_in", "words_at"]
 
 _RANDOM_WORDS = 624
 _BUFFER_BYTES = 128  # more than a `Py_buffer` takes
@@ -19,6 +20,17 @@ _SIMPLE = 0  # PyBUF_SIMPLE
 def words_at(address: int, count: int) -> memoryview[int]:
     """The 32-bit words in memory from an address on."""
     return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
+
+
+def bytes_at(address: int, size: int) -> Any:
+    """The bytes in memory from an address on, shared, as something with a buffer. Hot: kinds of arrays are kept."""
+    kind = _KINDS.get(size)
+    if kind is None:
+        kind = _KINDS[size] = ctypes.c_char * size
+    return kind.from_address(address)
+
+
+_KINDS: dict[int, Any] = {}  # by size
 
 
 def word_in(thing: object) -> int:

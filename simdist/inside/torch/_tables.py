@@ -13,6 +13,7 @@ from torch import _utils as torch_utils
 from torch import serialization as _serialization
 from torch.fx import _symbolic_trace
 from torch.utils import _pytree
+from torch.utils.data import dataloader as _dataloader
 from torch.utils.data._utils import signal_handling, worker
 
 from simdist.inside._facts import fact
@@ -24,6 +25,7 @@ __all__ = [
     "decompositions",
     "find_cpu_count",
     "fsdp_profiler",
+    "loader_iterators",
     "loader_signals",
     "loader_worker",
     "print_options",
@@ -44,6 +46,8 @@ unpickling: Any = _weights_only_unpickler
 decompositions: Any = importlib.import_module("torch._decomp")
 loader_worker: Any = worker
 loader_signals: Any = signal_handling
+loader_iterators: Any = _dataloader._BaseDataLoaderIter
+"""The class of all iterators of loaders, which has `__init__`, `_reset`, `_next_index` and `__next__`."""
 
 
 _TRACING_FLAG = "_is_fx_tracing_flag"  # until torch 2.13; since 2.14 each thread has its own
@@ -110,6 +114,7 @@ def _tables_are_known() -> str:
         or missing(unpickling, ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals"))
         or missing(decompositions, ("global_decomposition_table", "register_decomposition"))
         or missing(loader_worker, ("_worker_info",))
+        or missing(loader_iterators, ("_reset", "_next_index", "__next__"))
         or missing(tracing, ("CURRENT_PATCHER",))
         or (missing(tracing, (_TRACING_FLAG,)) and missing(tracing, ("_is_fx_tracing_tls",)))
         or ("" if print_options() and type(safe_globals()) is set and saved_places() else "a table is of another kind")

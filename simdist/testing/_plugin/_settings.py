@@ -32,6 +32,7 @@ from simdist.values import (
 if TYPE_CHECKING:
     from simdist.cluster import Cluster
     from simdist.faults import Fault
+    from simdist.judges import Judge
 
 __all__ = [
     "MARKER",
@@ -56,6 +57,7 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     faults: Sequence[Fault] | Callable[[int], Sequence[Fault]] = ()
     strict: bool | None = None
+    judges: bool | Sequence[str | Judge] = False
     policy: str | None = None
     init: bool | None = None  # None: for the body of a marked test, not for worlds of `sim`
     timeout: int | None = None
@@ -127,6 +129,8 @@ def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, A
     for name, value in (parameters or {}).items():
         if name in MARKER and name != "seeds":
             given[name] = value
+    if node.config.option.simdist_judges:
+        given.setdefault("judges", True)
     checked = _checked(given, problems)
     fixed = checked.get("faults", ())
     if not callable(fixed):
@@ -275,6 +279,7 @@ MARKER: Mapping[str, Spec] = {
     "seeds": _Seeds(),
     "faults": _OrFunction(SETTINGS["faults"]),
     "strict": SETTINGS["strict"],
+    "judges": SETTINGS["judges"],
     "policy": Maybe(SETTINGS["policy"]),
     "init": Maybe(Truth()),
     "timeout": Maybe(_TIME),

@@ -22,7 +22,7 @@ def failure_of(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> Ba
     """What to raise for a world; None if it did well.
 
     A rank that an injected fault killed or stopped did not fail. A fault that never struck is a failure, unless it is
-    optional. `tracebacks` tell where the ranks stand that did not end by themselves.
+    optional; what a judge found is one too. `tracebacks` tell where the ranks stand that did not end by themselves.
     """
     for rank in result.ranks:
         if isinstance(rank.exception, _ENDS_ALL):
@@ -33,7 +33,7 @@ def failure_of(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> Ba
         return skipped[0].exception
     first = primary_of(result)
     if first is None:
-        return _never_struck(result)
+        return _never_struck(result) or _found(result)
     if is_skip(first.exception):
         return _disagreement(skipped, left)
     if first.exception is not None:
@@ -72,6 +72,16 @@ def _disagreement(skipped: Sequence[RankResult], all_ranks: Sequence[RankResult]
         f"{'rank' if len(skipped) == 1 else 'ranks'} {ranks} of {len(all_ranks)} skipped ({first.exception}), "
         "the others went on; either every rank skips a test, or none: a rank that has nothing to check returns"
     )
+
+
+def _found(result: RunResult) -> BaseException | None:
+    """What judges found, as the test's failure; the report below it has the rest."""
+    if not result.findings:
+        return None
+    finding = result.findings[0]
+    who = f"rank {finding.rank}" if finding.rank >= 0 else "the ranks"
+    where = f" at {finding.where}" if finding.where else ""
+    return pytest.fail.Exception(f"judge {finding.judge} found, on {who}{where}: {finding.problem}")
 
 
 def _never_struck(result: RunResult) -> BaseException | None:

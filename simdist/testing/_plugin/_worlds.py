@@ -94,6 +94,7 @@ class Worlds:
             argv=argv,
             policy=policy_for(settings.policy, seed),
             strict=settings.strict,
+            judges=settings.judges,
             stall_s=settings.stall_s,
             echo=self._echo(),
             replay=replay_command(self.item, self.seed),

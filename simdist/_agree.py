@@ -1,0 +1,189 @@
+"""`simdist.agree`: one training on one rank and on several, which must come to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simdist._layouts import (
+    Layout,
+    Leaf,
+    in_order,
+    leaves_of,
+    ratio_between,
+    relative_error,
+    tolerance_of,
+    whole_of,
+)
+from simdist.api import run
+from simdist.errors import ArgumentError, RunFailedError
+from simdist.result import RunResult, report_of
+
+__all__ = ["AgreeReport", "LayoutDifference", "agree"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutDifference:
+    """Where a layout first differs from one rank: the step (None: at the end), the value's name, and how.
+
+    `error` is the largest difference relative to the largest element, `tolerance` what its type allows. `ratio` is what
+    the value of one rank was multiplied by, where that is all that differs.
+    """
+
+    layout: Layout
+    problem: str
+    step: int | None = None
+    name: str = ""
+    error: float = 0.0
+    tolerance: float = 0.0
+    ratio: float | None = None
+
+    def __str__(self) -> str:
+        where = f", step {self.step}" if self.step is not None else ""
+        return f"{self.layout}{where}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeReport:
+    """What `agree` found: for each layout that differs from one rank, the first difference; and all results."""
+
+    layouts: tuple[Layout, ...]
+    differences: tuple[LayoutDifference, ...]
+    compared: int  # values of one rank that each layout was held against
+    results: tuple[RunResult, ...]  # of one rank, and of each layout
+
+    @property
+    def ok(self) -> bool:
+        """True if every layout agrees with one rank."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        bad = {difference.layout: difference for difference in self.differences}
+        return "\n".join(
+            str(bad[layout]) if layout in bad else f"{layout}: {self.compared} values as on one rank"
+            for layout in self.layouts
+        )
+
+    def raise_for_failure(self) -> None:
+        """Do nothing if all layouts agree.
+
+        Raises:
+            RunFailedError: its text is the report.
+        """
+        if not self.ok:
+            raise RunFailedError(f"{len(self.differences)} of {len(self.layouts)} layouts differ from one rank\n{self}")
+
+
+def agree(
+    train: Callable[[Layout], Any],
+    *,
+    layouts: Iterable[Layout | int | Mapping[str, int]],
+    tolerance: float | None = None,
+    **settings: Any,
+) -> AgreeReport:
+    """Run one training on one rank and in each layout, and compare what the ranks return, step by step.
+
+    `train(layout)` is called on every rank. It trains with the same global batch in every layout, which it shares out
+    as `layout["dp"]` and the like say, and returns what has to agree: numbers and tensors under names, such as
+    `{"loss": [...], "grad_norm": [...], "gradients": [{...}, ...], "parameters": {...}}`. Lists are steps.
+    A rank may return its part of a tensor: a DTensor, or a plain one that is smaller in one dimension, whose parts lie
+    in the order of ranks. A rank without a value leaves its name out.
+
+    Args:
+        train: the program of a rank.
+        layouts: numbers of ranks, or mappings such as `{"dp": 2, "tp": 2}`.
+        tolerance: how far values may lie apart, relative to the largest element; by default what sums in another order
+            make of their type: 1.2e-4 in float32, 0.03 in float16, 0.09 in bfloat16, 2.3e-13 in float64. Numbers that
+            are no tensors count as float32.
+        settings: further settings of `simdist.run`.
+
+    Returns:
+        For each layout that does not agree the first step and name, and how it differs.
+
+    Raises:
+        ArgumentError: a layout is none, or `train` returned nothing to compare.
+        RunFailedError: the run on one rank failed.
+    """
+    wanted, lines = [], []
+    for index, given in enumerate(layouts):
+        try:
+            wanted.append(Layout.of(given))
+        except ValueError as error:
+            lines.append(f"layouts[{index}]: {error}")
+    if "world_size" in settings:
+        lines.append("world_size: follows from the layout; leave it out")
+    if lines:
+        raise ArgumentError("simdist.agree", lines)
+    single = run(train, world_size=1, args=(Layout(),), **settings)
+    single.raise_for_failure()
+    reference = in_order(list(leaves_of(single.ranks[0].value)))
+    if not [leaf for leaf in reference if leaf.value is not None]:
+        raise ArgumentError("simdist.agree", ["train: returned nothing to compare; return tensors under names"])
+    results = [run(train, world_size=layout.world_size, args=(layout,), **settings) for layout in wanted]
+    found = [
+        _first_difference(layout, result, reference, tolerance) for layout, result in zip(wanted, results, strict=True)
+    ]
+    differences = tuple(each for each in found if each is not None)
+    return AgreeReport(tuple(wanted), differences, len(reference), (single, *results))
+
+
+def _first_difference(
+    layout: Layout, result: RunResult, reference: list[Leaf], tolerance: float | None
+) -> LayoutDifference | None:
+    if not result.ok:
+        return LayoutDifference(layout, f"the run failed: {report_of(result).headline}")
+    returned: dict[tuple[int | None, str], dict[int, Any]] = {}
+    for rank in result.ranks:
+        for leaf in leaves_of(rank.value):
+            if leaf.value is not None:
+                returned.setdefault((leaf.step, leaf.name), {})[rank.rank] = leaf.value
+    for leaf in reference:
+        values = returned.pop((leaf.step, leaf.name), {})
+        difference = _difference(layout, leaf, values, tolerance)
+        if difference is not None:
+            return replace(difference, step=leaf.step, name=leaf.name)
+    for (step, name), values in returned.items():
+        return LayoutDifference(layout, f"{name} of rank {min(values)} is none of the run on one rank", step, name)
+    return None
+
+
+def _difference(
+    layout: Layout, leaf: Leaf, values: Mapping[int, Any], tolerance: float | None
+) -> LayoutDifference | None:
+    name = leaf.name or "the value"
+    if not values:
+        return LayoutDifference(layout, f"no rank returned {name}")
+    if isinstance(leaf.value, str | bytes):
+        wrong = next((rank for rank, value in values.items() if value != leaf.value), None)
+        return None if wrong is None else LayoutDifference(layout, f"{name} of rank {wrong} is another text")
+    try:
+        (expected,) = whole_of({0: leaf.value}, _tensor(leaf.value), 1).values()  # type: ignore[union-attr]
+        whole = whole_of(values, expected, layout.world_size)
+    except (TypeError, ValueError, RuntimeError) as error:
+        return LayoutDifference(layout, f"{name} can't be compared: {error}")
+    if isinstance(whole, str):
+        return LayoutDifference(layout, f"{name} {whole}")
+    allowed = tolerance_of(expected.dtype) if tolerance is None else tolerance
+    errors = {who: relative_error(value, expected) for who, value in whole.items()}
+    of_parts = any(who.startswith("ranks [") for who in whole)  # in whichever of the orders they lie
+    worst = min(errors, key=errors.__getitem__) if of_parts else max(errors, key=errors.__getitem__)
+    if errors[worst] <= allowed:
+        return None
+    ratio = ratio_between(whole[worst], expected)
+    times = f": it is {ratio:.4g} times that of one rank" if ratio is not None else ""
+    return LayoutDifference(
+        layout,
+        f"{name} of {worst} differs by {errors[worst]:.2g} of its largest element, and may by {allowed:.2g}{times}",
+        error=errors[worst],
+        tolerance=allowed,
+        ratio=ratio,
+    )
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    if hasattr(value, "placements"):
+        return value.to_local()
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.tensor(float(value))

@@ -1,0 +1,206 @@
+"""What is left over when all ranks have come to their end: collectives that some called more often, groups that some
+never joined, works that nobody waited for, messages that nobody received.
+
+Strict worlds make an error of the last two themselves; there this judge says nothing of them.
+
+Works on devices are ordered by streams, and a program may wait for those instead: nobody has to wait for them here.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from simdist.c10d import WorkIssued, issued_by_torch
+from simdist.judges._judge import Ending, Hearing, Judge, Moment
+from simdist.judges._sites import site_of
+from simdist.values import rank_text
+
+__all__ = ["Collectives"]
+
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce")
+_MOST_OPEN = 256  # collectives that some ranks have still to call
+
+
+class Collectives(Judge):
+    """Every rank calls every collective of its groups, and somebody waits for all that a program issues."""
+
+    name: ClassVar[str] = "collectives"
+
+    def begin(self, hearing: Hearing) -> None:
+        """Look at what is issued, and at the end at what is left."""
+        watch = _Watch(hearing)
+        hearing.listen(WorkIssued, watch.on_issue)
+        hearing.at_end(watch.on_end)
+
+
+@dataclass(slots=True)
+class _Last:
+    """The last collective of a rank in a group."""
+
+    moment: Moment
+    name: str
+    elements: int
+
+    def said(self) -> str:
+        """The call, in words."""
+        return f"{self.name} of {self.elements} elements" if self.name in _SAME_SIZE else self.name
+
+
+class _Watch:
+    """What the judge remembers of one world."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._groups: dict[Any, dict[int, _Last]] = {}  # by communicator and rank
+        self._open: dict[
+            tuple[Any, int], dict[int, _Last] | None
+        ] = {}  # called by some of their ranks, by group and number
+        self._different: tuple[Any, int, dict[int, _Last]] | None = None  # the first that ranks did not call alike
+        # By life and rank what torch keeps per process, with the works that nobody has waited for yet. They are kept
+        # there only: a work that is over must not keep its tensors.
+        self._states: dict[tuple[int, int], Any] = {}
+
+    def on_issue(self, event: WorkIssued) -> None:
+        """A work was issued."""
+        work = event.work
+        process = work.process
+        if process.parent is not None or not work.member.communicator.counted:
+            return
+        frame = sys._getframe(1)
+        moment = self._hearing.moment(process, site_of(frame))
+        if work.name not in ("send", "recv"):
+            last = _Last(moment, work.name, sum(math.prod(shape) for shape in event.shapes))
+            self._groups.setdefault(work.member.communicator, {})[process.rank] = last
+            if self._different is None:
+                self._compare(work.member.communicator, work.sequence, last)
+        if event.asynchronous and not self._hearing.strict and not getattr(work, "inner", False):
+            alone = work.member.communicator.size == 1  # then there is nothing to wait for
+            if not (alone or issued_by_torch(frame) or _is_on_device(work.outputs)):
+                state = self._states[process.life, process.rank] = process.torch_state
+                state.unwaited[work] = moment
+
+    def _compare(self, group: Any, number: int, call: _Last) -> None:
+        """Hold a call against those of the other ranks; the last one decides."""
+        calls = self._open.setdefault((group, number), {})
+        if calls is None or call.moment.rank in calls or call.name == "coalesced":
+            self._open[group, number] = None  # several calls share a number: which are alike is not to be seen here
+            return
+        calls[call.moment.rank] = call
+        if len(calls) == group.size:
+            del self._open[group, number]
+            if len({each.said() for each in calls.values()}) > 1:
+                self._different = group, number, calls
+        elif len(self._open) > _MOST_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def on_end(self, ending: Ending) -> None:
+        """The world has ended."""
+        last = len(ending.statuses) - 1
+        if not ending.all_returned(last):
+            return  # what is left over then follows from what failed
+        left: dict[Any, Moment] = {
+            work: moment
+            for (life, _), state in self._states.items()
+            if life == last
+            for work, moment in state.unwaited.items()
+            if not (work.done and work.polling is not None)  # seen to be done
+        }
+        failed = _groups_that_failed(
+            ending,
+            {(work.process.rank, work.member.communicator.name, work.name, work.sequence) for work in left},
+        )
+        if self._different is not None and _life(self._different[2]) == last:
+            if self._different[0].name not in failed:
+                self._tell_of_different(*self._different)
+            return
+        found = [
+            self._look_at_group(group, ranks)
+            for group, ranks in self._groups.items()
+            if _life(ranks) == last and group.name not in failed
+        ]
+        if not any(found):
+            for work, moment in left.items():
+                if work.member.communicator.name not in failed:
+                    self._tell_of_work(work, moment)
+
+    def _tell_of_different(self, group: Any, number: int, calls: dict[int, _Last]) -> None:
+        said = Counter(call.said() for call in calls.values())
+        # Between equally many those of the highest rank count as right: a lone root is more often the odd one.
+        expected = max(said, key=lambda text: (said[text], max(r for r, call in calls.items() if call.said() == text)))
+        blamed = min(rank for rank, call in calls.items() if call.said() != expected)
+        others = sorted(rank for rank, call in calls.items() if call.said() == expected)
+        self._hearing.find(
+            f"{calls[blamed].said()} as #{number} in group {group.name!r}, where {rank_text(others)} called {expected}",
+            calls[blamed].moment,
+            subject=group.name,
+            against=calls[others[0]].moment.where,
+        )
+
+    def _look_at_group(self, group: Any, called: dict[int, _Last]) -> bool:
+        absent = [rank for rank, member in enumerate(group.members) if member is None]
+        if absent:
+            rank = min(called)
+            self._hearing.find(
+                f"{rank_text(sorted(called))} used group {group.name!r}, which {len(absent)} of its {group.size} "
+                "members never joined",
+                called[rank].moment,
+                subject=group.name,
+            )
+            return True
+        counts = {member.process.rank: member.sequence for member in group.members}
+        if len(set(counts.values())) < 2:
+            return False
+        most = max(Counter(counts.values()).values())
+        usual = {count for count in counts.values() if list(counts.values()).count(count) == most}
+        expected = min(usual)  # between equally many, those who called less were not joined by the others
+        blamed = next(rank for rank, count in counts.items() if count != expected)
+        others = [rank for rank, count in counts.items() if count == expected]
+        mine, other = called.get(blamed), called.get(others[0])
+        moment = Moment(blamed, _life(called), 0, 0, "") if mine is None else mine.moment
+        more = counts[blamed] > expected
+        name = "collective" if mine is None else mine.name
+        problem = f"{counts[blamed]} collectives in group {group.name!r}, {rank_text(others)} {expected}: " + (
+            f"its last, {name} #{counts[blamed] - 1}, has no counterpart" if more else f"its last was {name}"
+        )
+        self._hearing.find(problem, moment, subject=group.name, against="" if other is None else other.moment.where)
+        return True
+
+    def _tell_of_work(self, work: Any, moment: Moment) -> None:
+        what = work.describe()
+        if work.name == "send" and not work.done:
+            problem = f"{what} was never received"
+        elif work.name == "recv" and not work.done:
+            problem = f"{what} never got a message"
+        else:
+            problem = f"nobody waited for {what}"
+        self._hearing.find(problem, moment, subject=what)
+
+
+def _groups_that_failed(ending: Ending, unheard: set[tuple[Any, ...]]) -> set[str]:
+    """Groups with an operation that failed, of which the program has heard: what is left over follows from that.
+
+    `unheard` are works that nobody waited for, by rank, group, name and number.
+    """
+    found: set[str] = set()
+    for event in ending.events:
+        if event.kind == "restart":
+            found.clear()
+        elif event.kind == "error":
+            group = str(event.data["group"])
+            if (event.rank, group, event.data["op"], event.data["seq"]) not in unheard:
+                found.add(group)
+    return found
+
+
+def _is_on_device(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return any(map(_is_on_device, given))
+    return bool(getattr(given, "is_cuda", False))
+
+
+def _life(called: dict[int, _Last]) -> int:
+    return next(iter(called.values())).moment.life

@@ -1,0 +1,39 @@
+"""The judges of one world: opened before its ranks begin, asked for what they found when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simdist.judges._instruments import Instruments
+from simdist.judges._judge import Ending, Hearing, Judge
+from simdist.judges._names import judges_of
+from simdist.kernel import Bus
+from simdist.process import call_all
+from simdist.result import JudgeFinding
+
+__all__ = ["Court"]
+
+
+class Court:
+    """Holds a hearing for each judge. `close` leaves no trace, whatever happened before."""
+
+    def __init__(self, wanted: bool | Sequence[str | Judge], bus: Bus, world_size: int, *, strict: bool) -> None:
+        self._instruments = Instruments()
+        self._hearings = [
+            Hearing(judge, bus, world_size, strict, self._instruments.prepare) for judge in judges_of(wanted)
+        ]
+        self.names = tuple(hearing.judge.name for hearing in self._hearings)
+
+    def open(self) -> None:
+        """Let every judge begin."""
+        for hearing in self._hearings:
+            hearing.judge.begin(hearing)
+
+    def findings(self, ending: Ending) -> tuple[JudgeFinding, ...]:
+        """What all of them found, the earliest first."""
+        found = [finding for hearing in self._hearings for finding in hearing.end(ending)]
+        return tuple(sorted(found, key=lambda finding: finding.time_ns))
+
+    def close(self) -> None:
+        """End every hearing, and take all instruments away."""
+        call_all(*(hearing.close for hearing in self._hearings), self._instruments.close)

@@ -1,0 +1,98 @@
+"""What judges are told of a program: optimizers that step, models that are wrapped, loaders that hand out samples.
+
+The bus carries them as it carries everything else; they are made only while a judge listens to their kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simdist.process import SimProcess
+
+__all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "LoaderBegan", "LoaderEnded", "ModelWrapped"]
+__all__ += ["OptimizerBegins", "OptimizerStepped"]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerBegins:
+    """Told: a rank is about to take an optimizer's step `number`, counted from 0.
+
+    `index` counts the optimizers of the rank, in the order of their first steps. An optimizer that steps inside
+    another's step is a part of it, and not told. `where` is the line of the program.
+    """
+
+    process: SimProcess
+    optimizer: Any
+    index: int
+    number: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStepped:
+    """Told: the step is done. The fields are those of `OptimizerBegins`."""
+
+    process: SimProcess
+    optimizer: Any
+    index: int
+    number: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCalled:
+    """Told: a rank is about to go backward from these tensors, such as its loss."""
+
+    process: SimProcess
+    tensors: Sequence[Any]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWrapped:
+    """Told: a rank has made a `DistributedDataParallel`."""
+
+    process: SimProcess
+    model: Any
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderBegan:
+    """Told: a rank begins to iterate over a `DataLoader` of a data set with indices.
+
+    `number` counts what the rank iterates over, and stands for this iteration in later events.
+    """
+
+    process: SimProcess
+    loader: Any
+    number: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDrawn:
+    """Told: the sampler of a loader has handed out the indices of the next batch."""
+
+    process: SimProcess
+    number: int
+    indices: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    """Told: a rank has got a batch from a loader."""
+
+    process: SimProcess
+    number: int
+    batch: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderEnded:
+    """Told: a rank has got the last batch, and asked for another."""
+
+    process: SimProcess
+    number: int

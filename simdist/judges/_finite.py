@@ -1,0 +1,148 @@
+"""The first value that is no number: where it was made, and what carried it to the others.
+
+No program means an optimizer to step after a loss, or with gradients, that are infinite or no numbers, or to leave such
+parameters. What came before is remembered, and reported with it: the first loss that was not finite, and the first
+reduction that a rank gave such a value to. Alone these say nothing: a gradient scaler overflows on purpose, and skips
+the step.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from simdist.c10d import OperationAdmitted
+from simdist.judges._bits import first_not_finite, is_finite
+from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
+from simdist.judges._judge import Hearing, Judge, Moment
+from simdist.judges._parameter_names import name_in_group, names_in_frames
+from simdist.judges._sites import site_of
+from simdist.kernel import PASS, Verdict
+
+__all__ = ["Finite"]
+
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "broadcast")
+
+
+class Finite(Judge):
+    """No optimizer steps after a loss or with gradients that are infinite or no numbers, or leaves such parameters."""
+
+    name: ClassVar[str] = "finite"
+
+    def begin(self, hearing: Hearing) -> None:
+        """Look at losses, reductions and steps."""
+        watch = _Watch(hearing)
+        hearing.listen(BackwardCalled, watch.on_backward)
+        hearing.look_before(OperationAdmitted, watch.on_operation)
+        hearing.listen(OptimizerBegins, watch.on_begin)
+        hearing.listen(OptimizerStepped, watch.on_step)
+
+
+@dataclass(slots=True)
+class _Sign:
+    """Something that was not finite on a rank before its optimizer met it."""
+
+    moment: Moment
+    text: str
+    is_loss: bool = False
+
+
+class _Watch:
+    """What the judge remembers of one world: of each rank's step under way the first sign."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._signs: dict[tuple[int, int], list[_Sign]] = {}  # by life and rank
+        self._done = False
+
+    def on_backward(self, event: BackwardCalled) -> None:
+        """A loss."""
+        if self._done:
+            return
+        if all(map(is_finite, event.tensors)):  # what came before was skipped, or shows in the gradients
+            self._signs.pop((event.process.life, event.process.rank), None)
+        else:
+            moment = self._hearing.moment(event.process, event.where)
+            self._sign(moment, f"its loss was not finite at {event.where}", is_loss=True)
+
+    def on_operation(self, event: OperationAdmitted) -> Verdict:
+        """A reduction, before it happens."""
+        if self._done or event.operation not in _REDUCTIONS:
+            return PASS
+        process = event.process
+        signs = self._signs.get((process.life, process.rank))
+        if (signs is None or len(signs) < 2) and not _all_finite(event.operands):
+            where = site_of(sys._getframe(1))
+            self._sign(
+                self._hearing.moment(process, where),
+                f"it brought a value that was not finite into {event.operation} at {where}",
+            )
+        return PASS
+
+    def on_begin(self, event: OptimizerBegins) -> None:
+        """A step begins: its gradients are there."""
+        if self._done:
+            return
+        self._look(event, "gradient")
+        signs = self._signs.get((event.process.life, event.process.rank), [])
+        loss = next((sign for sign in signs if sign.is_loss), None)
+        if loss is not None and not self._done:
+            self._done = True
+            self._hearing.find(
+                f"the loss is not finite, and optimizer step {event.number} is taken",
+                loss.moment,
+                subject="loss",
+                step=event.number,
+                against=event.where,
+            )
+
+    def on_step(self, event: OptimizerStepped) -> None:
+        """A step is done: its parameters are there. What was skipped before it is no matter any more."""
+        if not self._done:
+            self._look(event, "parameter")
+            self._signs.pop((event.process.life, event.process.rank), None)
+
+    def _look(self, event: OptimizerBegins | OptimizerStepped, what: str) -> None:
+        for place, group in enumerate(event.optimizer.param_groups):
+            parameters = group["params"]
+            tensors = [parameter.grad for parameter in parameters] if what == "gradient" else parameters
+            index = first_not_finite(tensors)
+            if index is not None:
+                self._tell(event, what, name_in_group(group, place, index, names_in_frames(sys._getframe(1))))
+                return
+
+    def _tell(self, event: OptimizerBegins | OptimizerStepped, what: str, name: str) -> None:
+        self._done = True
+        process = event.process
+        mine = self._hearing.moment(process, event.where)
+        signs = [sign for (life, _), each in self._signs.items() if life == process.life for sign in each]
+        first = min(signs, key=lambda sign: (sign.moment.events, sign.moment.rank), default=None)
+        subject = f"gradient of {name}" if what == "gradient" else f"parameter {name}"
+        when = f"{'in' if what == 'gradient' else 'after'} optimizer step {event.number}"
+        moment = mine if first is None else first.moment
+        elsewhere = moment.rank != process.rank
+        notes = []
+        if first is not None:
+            notes += [sign.text for sign in signs if sign.moment.rank == first.moment.rank]
+        elif what == "parameter":
+            notes.append("its gradients were finite: the step made it")
+        if elsewhere:
+            notes.append(f"rank {process.rank} was the first to step with it, at {event.where}")
+        self._hearing.find(
+            f"{subject} is not finite {when}",
+            moment,
+            subject=name,
+            step=event.number,
+            against=event.where if event.where != moment.where else "",
+            notes=notes,
+        )
+
+    def _sign(self, moment: Moment, text: str, *, is_loss: bool = False) -> None:
+        self._signs.setdefault((moment.life, moment.rank), []).append(_Sign(moment, text, is_loss))
+
+
+def _all_finite(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return all(map(_all_finite, given))
+    return not hasattr(given, "untyped_storage") or is_finite(given)

@@ -1,0 +1,255 @@
+"""What makes the events that judges listen to, put in place when the first judge asks for one of its kind.
+
+Optimizers have hooks for all of them, public in torch; the constructor of DDP and the iterators of loaders are wrapped
+for the length of a world, as everything else that a world replaces. On a thread that is no rank nothing changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import IterableDataset
+from torch.utils.hooks import RemovableHandle
+
+from simdist.inside.torch import (
+    count_dispatch_modes,
+    count_function_modes,
+    loader_iterators,
+    without_functions,
+    without_modes,
+)
+from simdist.judges._events import (
+    BackwardCalled,
+    BatchDrawn,
+    BatchRead,
+    LoaderBegan,
+    LoaderEnded,
+    ModelWrapped,
+    OptimizerBegins,
+    OptimizerStepped,
+)
+from simdist.judges._sites import site_of
+from simdist.process import Patches, SimProcess, current_process
+
+__all__ = ["Instruments"]
+
+
+class Instruments:
+    """Those of one world; `close` takes all of them away."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._placed: set[Callable[[], None]] = set()
+
+    def prepare(self, kind: type) -> None:
+        """See to it that events of this kind are told."""
+        place = {
+            OptimizerBegins: self._hook_optimizers,
+            OptimizerStepped: self._hook_optimizers,
+            BackwardCalled: self._wrap_backward,
+            ModelWrapped: self._wrap_models,
+            LoaderBegan: self._wrap_loaders,
+            BatchDrawn: self._wrap_loaders,
+            BatchRead: self._wrap_loaders,
+            LoaderEnded: self._wrap_loaders,
+        }.get(kind)
+        if place is not None and place not in self._placed:
+            self._placed.add(place)
+            place()
+
+    def close(self) -> None:
+        """Put everything back."""
+        self._placed.clear()
+        self._patches.undo()
+
+    def _hook_optimizers(self) -> None:
+        steps = _Steps()
+        # Hooks are numbered, and the numbers stand in what programs pickle: theirs must be those of a run without us.
+        numbers, RemovableHandle.next_id = RemovableHandle.next_id, -2
+        try:
+            for handle in (
+                register_optimizer_step_pre_hook(steps.before),
+                register_optimizer_step_post_hook(steps.after),
+            ):
+                self._patches.on_undo(handle.remove)
+        finally:
+            RemovableHandle.next_id = numbers
+
+    def _wrap_backward(self) -> None:
+        self._patches.wrap(torch.autograd, "backward", _telling_of_backward)
+
+    def _wrap_models(self) -> None:
+        self._patches.wrap(DistributedDataParallel, "__init__", _telling_of_models)
+
+    def _wrap_loaders(self) -> None:
+        self._patches.on_undo(_begun.clear)
+        self._patches.wrap(loader_iterators, "__init__", _telling_of_first_beginnings)
+        self._patches.wrap(loader_iterators, "_reset", _telling_of_beginnings)
+        self._patches.wrap(loader_iterators, "_next_index", _telling_of_indices)
+        self._patches.wrap(loader_iterators, "__next__", _telling_of_ends)
+
+
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+
+class _Steps:
+    """Counts the steps of each rank's optimizers."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[SimProcess, list[weakref.ref[Optimizer]]] = {}
+        self._indices: dict[SimProcess, weakref.WeakKeyDictionary[Optimizer, int]] = {}
+        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._seen: dict[SimProcess, int] = {}
+
+    def before(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        process = _rank()
+        if process is None:
+            return
+        stack = self._under_way.setdefault(process, [])
+        for place, other in enumerate(stack):
+            if other() is optimizer:  # its step raised, and nobody heard of its end
+                del stack[place:]
+                break
+        stack.append(weakref.ref(optimizer))
+        if len(stack) == 1:
+            indices = self._indices.setdefault(process, weakref.WeakKeyDictionary())
+            if optimizer not in indices:
+                indices[optimizer] = self._seen.get(process, 0)
+                self._seen[process] = indices[optimizer] + 1
+            self._tell_of(OptimizerBegins, process, optimizer, sys._getframe(1))
+
+    def after(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        process = _rank()
+        if process is None:
+            return
+        stack = self._under_way.get(process, [])
+        if not stack or stack.pop()() is not optimizer:
+            stack.clear()
+            return
+        if not stack:
+            self._tell_of(OptimizerStepped, process, optimizer, sys._getframe(1))
+            self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+
+    def _tell_of(self, kind: Any, process: SimProcess, optimizer: Optimizer, frame: Any) -> None:
+        bus = process.simulation.bus
+        if bus.hears(kind):
+            index = self._indices[process][optimizer]
+            _tell(process, kind(process, optimizer, index, self._counts.get(optimizer, 0), site_of(frame)))
+
+
+def _tell(process: SimProcess, event: object) -> None:
+    """Tell of an event; no mode of the program sees what listeners do."""
+    bus = process.simulation.bus
+    if count_dispatch_modes() or count_function_modes():
+        with without_modes(), without_functions():
+            bus.tell(event)
+    else:
+        bus.tell(event)
+
+
+def _rank() -> SimProcess | None:
+    """The rank that runs; None for a child of it, and for the host."""
+    process = current_process()
+    return None if process is None or process.parent is not None or process.rank < 0 else process
+
+
+def _telling_of_backward(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        process = _rank()
+        if process is not None and process.simulation.bus.hears(BackwardCalled):
+            given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+            _tell(process, BackwardCalled(process, given, site_of(sys._getframe(1))))
+        original(tensors, *args, **kwargs)
+
+    return backward
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+def _telling_of_models(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        process = _rank()
+        if process is not None and process.simulation.bus.hears(ModelWrapped):
+            _tell(process, ModelWrapped(process, self, site_of(sys._getframe(1))))
+
+    return __init__
+
+
+# -- loaders ---------------------------------------------------------------------------------------------------------
+
+# By iterator; it is not ours to give attributes to.
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_begun: dict[SimProcess, int] = {}  # how many iterations a rank has begun
+
+
+def _telling_of_first_beginnings(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, loader: Any) -> None:
+        _tell_of_beginning(self, loader)
+        original(self, loader)
+
+    return __init__
+
+
+def _telling_of_beginnings(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:  # workers that persist go on with the next epoch
+            _tell_of_beginning(self, loader)
+        original(self, loader, first_iter)
+
+    return _reset
+
+
+def _tell_of_beginning(iterator: Any, loader: Any) -> None:
+    process = _rank()
+    if process is None or not process.simulation.bus.hears(LoaderBegan) or isinstance(loader.dataset, IterableDataset):
+        return
+    number = _numbers[iterator] = _begun[process] = _begun.get(process, -1) + 1
+    _tell(process, LoaderBegan(process, loader, number, site_of(sys._getframe(2))))
+
+
+def _telling_of_indices(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _next_index(self: Any) -> Any:
+        found = original(self)
+        number = _numbers.get(self)
+        if number is not None and (process := _rank()) is not None and process.simulation.bus.hears(BatchDrawn):
+            indices = found if isinstance(found, list | tuple) else [found]
+            _tell(process, BatchDrawn(process, number, tuple(indices)))
+        return found
+
+    return _next_index
+
+
+def _telling_of_ends(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:
+        number = _numbers.get(self)
+        process = None if number is None else _rank()
+        if number is None or process is None:
+            return original(self)
+        try:
+            batch = original(self)
+        except StopIteration:
+            _tell(process, LoaderEnded(process, number))
+            raise
+        _tell(process, BatchRead(process, number, batch))
+        return batch
+
+    return __next__

@@ -1,0 +1,76 @@
+"""The judges that come with simdist, by name, and what the setting `judges` may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from simdist.judges._buffers import Buffers
+from simdist.judges._collectives import Collectives
+from simdist.judges._finite import Finite
+from simdist.judges._judge import Judge
+from simdist.judges._replicas import Replicas
+from simdist.judges._samples import Samples
+from simdist.values import brief, guess_or_list, items_of
+
+__all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "with_names"]
+
+_ALL = "all"
+
+JUDGES: Mapping[str, type[Judge]] = MappingProxyType(
+    {kind.name: kind for kind in (Replicas, Collectives, Buffers, Finite, Samples)}
+)
+
+
+def judges_problem(wanted: object) -> str:
+    """What is wrong with the setting; nothing if it is a truth value, or names and instances of judges."""
+    if isinstance(wanted, bool):
+        return ""
+    items = items_of(wanted)
+    if items is None:
+        return "expected True, False, or a sequence of judges and names of judges"
+    names = []
+    for item in items:
+        if isinstance(item, str):
+            if item not in JUDGES:
+                return f"unknown judge {brief(item)}{guess_or_list(item, JUDGES)}"
+            names.append(item)
+        elif isinstance(item, Judge):
+            name = getattr(item, "name", None)
+            if not isinstance(name, str) or not name:
+                return f"{type(item).__name__} has no name; a judge's class has `name`, a text"
+            names.append(name)
+        else:
+            return f"{brief(item)} is no judge; expected a name, or an instance of a subclass of simdist.judges.Judge"
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    return f"judge {brief(twice[0])} stands there twice" if twice else ""
+
+
+def judges_named(names: Sequence[str]) -> bool | tuple[str, ...]:
+    """What names on a command line mean, as the setting; "all" is one.
+
+    Raises:
+        ValueError: there is no judge of a name.
+    """
+    if _ALL in names:
+        return True
+    chosen = tuple(dict.fromkeys(names))
+    problem = judges_problem(chosen)
+    if problem:
+        raise ValueError(problem)
+    return chosen or False
+
+
+def with_names(words: Sequence[str]) -> list[str]:
+    """The words of a command line, a `--judge` that no name follows as `--judge=all`."""
+    return [
+        f"{word}={_ALL}" if word == "--judge" and [*words, ""][place + 1] not in (*JUDGES, _ALL) else word
+        for place, word in enumerate(words)
+    ]
+
+
+def judges_of(wanted: bool | Sequence[str | Judge]) -> list[Judge]:
+    """The judges that a checked setting asks for; True stands for all that come with simdist."""
+    if isinstance(wanted, bool):
+        return [kind() for kind in JUDGES.values()] if wanted else []
+    return [JUDGES[item]() if isinstance(item, str) else item for item in wanted]

@@ -1,0 +1,207 @@
+"""What each rank has at each place of an optimizer, and who is meant to have the same there.
+
+A *place* is a parameter of an optimizer: of a model in DDP by its name there, else by its position in the optimizer's
+lists. What stands at a place on several ranks are *copies*. Three things say which ranks are meant to be equal:
+
+- DDP: all ranks of its group.
+- A DTensor's placements: the ranks of its mesh that differ only in dimensions in which it is replicated.
+- Nothing but the bits: the ranks where the same shape, type and bits stood before the first step. A tensor whose
+  elements are all the same (a bias of zeros) is no sign; it counts where all other parameters of the two ranks are the
+  same too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
+from simdist.judges._judge import Moment
+
+__all__ = ["Bits", "Copy", "Key", "Optimized", "Row", "Table", "bits_after_step", "copy_of", "mesh_peers"]
+__all__ += ["note_first_gradients"]
+
+Key = tuple[Any, ...]
+Bits = tuple[int | None, int | None, int | None]
+"""Of a parameter, its gradient and its optimizer state; None where there is none, or none to be seen."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """What one rank has at one place."""
+
+    key: Key
+    name: str
+    tensor: weakref.ref[Any]
+    shape: tuple[int, ...]
+    dtype: str
+    first: int | None  # its bits before the first step
+    constant: bool
+    ranks: tuple[int, ...] = ()  # that are said to have the same; empty: nothing says so
+    strict: bool = False  # from the first step on, without exception
+    synced: bool = False  # a collective has filled it before the first step
+    reduced: bool = False  # a collective has filled its first gradient
+    telling: bool = False  # its first gradient was no constant, which ranks may have in common by chance
+
+
+@dataclass(slots=True)
+class Row:
+    """The copies of one rank after one step."""
+
+    moment: Moment
+    bits: list[Bits]
+    operations: int  # collectives and messages that the rank had called
+    before: Row | None = None  # after the step before, until this one has been compared
+
+
+@dataclass(slots=True)
+class Optimized:
+    """One optimizer of one rank. `last` is the latest row; `places` says where the copy of a key is in `copies`."""
+
+    optimizer: weakref.ref[Any]
+    moment: Moment
+    copies: list[Copy]
+    places: dict[Key, int]
+    last: Row | None = None
+    steps: int = 0
+    joins: bool = False  # in DDP's `join`, where ranks may take fewer steps
+
+    def copy(self, key: Key) -> Copy | None:
+        """What the rank has at a place."""
+        place = self.places.get(key)
+        return None if place is None else self.copies[place]
+
+
+@dataclass(slots=True)
+class Table:
+    """The optimizers with one index, of all ranks that have one, and the rows of steps that some have still to take."""
+
+    ranks: dict[int, Optimized] = field(default_factory=dict)
+    rows: dict[int, dict[int, Row]] = field(default_factory=dict)
+    kept: set[tuple[int, ...]] = field(default_factory=set)  # ranks with copies that a step changed, and kept equal
+    _known: tuple[int, list[tuple[Key, list[int]]]] = (0, [])  # for how many ranks, and their sets
+
+    def sets(self) -> list[tuple[Key, list[int]]]:
+        """For each place the ranks that are meant to be equal there, in sets of at least two."""
+        count, found = self._known
+        if count != len(self.ranks):
+            keys = dict.fromkeys(key for rank in sorted(self.ranks) for key in self.ranks[rank].places)
+            found = [(key, ranks) for key in keys for ranks in self._sets_at(key)]
+            self._known = len(self.ranks), found
+        return found
+
+    def bits(self, rank: int, row: Row, key: Key) -> Bits:
+        """The bits of one place in a row."""
+        return row.bits[self.ranks[rank].places[key]]
+
+    def note_kept(self, key: Key, ranks: list[int], rows: Mapping[int, Row]) -> None:
+        """Remember ranks whose copies have changed since the first step, if they are equal."""
+        if tuple(ranks) not in self.kept:
+            bits = {self.bits(rank, rows[rank], key)[0] for rank in ranks}
+            copies = [copy for rank in ranks if (copy := self.ranks[rank].copy(key)) is not None]
+            firsts = {copy.first for copy in copies if copy.telling}
+            if len(bits) == len(firsts) == 1 and bits != firsts and None not in bits:
+                self.kept.add(tuple(ranks))
+
+    def are_replicas(self, key: Key, ranks: Sequence[int]) -> bool:
+        """True if something shows that the ranks were meant to hold the same there: copies of theirs stayed equal in a
+        step, collectives filled some before the first, or the gradient of this one."""
+        if any(set(ranks) <= set(kept) for kept in self.kept):
+            return True
+        here = [self.ranks[rank].copy(key) for rank in ranks]
+        if all(copy is not None and copy.reduced for copy in here):
+            return True
+        for key in self.ranks[ranks[0]].places:
+            copies = [copy for rank in ranks if (copy := self.ranks[rank].copy(key)) is not None]
+            if len(copies) == len(ranks) and all(copy.synced for copy in copies):
+                return True
+        return False
+
+    def _sets_at(self, key: Key) -> Iterator[list[int]]:
+        there = {rank: self.ranks[rank].copy(key) for rank in sorted(self.ranks)}
+        known = {rank: copy for rank, copy in there.items() if copy is not None}
+        for ranks in sorted({copy.ranks for copy in known.values() if copy.ranks}):
+            found = [rank for rank in ranks if rank in known and known[rank].ranks == ranks]
+            if len(found) > 1:
+                yield found
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for rank, copy in known.items():
+            if not copy.ranks and copy.first is not None:
+                alike.setdefault((copy.shape, copy.dtype, copy.first), []).append(rank)
+        for ranks_alike in alike.values():
+            if len(ranks_alike) < 2:
+                continue
+            if not known[ranks_alike[0]].constant:
+                yield ranks_alike
+            else:
+                yield from self._whole_replicas(ranks_alike)
+
+    def _whole_replicas(self, ranks: Sequence[int]) -> Iterator[list[int]]:
+        """Those of the ranks, in sets, where all parameters are the same, and some of them no constants."""
+        sets: dict[tuple[Any, ...], list[int]] = {}
+        for rank in ranks:
+            copies = self.ranks[rank].copies
+            if any(not copy.constant for copy in copies):
+                whole = tuple((copy.key, copy.shape, copy.dtype, copy.first) for copy in copies)
+                sets.setdefault(whole, []).append(rank)
+        yield from (found for found in sets.values() if len(found) > 1)
+
+
+def copy_of(key: Key, name: str, parameter: Any, synced: set[int]) -> Copy:
+    """What stands at a place now; `synced` are the addresses that collectives have filled."""
+    return Copy(
+        key,
+        name,
+        weakref.ref(parameter),
+        tuple(local_part(parameter).shape),
+        str(parameter.dtype),
+        bits_of(parameter),
+        is_constant(parameter),
+        mesh_peers(parameter),
+        strict=bool(mesh_peers(parameter)),
+        synced=bool(synced) and place_in_memory(parameter) in synced,
+        reduced=bool(synced) and parameter.grad is not None and place_in_memory(parameter.grad) in synced,
+    )
+
+
+def note_first_gradients(copies: Sequence[Copy]) -> None:
+    """Note after the first step whose gradients are no constants."""
+    for copy in copies:
+        gradient = getattr(copy.tensor(), "grad", None)
+        copy.telling = gradient is not None and not is_constant(gradient)
+
+
+def mesh_peers(tensor: Any) -> tuple[int, ...]:
+    """The ranks that have the same part of a DTensor as this one; none for other tensors, or if it is the only one."""
+    placements = getattr(tensor, "placements", None)
+    mesh = getattr(tensor, "device_mesh", None)
+    if placements is None or mesh is None or mesh.get_coordinate() is None:
+        return ()
+    at = tuple(
+        slice(None) if placement.is_replicate() else own
+        for placement, own in zip(placements, mesh.get_coordinate(), strict=True)
+    )
+    ranks = mesh.mesh[at].reshape(-1).tolist()
+    return tuple(sorted(ranks)) if len(ranks) > 1 else ()
+
+
+def bits_after_step(parameter: Any, states: Mapping[Any, Any]) -> Bits:
+    """The bits of a parameter, its gradient and what its optimizer keeps for it."""
+    if parameter is None:
+        return None, None, None
+    gradient = parameter.grad
+    return bits_of(parameter), None if gradient is None else bits_of(gradient), _bits_of_state(states.get(parameter))
+
+
+def _bits_of_state(state: Any) -> int | None:
+    if not state:
+        return None
+    total = 0
+    for value in state.values():
+        crc = bits_of(value) if hasattr(value, "untyped_storage") else hash(value) if type(value) in (int, float) else 0
+        if crc is None:
+            return None
+        total = (total * 1_000_003 + crc) & 0xFFFF_FFFF_FFFF
+    return total

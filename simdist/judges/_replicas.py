@@ -1,0 +1,431 @@
+"""Replicas stay replicas: what ranks hold twice is the same, bit for bit, after each step of an optimizer.
+
+What DDP and DTensors say is replicated has to be equal from the first step on. What only looks like replicas (see
+`_replica_tables`) may be another design: ranks that average now and then, stages of a pipeline that begin with the same
+seed. So there a difference is a suspicion first. It is dropped if the copies are equal again, before a later step or at
+the end; and it counts only where something shows that they were meant to be equal: they, or others of the same ranks,
+were after an earlier step; a collective filled them, or their gradients, before the first; or the ranks exchange
+nothing at all that could be part of a model.
+
+Invariants:
+- Ranks that run ahead wait for nobody: rows of bits are kept until all ranks have theirs, and compared then.
+- The rank to blame is the first that differs from the most; between equally many, one that left the step out, else the
+  later.
+- After the first finding nothing is looked at any more.
+
+Doubt: an optimizer is known by when a rank first used it. Ranks that use several in another order than others are not
+compared rightly; their parameters have other bits as a rule, and are no replicas then. On devices a step is looked at
+when its values are there, at the latest before the next step; of a program that never waits for its devices nothing is
+seen but what one rank does to itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from simdist.c10d import WorkIssued
+from simdist.judges._bits import bits_of, place_in_memory
+from simdist.judges._events import ModelWrapped, OptimizerBegins, OptimizerStepped
+from simdist.judges._judge import Ending, Hearing, Judge
+from simdist.judges._parameter_names import name_in_group, names_in_frames
+from simdist.judges._replica_tables import (
+    Bits,
+    Key,
+    Optimized,
+    Row,
+    Table,
+    bits_after_step,
+    copy_of,
+    note_first_gradients,
+)
+from simdist.process import SimProcess
+from simdist.values import rank_text
+
+__all__ = ["Replicas"]
+
+_MOST_ROWS = 512  # of steps that some ranks have still to take; who is so far behind takes no part
+_SMALL = 64  # bytes of a collective that carries a loss or a count, and no part of a model
+_FILLING = ("broadcast", "all_reduce", "all_gather", "all_gather_single", "scatter")
+_NOTHING: Bits = (None, None, None)
+_WHAT = ("parameter", "gradient", "optimizer state")
+
+
+class Replicas(Judge):
+    """Parameters, gradients and optimizer state that several ranks hold are equal, bit for bit, after each step.
+
+    Replicas are what DDP holds, what DTensors replicate, and, where nothing says so, parameters at the same place of an
+    optimizer with the same shape and bits on several ranks before the first step.
+    """
+
+    name: ClassVar[str] = "replicas"
+
+    def begin(self, hearing: Hearing) -> None:
+        """Look at every step of an optimizer."""
+        watch = _Watch(hearing)
+        hearing.listen(ModelWrapped, watch.on_model)
+        hearing.listen(OptimizerBegins, watch.on_begin)
+        hearing.listen(OptimizerStepped, watch.on_step)
+        hearing.listen(WorkIssued, watch.on_work)
+        hearing.at_end(watch.on_end)
+
+
+@dataclass(slots=True)
+class _Difference:
+    """Copies that are not equal after a step, `part` of them: 0 the parameter, 1 its gradient, 2 its state."""
+
+    table: Table
+    key: Key
+    number: int
+    part: int
+    values: dict[int, int]  # the bits by rank
+    rows: dict[int, Row]
+    before: dict[int, Row | None]  # of the step before
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """Copies that are no longer equal where only their bits said that they should be."""
+
+    table: Table
+    difference: _Difference
+    held: dict[int, Any]  # the copies as the program leaves them, by rank
+
+
+@dataclass(slots=True)
+class _Model:
+    """A model in DDP, on one rank."""
+
+    model: weakref.ref[Any]
+    number: int
+    ranks: tuple[int, ...]
+    names: dict[int, tuple[weakref.ref[Any], str]]  # by the parameter's id
+
+    def name_of(self, parameter: Any) -> str | None:
+        """What a parameter is called in the model; None if it is none of its own."""
+        known = self.names.get(id(parameter))
+        return None if known is None or known[0]() is not parameter else known[1]
+
+
+class _Watch:
+    """What the judge remembers of one world."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._tables: dict[tuple[int, int], Table] = {}  # by life, and index of the optimizer
+        self._models: dict[tuple[int, int], list[_Model]] = {}  # by life and rank
+        self._synced: dict[tuple[int, int], set[int]] = {}  # addresses that collectives filled before the first step
+        self._stepped: set[tuple[int, int]] = set()  # lives and ranks that have taken a step
+        # By life, rank and optimizer: a row whose bits are still to be computed; the arguments of `_complete`.
+        self._late: dict[tuple[int, int, int], tuple[Table, int, Row, int]] = {}
+        self._suspicion: _Suspicion | None = None
+        self._done = False
+
+    # -- what the program says -----------------------------------------------------------------------------------
+
+    def on_model(self, event: ModelWrapped) -> None:
+        """A model in DDP: all of its parameters are replicas over its group."""
+        model, process = event.model, event.process
+        known = self._models.setdefault((process.life, process.rank), [])
+        ranks = tuple(dist.get_process_group_ranks(model.process_group))
+        ignored = set(model.parameters_to_ignore)
+        names = {
+            id(parameter): (weakref.ref(parameter), name)
+            for name, parameter in model.module.named_parameters()
+            if name not in ignored
+        }
+        known.append(_Model(weakref.ref(model), len(known), ranks, names))
+
+    def on_work(self, event: WorkIssued) -> None:
+        """A collective that may fill parameters before the first step."""
+        process = event.work.process
+        who = process.life, process.rank
+        if who not in self._stepped and event.name in _FILLING:
+            self._synced.setdefault(who, set()).update(map(place_in_memory, _tensors(event.work.outputs)))
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def on_begin(self, event: OptimizerBegins) -> None:
+        """A step begins: the first one says what is a replica of what; a later one may find them equal again."""
+        if self._done:
+            return
+        process = event.process
+        if event.number == 0:
+            table = self._tables.setdefault((process.life, event.index), Table())
+            table.ranks[process.rank] = self._register(event)
+            self._add(table, -1, process, event.where, first=True)
+            return
+        if self._suspicion is not None:
+            self._look_again()
+        late = self._late.pop((process.life, process.rank, event.index), None)
+        if late is not None:
+            self._complete(*late)
+
+    def on_step(self, event: OptimizerStepped) -> None:
+        """A step is done."""
+        process = event.process
+        table = self._tables.get((process.life, event.index))
+        if self._done or table is None or process.rank not in table.ranks:
+            return
+        optimized = table.ranks[process.rank]
+        optimized.steps = event.number + 1
+        optimized.joins = optimized.joins or self._joins(process)
+        self._add(table, event.number, process, event.where)
+
+    def _register(self, event: OptimizerBegins) -> Optimized:
+        process, optimizer = event.process, event.optimizer
+        who = process.life, process.rank
+        self._stepped.add(who)
+        models = self._models.get(who, [])
+        synced = self._synced.pop(who, set())
+        names = names_in_frames(sys._getframe(1))
+        copies = []
+        for place, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                owner = next((each for each in models if each.name_of(parameter) is not None), None)
+                if owner is None:
+                    name = name_in_group(group, place, index, names)
+                    copies.append(copy_of((place, index), name, parameter, synced))
+                    continue
+                name = owner.name_of(parameter) or ""
+                copy = copy_of(("ddp", owner.number, name), name, parameter, set())
+                model = owner.model()
+                copy.ranks = owner.ranks if len(owner.ranks) > 1 else ()
+                copy.strict = model is None or not model._comm_hooks  # which may average later, or never
+                copies.append(copy)
+        moment = self._hearing.moment(process, event.where)
+        places = {copy.key: place for place, copy in enumerate(copies)}
+        return Optimized(weakref.ref(optimizer), moment, copies, places)
+
+    def _joins(self, process: SimProcess) -> bool:
+        models = [each.model() for each in self._models.get((process.life, process.rank), ())]
+        return any(model is not None and model._join_config.enable for model in models)
+
+    def _add(self, table: Table, number: int, process: SimProcess, where: str, *, first: bool = False) -> None:
+        """Keep a rank's bits after a step; the last to have theirs compares."""
+        optimized = table.ranks[process.rank]
+        wanted = None  # the places that are looked at; None: all, as long as ranks are missing
+        if len(table.ranks) == self._hearing.world_size:
+            wanted = {optimized.places[key] for key, ranks in table.sets() if process.rank in ranks}
+            if not wanted and number >= 0:
+                return
+        if first:
+            bits: list[Bits] = [(copy.first, None, None) for copy in optimized.copies]
+        else:
+            if number == 0:
+                note_first_gradients(optimized.copies)
+            optimizer = optimized.optimizer()
+            states = {} if optimizer is None else optimizer.state
+            bits = [
+                _NOTHING if wanted is not None and place not in wanted else bits_after_step(copy.tensor(), states)
+                for place, copy in enumerate(optimized.copies)
+            ]
+        row = Row(self._hearing.moment(process, where), bits, process.operations, optimized.last)
+        if number >= 0:
+            optimized.last = row
+        places = range(len(bits)) if wanted is None else wanted
+        if any(bits[place][0] is None for place in places):  # on a device, they are still to be computed
+            index = next(index for (_, index), each in self._tables.items() if each is table)
+            self._late[process.life, process.rank, index] = table, number, row, process.rank
+        else:
+            self._put(table, number, row, process.rank)
+
+    def _complete(self, table: Table, number: int, row: Row, rank: int) -> None:
+        """Before the next step the parameters are as this one left them: see what could not be seen then."""
+        copies = table.ranks[rank].copies
+        row.bits = [
+            (bits_of(tensor), *bits[1:]) if bits[0] is None and (tensor := copy.tensor()) is not None else bits
+            for bits, copy in zip(row.bits, copies, strict=True)
+        ]
+        self._put(table, number, row, rank)
+
+    def _put(self, table: Table, number: int, row: Row, rank: int) -> None:
+        if number in table.rows or len(table.rows) <= _MOST_ROWS:
+            rows = table.rows.setdefault(number, {})
+            rows[rank] = row
+            if len(rows) == self._hearing.world_size:
+                del table.rows[number]
+                self._compare(table, number, rows)
+                for each in rows.values():
+                    each.before = None
+        else:
+            row.before = None
+
+    # -- comparing -----------------------------------------------------------------------------------------------
+
+    def _compare(self, table: Table, number: int, rows: dict[int, Row]) -> None:
+        """All ranks have taken a step: are those equal that should be?"""
+        first, *others = rows
+        if all(rows[rank].bits == rows[first].bits for rank in others) and all(
+            table.ranks[rank].places == table.ranks[first].places for rank in others
+        ):
+            if self._suspicion is not None and self._suspicion.table is table:
+                self._suspicion = None
+            if not table.kept:
+                self._note_kept(table, rows)
+            return
+        self._note_kept(table, rows)
+        for key, ranks in table.sets():
+            self._compare_copies(table, key, [rank for rank in ranks if rank in rows], number, rows)
+            if self._done:
+                return
+
+    def _note_kept(self, table: Table, rows: dict[int, Row]) -> None:
+        for key, ranks in table.sets():
+            if all(rank in rows for rank in ranks):
+                table.note_kept(key, ranks, rows)
+
+    def _compare_copies(self, table: Table, key: Key, ranks: list[int], number: int, rows: dict[int, Row]) -> None:
+        copy = table.ranks[ranks[0]].copy(key) if len(ranks) > 1 else None
+        if copy is None:
+            return
+        found = {rank: table.bits(rank, rows[rank], key) for rank in ranks}
+        # What is wrong first: a gradient, before the step; then the state, which is made from it; then the parameter.
+        for part in (1, 2, 0) if copy.strict else (0,):
+            values = {rank: value for rank, bits in found.items() if (value := bits[part]) is not None}
+            if len(set(values.values())) > 1 and (part != 2 or len(values) == len(ranks)):
+                break
+        else:
+            return
+        difference = _Difference(table, key, number, part, values, rows, {rank: rows[rank].before for rank in values})
+        if copy.strict:
+            self._tell(difference)
+        elif self._suspicion is None:
+            held = {rank: _alias(table.ranks[rank].copy(key)) for rank in values}
+            self._suspicion = _Suspicion(table, difference, held)
+
+    def _look_again(self) -> None:
+        """Drop the suspicion if the copies are equal again."""
+        suspicion = self._suspicion
+        if suspicion is not None:
+            bits = {None if tensor is None else bits_of(tensor) for tensor in suspicion.held.values()}
+            if len(bits) == 1 and None not in bits:
+                self._suspicion = None
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def on_end(self, ending: Ending) -> None:
+        """The world has ended: a suspicion that stands is a finding; so are steps that one rank never took."""
+        for late in self._late.values():
+            if not self._done:
+                self._complete(*late)
+        for (life, _), table in list(self._tables.items()):
+            for number in sorted(table.rows):
+                rows = table.rows[number]
+                if not self._done and len(rows) == len(table.ranks):
+                    self._compare(table, number, rows)
+            if not self._done and self._suspicion is None and ending.all_returned(life):
+                self._look_at_counts(table)
+        self._look_again()
+        suspicion = self._suspicion
+        if suspicion is not None and not self._done:
+            ranks = list(suspicion.difference.values)
+            if suspicion.table.are_replicas(suspicion.difference.key, ranks) or _exchange_nothing(ending, ranks):
+                self._tell(suspicion.difference)
+
+    def _look_at_counts(self, table: Table) -> None:
+        for key, ranks in table.sets():
+            steps = {rank: table.ranks[rank].steps for rank in ranks}
+            copy = table.ranks[ranks[0]].copy(key)
+            if len(set(steps.values())) < 2 or any(table.ranks[rank].joins for rank in ranks) or copy is None:
+                continue
+            last = {rank: row for rank in ranks if (row := table.ranks[rank].last) is not None}
+            if not copy.strict and not table.are_replicas(key, ranks):
+                continue
+            usual, blamed = _usual_and_blamed(steps, set())
+            self._done = True
+            self._hearing.find(
+                f"{copy.name} is a replica, but took {steps[blamed]} optimizer steps here, "
+                f"and {steps[usual[0]]} on {rank_text(usual)}",
+                last[blamed].moment if blamed in last else table.ranks[blamed].moment,
+                subject=copy.name,
+                step=steps[blamed],
+                against=last[usual[0]].moment.where if usual[0] in last else "",
+            )
+            return
+
+    def _tell(self, found: _Difference) -> None:
+        """Report that copies differ after a step."""
+        self._done = True
+        self._suspicion = None
+        self._tables.clear()
+        table, key, part, number = found.table, found.key, found.part, found.number
+        idle = {
+            rank
+            for rank, row in found.before.items()
+            if row is not None and part == 0 and table.bits(rank, row, key)[0] == found.values[rank]
+        }
+        usual, blamed = _usual_and_blamed(found.values, idle)
+        copy = table.ranks[blamed].copy(key)
+        name = "" if copy is None else copy.name
+        what = f"parameter {name}" if part == 0 else f"{_WHAT[part]} of {name}"
+        when = "before the first optimizer step" if number < 0 else f"after optimizer step {number}"
+        others = f"from {rank_text(usual)}" if len(usual) > 1 or len(found.values) == 2 else "on every rank"
+        self._hearing.find(
+            f"{what} differs {others} {when}",
+            found.rows[blamed].moment,
+            subject=name,
+            step=max(number, 0),
+            against=found.rows[usual[0]].moment.where,
+            notes=_notes(found, blamed, usual[0], idle),
+        )
+
+
+def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[str]:
+    """What explains that copies differ."""
+    table, key = found.table, found.key
+    mine, other = found.rows[blamed], found.rows[usual]
+    lines = []
+    if blamed in idle and usual not in idle:
+        lines.append("the step left it as it was")
+    gradients = [table.bits(blamed, mine, key)[1], table.bits(usual, other, key)[1]]
+    if found.part == 0 and found.number >= 0 and None not in gradients:
+        lines.append(f"its gradients {'were the same' if gradients[0] == gradients[1] else 'differ too'}")
+    if found.part == 1:
+        lines.append("it was not reduced over all ranks, or was changed after that")
+    if mine.operations != other.operations:
+        lines.append(
+            f"rank {blamed} had called {mine.operations} operations by then, rank {usual} {other.operations}: "
+            "they are not in the same step"
+        )
+    return lines
+
+
+def _usual_and_blamed(values: dict[int, Any], idle: Any) -> tuple[list[int], int]:
+    """The ranks that agree, and the first of the others: most decide; between equally many who did something."""
+    counts = Counter(values.values())
+    most = max(counts.values())
+    leading = [value for value in dict.fromkeys(values.values()) if counts[value] == most]
+    active = [value for value in leading if not all(rank in idle for rank in values if values[rank] == value)]
+    usual_value = (active or leading)[0]
+    usual = [rank for rank, value in values.items() if value == usual_value]
+    return usual, next(rank for rank, value in values.items() if value != usual_value)
+
+
+def _exchange_nothing(ending: Ending, ranks: Sequence[int]) -> bool:
+    """True if the ranks called collectives, but sent each other nothing that could be part of a model."""
+    called = False
+    for event in ending.events:
+        if event.kind != "issue" or event.rank not in ranks:
+            continue
+        if event.data["op"] in ("send", "recv") or int(event.data["nbytes"] or 0) > _SMALL:
+            return False
+        called = True
+    return called
+
+
+def _alias(copy: Any) -> Any:
+    tensor = None if copy is None else copy.tensor()
+    return None if tensor is None else tensor.detach()
+
+
+def _tensors(given: Any) -> list[Any]:
+    if isinstance(given, list | tuple):
+        return [tensor for each in given for tensor in _tensors(each)]
+    return [given] if hasattr(given, "untyped_storage") else []

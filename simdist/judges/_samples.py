@@ -1,0 +1,281 @@
+"""What the loaders of all ranks hand out in an epoch is what one loader would: each sample once, in a new order.
+
+A *pass* is one iteration over a loader, from `iter` to the batch after the last. Only passes of training count, those
+in which the rank's optimizer stepped: what is evaluated may be read by all, in the same order each time.
+
+Ranks that read the same in the same order are one *reader*, as the ranks of a tensor-parallel group are. Readers are
+meant to share the data set if together they draw about as many samples as it has. What a `DistributedSampler` adds to
+give all ranks the same number is allowed, and so is what is dropped at the end.
+
+Doubt: loaders are told apart by the data set and the line that iterates; two that share both are taken for one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
+
+from simdist.judges._bits import bits_of
+from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
+from simdist.judges._judge import Hearing, Judge, Moment
+from simdist.process import SimProcess
+from simdist.values import number_text, rank_text
+
+__all__ = ["Samples"]
+
+_FEW = 4  # samples whose order says nothing
+_MOST_PASSES = 64  # that some ranks have still to make; who is so far behind has no such loader
+
+
+class Samples(Judge):
+    """In an epoch of training no sample is read twice or never, and with shuffling the next epoch has another order."""
+
+    name: ClassVar[str] = "samples"
+
+    def begin(self, hearing: Hearing) -> None:
+        """Look at what loaders hand out."""
+        watch = _Watch(hearing)
+        hearing.listen(LoaderBegan, watch.on_begin)
+        hearing.listen(BatchDrawn, watch.on_batch)
+        hearing.listen(BatchRead, watch.on_read)
+        hearing.listen(LoaderEnded, watch.on_end)
+        hearing.listen(OptimizerStepped, watch.on_step)
+        hearing.listen(ModelWrapped, watch.on_model)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One iteration of one rank over a loader."""
+
+    moment: Moment
+    line: int  # which loader of the rank
+    number: int  # which pass over it
+    size: int  # of the data set
+    batch: int  # samples in a batch
+    shuffled: bool
+    replaces: bool  # it draws with replacement, or a part of the data set only
+    sampler: str
+    shares: int  # of a DistributedSampler
+    first: tuple[int | None, ...] | None = None  # the bits of the tensors in the first batch
+    indices: list[int] = field(default_factory=list)
+    trained: bool = False
+
+
+class _Rank:
+    """The loaders of one rank in one life."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Any, str]] = []  # data set and line of each loader
+        self.counts: list[int] = []  # passes over each
+        self.open: dict[int, _Pass] = {}  # by the number of the iteration
+        self.before: dict[int, _Pass] = {}  # the last pass of training over each loader
+
+    def line_of(self, dataset: Any, where: str) -> int:
+        """Which loader this is."""
+        for place, (known, there) in enumerate(self.lines):
+            if there == where and known() is dataset:
+                return place
+        self.lines.append((_reference(dataset), where))
+        self.counts.append(0)
+        return len(self.lines) - 1
+
+
+class _Watch:
+    """What the judge remembers of one world."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
+        self._passes: dict[tuple[int, int, int], dict[int, _Pass]] = {}  # by life, loader and number; by rank
+        self._wrapped: set[tuple[int, int]] = set()  # lives and ranks with a model in DDP over several ranks
+        self._done: set[str] = set()
+
+    def on_model(self, event: ModelWrapped) -> None:
+        """A model in DDP: its ranks are meant to read different samples."""
+        if event.model.process_group is not None and event.model.process_group.size() == self._hearing.world_size > 1:
+            self._wrapped.add((event.process.life, event.process.rank))
+
+    def on_begin(self, event: LoaderBegan) -> None:
+        """A pass begins."""
+        loader, rank = event.loader, self._rank(event.process)
+        sampler = loader.sampler
+        if not isinstance(sampler, DistributedSampler | RandomSampler):
+            sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", sampler)
+        try:
+            size = len(loader.dataset)
+        except TypeError:
+            return
+        line = rank.line_of(loader.dataset, event.where)
+        rank.open[event.number] = _Pass(
+            self._hearing.moment(event.process, event.where),
+            line,
+            rank.counts[line],
+            size,
+            int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1) or 1),
+            shuffled=isinstance(sampler, RandomSampler) or getattr(sampler, "shuffle", False) is True,
+            replaces=_replaces(sampler, size),
+            sampler=type(sampler).__name__,
+            shares=sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1,
+        )
+        rank.counts[line] += 1
+
+    def on_batch(self, event: BatchDrawn) -> None:
+        """A batch was drawn."""
+        known = self._rank(event.process).open.get(event.number)
+        if known is not None:
+            if all(type(index) is int for index in event.indices):
+                known.indices += event.indices
+            else:
+                known.replaces = True  # keys of another kind, of which no range can be said
+
+    def on_read(self, event: BatchRead) -> None:
+        """A batch is there: data sets of ranks may be different ones under the same indices."""
+        known = self._rank(event.process).open.get(event.number)
+        if known is not None and known.first is None:
+            known.first = tuple(_bits_inside(event.batch))
+
+    def on_step(self, event: OptimizerStepped) -> None:
+        """A step: what the rank iterates over now, it trains with."""
+        for each in self._rank(event.process).open.values():
+            each.trained = True
+
+    def on_end(self, event: LoaderEnded) -> None:
+        """A pass is over."""
+        process = event.process
+        rank = self._rank(process)
+        known = rank.open.pop(event.number, None)
+        if known is None or not known.trained:
+            return
+        before = rank.before.get(known.line)
+        rank.before[known.line] = known
+        if before is not None and "order" not in self._done:
+            self._look_at_order(before, known)
+        passes = self._passes.setdefault((process.life, known.line, known.number), {})
+        passes[process.rank] = known
+        if len(passes) == self._hearing.world_size:
+            del self._passes[process.life, known.line, known.number]
+            if "shares" not in self._done:
+                self._look_at_shares(passes, wrapped=(process.life, process.rank) in self._wrapped)
+        elif len(self._passes) > _MOST_PASSES:
+            del self._passes[next(iter(self._passes))]
+
+    def _rank(self, process: SimProcess) -> _Rank:
+        return self._ranks.setdefault((process.life, process.rank), _Rank())
+
+    def _look_at_order(self, before: _Pass, now: _Pass) -> None:
+        if not now.shuffled or now.replaces or now.size != before.size or len(now.indices) < _FEW:
+            return
+        if now.indices == before.indices:
+            self._done.add("order")
+            hint = "set_epoch was not called" if now.sampler == "DistributedSampler" else "its generator began anew"
+            self._hearing.find(
+                f"epoch {now.number} has the same order of samples as epoch {before.number}, although shuffle is on",
+                now.moment,
+                subject=now.sampler,
+                against=before.moment.where if before.moment.where != now.moment.where else "",
+                notes=[hint],
+            )
+
+    def _look_at_shares(self, passes: dict[int, _Pass], *, wrapped: bool) -> None:
+        if any(each.replaces or len(set(each.indices)) < len(each.indices) - each.batch for each in passes.values()):
+            return
+        readers: dict[tuple[int, ...], list[int]] = {}
+        for rank in sorted(passes):
+            readers.setdefault(tuple(passes[rank].indices), []).append(rank)
+        firsts = {rank: each.first for rank, each in passes.items()}
+        if any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values()):
+            return  # other data under the same indices: each rank has a data set of its own
+        one = passes[min(passes)]
+        if len({each.size for each in passes.values()}) > 1 or len(passes) < 2:
+            return
+        if len(readers) < one.shares:
+            self._tell_of_unread(readers, passes, one)
+            return
+        if len(readers) == 1:
+            if wrapped and one.size - len(set(one.indices)) < one.batch:
+                self._tell_of_one_reader(passes, one)
+            return
+        drawn = sum(map(len, readers))
+        slack = len(readers) * one.batch
+        if not one.size - slack <= drawn <= one.size + slack or max(map(len, readers)) >= one.size:
+            return  # they are not meant to share it
+        counts = Counter(index for indices in readers for index in indices)
+        padding = max(drawn - one.size, -one.size % len(readers))
+        if drawn - len(counts) > padding:
+            self._tell_of_twice(readers, passes, counts)
+
+    def _tell_of_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
+        """There are more shares of the data set than ranks that read different ones."""
+        self._done.add("shares")
+        never = sorted(set(range(one.size)) - {index for indices in readers for index in indices})
+        twice = next((ranks[1] for ranks in readers.values() if len(ranks) > 1), min(passes))
+        what = "1 share" if len(readers) == 1 else f"{len(readers)} shares"
+        self._hearing.find(
+            f"the ranks read {what} of {one.shares} in epoch {one.number}: samples {_some(never)} are never read",
+            passes[twice].moment,
+            subject=one.sampler,
+            notes=["`num_replicas` and `rank` of the samplers do not fit the ranks"],
+        )
+
+    def _tell_of_one_reader(self, passes: dict[int, _Pass], one: _Pass) -> None:
+        """All ranks of a model in DDP read the same."""
+        self._done.add("shares")
+        self._hearing.find(
+            f"all {len(passes)} ranks read the same samples in the same order in epoch {one.number}",
+            passes[sorted(passes)[1]].moment,
+            subject=one.sampler,
+            notes=["DDP averages equal gradients then; the loader needs a DistributedSampler"],
+        )
+
+    def _tell_of_twice(
+        self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], counts: Counter[int]
+    ) -> None:
+        self._done.add("shares")
+        twice = min(index for index, count in counts.items() if count > 1)
+        ranks = [each[0] for indices, each in readers.items() if twice in indices]
+        one = passes[ranks[-1]]
+        never = sorted(set(range(one.size)) - set(counts))
+        often = sum(count > 1 for count in counts.values())
+        unread = f", and samples {_some(never)} by none" if never else ""
+        who = rank_text(ranks) if len(ranks) > 1 else f"{rank_text(ranks)} more than once"
+        self._hearing.find(
+            f"in epoch {one.number} sample {twice} is read by {who}{unread}",
+            one.moment,
+            subject=one.sampler,
+            notes=[f"{often} of {one.size} samples are read more than once, {len(never)} never"],
+        )
+
+
+def _replaces(sampler: Any, size: int) -> bool:
+    """True for a sampler that may draw a sample twice, or not all of them, on purpose."""
+    if isinstance(sampler, WeightedRandomSampler):
+        return True
+    return isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
+
+
+def _some(indices: Sequence[int]) -> str:
+    return number_text(indices[:3]) + (f" and {len(indices) - 3} more" if len(indices) > 3 else "")
+
+
+def _reference(thing: Any) -> Any:
+    """Something that returns `thing` when it is called, and keeps it only if there is no other way."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
+
+
+def _bits_inside(batch: Any) -> Iterator[int | None]:
+    """The bits of the tensors in a batch, in order."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for each in batch:
+            yield from _bits_inside(each)
+    elif hasattr(batch, "untyped_storage"):
+        yield bits_of(batch)

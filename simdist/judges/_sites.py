@@ -1,0 +1,26 @@
+"""Lines of the program, found often and written once."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import PurePath
+from types import FrameType
+
+from simdist.frames import is_internal, is_user_file
+
+__all__ = ["site_of"]
+
+
+def site_of(frame: FrameType | None) -> str:
+    """`train.py:12 in step`: the innermost line from `frame` outwards in a file of the user's; or nothing."""
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename) and not is_internal(frame):
+            return _written(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _written(filename: str, line: int, function: str) -> str:
+    return f"{PurePath(filename).name}:{line} in {function}"

@@ -1,0 +1,51 @@
+"""What an entry of the corpus is, and the list of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ENTRIES", "Entry", "entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A program, buggy and fixed.
+
+    `program(buggy)` is what a rank runs, or with `layouts` `program(layout, buggy)`, for `simdist.agree`. `finder` is
+    the judge that has to find it, "agree", or "failure" where the run itself fails. `rank` is the rank to blame, `line`
+    a part of the line of the program that a finding must name; None where there is none in particular.
+    """
+
+    program: Callable[..., Any]
+    source: str
+    finder: str
+    world_size: int = 3
+    rank: int | None = None
+    line: str | None = None
+    layouts: tuple[Mapping[str, int], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+        return str(self.program.__name__)
+
+    @property
+    def is_silent(self) -> bool:
+        """True if nothing fails."""
+        return self.finder != "failure"
+
+
+ENTRIES: list[Entry] = []
+
+
+def entry(source: str, finder: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the decorated program to the corpus."""
+
+    def add(program: Callable[..., Any]) -> Callable[..., Any]:
+        ENTRIES.append(Entry(program, source, finder, **about))
+        return program
+
+    return add

@@ -1,0 +1,84 @@
+"""One entry, run as a bug hunter would: nothing is told, and what is reported counts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+import simdist
+from tests.corpus._entries import Entry
+
+__all__ = ["Outcome", "outcome_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was reported: `by` is a judge, "agree", "failure", or empty for nothing; `right` if with rank and line."""
+
+    by: str
+    right: bool = True
+    text: str = ""
+
+
+def outcome_of(entry: Entry, *, buggy: bool, judges: bool, seed: int = 0) -> Outcome:
+    """Run the program; with judges off, layouts are run without being compared."""
+    settings: dict[str, Any] = {**entry.settings, "seed": seed, "policy": "random" if seed else "fifo"}
+    if entry.layouts and judges:
+        report = simdist.agree(_trains(entry.program, buggy), layouts=entry.layouts, judges=True, **settings)
+        return Outcome("" if report.ok else "agree", text=str(report))
+    if entry.layouts:
+        results = [
+            simdist.run(
+                _trains(entry.program, buggy),
+                world_size=layout.world_size,
+                args=(layout,),
+                **settings,
+            )
+            for layout in map(simdist.Layout.of, entry.layouts)
+        ]
+        return Outcome("" if all(result.ok for result in results) else "failure")
+    result = simdist.run(_runs(entry.program, buggy), world_size=entry.world_size, judges=judges, **settings)
+    if result.first_failure() is not None:
+        return Outcome("failure", text=str(result.first_failure()))
+    if not result.findings:
+        return Outcome("")
+    finding = next((each for each in result.findings if each.judge == entry.finder), result.findings[0])
+    right = entry.rank is None or finding.rank == entry.rank
+    if entry.line is not None:
+        right = right and finding.where.split(" ")[0] == _place_of(entry)
+    return Outcome(finding.judge, right, "\n".join(finding.lines()))
+
+
+def _place_of(entry: Entry) -> str:
+    assert entry.line is not None
+    lines, first = inspect.getsourcelines(entry.program)
+    body = next(place for place, text in enumerate(lines) if text.startswith("def "))  # behind the decorator
+    number = next(first + place for place, text in enumerate(lines) if place > body and entry.line in text)
+    return f"{inspect.getfile(entry.program).rpartition('/')[2]}:{number}"
+
+
+def _runs(program: Callable[..., Any], buggy: bool) -> Callable[[], Any]:
+    @functools.wraps(program)
+    def ranks() -> Any:
+        dist.init_process_group("gloo")
+        value = program(buggy)
+        dist.destroy_process_group()
+        return value
+
+    return ranks
+
+
+def _trains(program: Callable[..., Any], buggy: bool) -> Callable[..., Any]:
+    @functools.wraps(program)
+    def train(layout: simdist.Layout) -> Any:
+        dist.init_process_group("gloo")
+        value = program(layout, buggy)
+        dist.destroy_process_group()
+        return value
+
+    return train

@@ -1,0 +1,134 @@
+"""Data that is read twice, never, or always in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
+
+from tests.corpus._entries import entry
+
+SIZE = 48
+LOOP = "for (given,) in loader"
+
+
+def data() -> TensorDataset:
+    return TensorDataset(torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0)))
+
+
+def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, given: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(given).square().mean().backward()
+    optimizer.step()
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(4, 2))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@entry("huggingface/transformers#4398", "samples", line=LOOP)
+def sampler_never_hears_of_the_epoch(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    for epoch in range(2):
+        if not buggy:
+            sampler.set_epoch(epoch)
+        for (given,) in loader:
+            train_epoch(model, optimizer, given)
+
+
+@entry("huggingface/accelerate#4071", "samples", line=LOOP)
+def resume_begins_with_epoch_0_again(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    for epoch in range(2):
+        sampler.set_epoch(0 if buggy else epoch)
+        for (given,) in loader:
+            train_epoch(model, optimizer, given)
+
+
+@entry("openspeech-team/openspeech#149", "samples", rank=1, line=LOOP)
+def every_rank_reads_the_same_batches(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    torch.manual_seed(0)
+    sampler: DistributedSampler[Any] | None = None if buggy else DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, shuffle=sampler is None)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+@entry("NVlabs/LongLive#71", "samples", line=LOOP)
+def samplers_have_other_seeds(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=dist.get_rank() if buggy else 0)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+@entry("intelligent-machine-learning/dlrover#1553", "samples", line=LOOP)
+def sampler_is_that_of_the_larger_world(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    size = dist.get_world_size() * (2 if buggy else 1)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=size, rank=dist.get_rank())
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+class OwnShuffle(Sampler[int]):
+    """Shuffles, and takes every n-th."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(self.seed))
+        return iter(order[dist.get_rank() :: dist.get_world_size()].tolist())
+
+
+@entry("mlcommons/training#625", "samples", line=LOOP)
+def own_samplers_shuffle_differently(buggy: bool) -> None:
+    model, optimizer = trained()
+    loader = DataLoader(data(), batch_size=4, sampler=OwnShuffle(dist.get_rank() if buggy else 7))
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+@entry("facebookresearch/spdl#1360", "samples", line=LOOP)
+def generator_begins_anew_each_epoch(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    part = torch.utils.data.Subset(dataset, range(dist.get_rank(), SIZE, dist.get_world_size()))
+    generator = torch.Generator()
+    loader = DataLoader(part, batch_size=4, shuffle=True, generator=generator)
+    for epoch in range(2):
+        generator.manual_seed(0 if buggy else epoch)
+        for (given,) in loader:
+            train_epoch(model, optimizer, given)
+
+
+@entry("hpcaitech/FastFold#141", "samples", rank=1, line=LOOP)
+def sampler_is_always_that_of_rank_0(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    rank = 0 if buggy else dist.get_rank()
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=rank)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)

@@ -1,0 +1,99 @@
+"""What is left over at the end: collectives of one rank alone, works that nobody waited for, lost messages."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from tests.judges.programs import line_of, only_finding, run
+
+
+def one_more(rank: int) -> None:
+    dist.all_reduce(torch.ones(2))
+    if rank == 0:
+        dist.broadcast(torch.ones(2), 0, async_op=True)
+
+
+def forgotten(rank: int) -> None:
+    total = torch.ones(2)
+    dist.all_reduce(total, async_op=True)
+    dist.barrier()
+
+
+def lost(rank: int) -> None:
+    if rank == 1:
+        dist.isend(torch.ones(2), 2, tag=5)
+
+
+def test_a_rank_that_is_one_ahead_is_found_with_its_line() -> None:
+    found = only_finding(run(one_more))
+
+    assert (found.judge, found.rank) == ("collectives", 0)
+    assert found.where == line_of(one_more, "dist.broadcast")
+    assert found.against == line_of(one_more, "dist.all_reduce")
+    assert found.problem == "2 collectives in group '0', ranks 1, 2 1: its last, broadcast #1, has no counterpart"
+
+
+def test_a_work_that_nobody_waited_for_is_found() -> None:
+    result = run(forgotten)
+
+    assert [found.problem for found in result.findings] == ["nobody waited for all_reduce #0 in group '0'"] * 3
+    assert result.findings[0].where == line_of(forgotten, "async_op=True")
+
+
+def test_a_message_that_nobody_received_is_found() -> None:
+    found = only_finding(run(lost))
+
+    assert (found.rank, found.where) == (1, line_of(lost, "dist.isend"))
+    assert found.problem == "send(dst=2, tag=5) in group '0' was never received"
+
+
+def test_works_that_are_waited_for_are_left_alone() -> None:
+    def body(rank: int) -> None:
+        dist.all_reduce(torch.ones(2), async_op=True).wait()
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        while not work.is_completed():
+            pass
+        dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()
+        messages = [
+            dist.P2POp(dist.isend, torch.ones(2), (rank + 1) % 3),
+            dist.P2POp(dist.irecv, torch.ones(2), (rank - 1) % 3),
+        ]
+        for each in dist.batch_isend_irecv(messages):
+            each.wait()
+
+    assert run(body).ok
+
+
+def test_groups_of_some_ranks_are_counted_by_themselves() -> None:
+    def body(rank: int) -> None:
+        group = dist.new_group([0, 2])
+        if rank != 1:
+            dist.all_reduce(torch.ones(2), group=group)
+
+    assert run(body).ok
+
+
+def test_a_run_that_failed_has_no_findings_about_what_is_left() -> None:
+    import simdist
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(2), async_op=True)
+        raise ValueError("the reason")
+
+    assert simdist.run(body, world_size=2, judges=["collectives"]).findings == ()
+
+
+def test_strict_worlds_say_it_themselves() -> None:
+    import simdist
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        forgotten(dist.get_rank())
+        dist.destroy_process_group()
+
+    result = simdist.run(body, world_size=2, judges=["collectives"], strict=True)
+
+    assert not result.ok
+    assert result.findings == ()

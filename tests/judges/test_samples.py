@@ -1,0 +1,170 @@
+"""Each sample once in an epoch, and another order in the next; only in loops that train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, TensorDataset
+
+from tests.judges.programs import line_of, net, only_finding, run
+
+SIZE = 50
+MakeLoader = Callable[[TensorDataset, int], Any]
+
+
+def data() -> TensorDataset:
+    return TensorDataset(torch.arange(SIZE * 4.0).reshape(SIZE, 4))
+
+
+def train(rank: int, *, loader: MakeLoader, epochs: int = 2, sets_epoch: bool = True, steps: bool = True) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    made = loader(data(), rank)
+    for epoch in range(epochs):
+        if sets_epoch and isinstance(made.sampler, DistributedSampler):
+            made.sampler.set_epoch(epoch)
+        for (batch,) in made:
+            loss = model(batch).sum()
+            if steps:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+
+def alone(rank: int, *, loader: MakeLoader) -> None:
+    """Trains, and exchanges nothing."""
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for (batch,) in loader(data(), rank):
+        weight.grad = batch[0]
+        optimizer.step()
+
+
+def shared(dataset: TensorDataset, _: int, **settings: Any) -> Any:
+    return DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, **settings))
+
+
+@pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"shuffle": False}])
+def test_a_distributed_sampler_with_its_epoch_is_left_alone(settings: dict[str, Any]) -> None:
+    assert run(partial(train, loader=partial(shared, **settings)), "samples").ok
+
+
+def test_a_missing_set_epoch_is_found() -> None:
+    result = run(partial(train, loader=shared, sets_epoch=False), "samples")
+
+    found = only_finding(result)
+    assert (found.judge, found.subject) == ("samples", "DistributedSampler")
+    assert found.problem == "epoch 1 has the same order of samples as epoch 0, although shuffle is on"
+    assert found.where == line_of(train, "for (batch,) in made")
+    assert found.notes == ("set_epoch was not called",)
+
+
+def test_a_loop_that_only_evaluates_may_have_the_same_order() -> None:
+    assert run(partial(train, loader=shared, sets_epoch=False, steps=False), "samples").ok
+
+
+def test_a_loader_without_a_distributed_sampler_under_ddp_is_found() -> None:
+    def whole(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(dataset, batch_size=4)
+
+    found = only_finding(run(partial(train, loader=whole), "samples"))
+
+    assert found.problem == "all 3 ranks read the same samples in the same order in epoch 0"
+    assert found.rank == 1
+
+
+def test_samplers_that_all_take_the_first_share_are_found() -> None:
+    first = partial(shared, num_replicas=3, rank=0)
+
+    found = only_finding(run(partial(train, loader=first), "samples"))
+
+    assert found.rank == 1
+    assert found.problem.startswith("the ranks read 1 share of 3 in epoch 0: samples ")
+
+
+def test_samplers_for_more_ranks_than_there_are_leave_shares_unread() -> None:
+    def larger(dataset: TensorDataset, rank: int) -> Any:
+        return shared(dataset, rank, num_replicas=6)
+
+    found = only_finding(run(partial(train, loader=larger), "samples"))
+
+    assert found.problem.startswith("the ranks read 3 shares of 6 in epoch 0: samples ")
+
+
+def test_ranks_with_data_sets_of_their_own_may_have_the_same_indices() -> None:
+    def own(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(Subset(dataset, range(rank, 48, 3)), batch_size=4)
+
+    assert run(partial(train, loader=own), "samples").ok
+
+
+def test_samplers_with_other_seeds_overlap() -> None:
+    def seeded(dataset: TensorDataset, rank: int) -> Any:
+        return shared(dataset, rank, seed=rank)
+
+    found = only_finding(run(partial(train, loader=seeded), "samples"))
+
+    assert found.rank in (1, 2)
+    assert found.problem.startswith("in epoch 0 sample 0 is read by ranks ") or "sample" in found.problem
+    assert "samples are read more than once" in found.notes[0]
+
+
+class Blocks(Sampler[int]):
+    """A share of the samples as a block; `overlap` samples too many at its begin."""
+
+    def __init__(self, rank: int, overlap: int = 0) -> None:
+        self.begin, self.end = max(0, rank * 16 - overlap), min(SIZE, (rank + 1) * 16)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.begin, self.end))
+
+
+@pytest.mark.parametrize(("overlap", "ok"), [(0, True), (3, False)])
+def test_samplers_of_the_users_own_are_compared(overlap: int, ok: bool) -> None:
+    def blocks(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(dataset, batch_size=4, sampler=Blocks(rank, overlap))
+
+    assert run(partial(alone, loader=blocks), "samples").ok is ok
+
+
+def test_ranks_of_a_tensor_parallel_group_read_the_same() -> None:
+    def body(rank: int) -> None:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        sampler: DistributedSampler[Any] = DistributedSampler(data(), num_replicas=2, rank=rank // 2)
+        for (batch,) in DataLoader(data(), batch_size=4, sampler=sampler):
+            weight.grad = batch[0]
+            optimizer.step()
+
+    assert run(body, "samples", world_size=4).ok
+
+
+def test_epochs_that_end_early_are_not_compared() -> None:
+    def body(rank: int) -> None:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for index, (batch,) in enumerate(shared(data(), rank, shuffle=False)):
+            weight.grad = batch[0]
+            optimizer.step()
+            if index == rank:
+                break
+
+    assert run(body, "samples").ok
+
+
+def test_workers_draw_what_the_rank_reads() -> None:
+    def working(dataset: TensorDataset, rank: int) -> Any:
+        sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+        return DataLoader(
+            dataset, batch_size=2, sampler=sampler, num_workers=1, persistent_workers=True, prefetch_factor=1
+        )
+
+    result = run(partial(train, loader=working, sets_epoch=False), "samples", world_size=2)
+
+    assert only_finding(result).notes == ("set_epoch was not called",)

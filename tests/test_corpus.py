@@ -1,0 +1,50 @@
+"""The corpus of real bugs: found blind, rightly, and the fixed programs left alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.corpus import ENTRIES, Entry
+from tools.corpus import main, rows_of
+
+# One of each finder, and one that fails by itself; `tools/corpus.py` runs all.
+FAST = (
+    "one_rank_skips_the_step_on_overflow",
+    "sampler_never_hears_of_the_epoch",
+    "all_labels_of_a_rank_are_ignored",
+    "nobody_waits_for_the_sum",
+    "the_buffer_of_a_send_is_used_again",
+    "gradients_are_summed_and_not_averaged",
+    "the_group_is_forgotten",
+)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.name in FAST], ids=lambda entry: entry.name)
+def test_a_bug_is_found_and_its_fixed_program_left_alone(entry: Entry) -> None:
+    (row,) = rows_of([entry])
+
+    assert row.ok, row.line()
+
+
+def test_every_entry_has_a_name_of_its_own_and_a_public_source() -> None:
+    names = [entry.name for entry in ENTRIES]
+
+    assert len(set(names)) == len(names) >= 30
+    assert [
+        e.source for e in ENTRIES if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+|MPI Bugs Initiative, .+", e.source)
+    ] == []
+
+
+def test_most_entries_are_silent() -> None:
+    assert sum(entry.is_silent for entry in ENTRIES) >= 25
+
+
+def test_the_tool_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["nobody_waits", "--seeds", "1"])
+
+    assert code == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "1 programs, 1 of them silent: found with judges off 0, on 1; false alarms 0"
+    )

@@ -1,0 +1,97 @@
+"""How many real bugs are found blind: the programs of `tests/corpus`, buggy and fixed, with judges off and on.
+
+    python tools/corpus.py                  # a table; exit code 1 if a bug is missed or a fixed program reported
+    python tools/corpus.py replicas nobody  # entries with one of these words in their name, file or source
+    python tools/corpus.py --seeds 20       # the fixed programs with so many seeds
+
+No fault is injected, and nothing is said of the bug. "off" is what the run itself shows; "on" is what judges and
+`simdist.agree` add; "right" says whether the finding names the rank and the line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.corpus import ENTRIES, Entry, outcome_of
+
+__all__ = ["Row", "main", "rows_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one entry. `false_alarm` is what was reported of the fixed program, with its seed."""
+
+    entry: Entry
+    off: str
+    on: str
+    right: bool
+    false_alarm: str
+
+    @property
+    def ok(self) -> bool:
+        """True if the bug was found by who has to find it, rightly, and the fixed program left alone."""
+        return self.on == self.entry.finder and self.right and not self.false_alarm
+
+    def line(self) -> str:
+        """One line of the table."""
+        right = "yes" if self.right else "NO"
+        alarm = f"  FALSE ALARM: {self.false_alarm}" if self.false_alarm else ""
+        missed = "" if self.on == self.entry.finder else f"  EXPECTED: {self.entry.finder}"
+        return (
+            f"{self.entry.name:<50} {self.off or '-':<8} {self.on or '-':<12} {right:<6} {self.entry.source}"
+            f"{missed}{alarm}"
+        )
+
+
+def rows_of(entries: Sequence[Entry], seeds: int = 1) -> list[Row]:
+    """Run entries, the fixed programs with so many seeds."""
+    return [_row(entry, seeds) for entry in entries]
+
+
+def _row(entry: Entry, seeds: int) -> Row:
+    off = outcome_of(entry, buggy=True, judges=False)
+    on = outcome_of(entry, buggy=True, judges=True)
+    alarm = ""
+    for seed in range(seeds):
+        fixed = outcome_of(entry, buggy=False, judges=True, seed=seed)
+        if fixed.by:
+            alarm = f"{fixed.by} with seed {seed}: {' '.join(fixed.text.split())[:300]}"
+            break
+    return Row(entry, off.by, on.by, on.right, alarm)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="parts of names, files or sources; default: all entries")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of the fixed programs")
+    options = parser.parse_args(arguments)
+    chosen = [
+        entry
+        for entry in ENTRIES
+        if not options.words
+        or any(word in f"{entry.program.__module__} {entry.name} {entry.source}" for word in options.words)
+    ]
+    print(f"{'program':<50} {'off':<8} {'on':<12} {'right':<6} source")
+    rows = []
+    for entry in chosen:
+        rows.append(_row(entry, options.seeds))
+        print(rows[-1].line(), flush=True)
+    silent = [row for row in rows if row.entry.is_silent]
+    print(
+        f"{len(rows)} programs, {len(silent)} of them silent: "
+        f"found with judges off {sum(bool(row.off) for row in rows)}, "
+        f"on {sum(bool(row.on) for row in rows)}; false alarms {sum(bool(row.false_alarm) for row in rows)}"
+    )
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
