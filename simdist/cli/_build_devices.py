@@ -32,7 +32,7 @@ def build(*, again: bool) -> int:
 
         build_kernels(waiting)
     say(f"built: {path}")
-    say("worlds with devices take them from now on; SIMDIST_DEVICE_KERNELS=python goes without")
+    say("worlds with devices take them from now on; SIMDIST_DEVICE_KERNELS=python turns them off")
     _tidy()
     return 0
 

@@ -89,7 +89,9 @@ def main() -> None:
     help="Write Flight Recorder dumps, for torchfrtrace.",
 )
 @click.option("--check-determinism", is_flag=True, help="Repeat in a fresh process and compare event for event.")
-@click.option("--strict", is_flag=True, help="Refuse what the backend accepts in silence, hangs on or dies of.")
+@click.option(
+    "--strict", is_flag=True, help="Raise an error for calls that the backend accepts in silence, hangs on or dies of."
+)
 @click.option(
     "--judge",
     "judges",
@@ -228,7 +230,7 @@ def sweep(
 ) -> None:
     """Crash the scenario in FILE at every moment, start it again each time, and report where it does not recover.
 
-    It needs a [disk], and is judged by its own expectations. Its own faults do not strike.
+    It needs a [disk], and is judged by its own expectations. Faults in the file are ignored.
     """
     from simdist.cli._sweep import sweep_file
     from simdist.sweeps import Tries
@@ -247,7 +249,9 @@ def sweep(
 )
 @click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the files.")
 @click.option("--repeat", type=Count(least=1), default=1, show_default=True, help="Real runs of each scenario.")
-@click.option("--timing-tolerance", type=float, help="Also judge timings: 0.1 allows 10 % of the longer one.")
+@click.option(
+    "--timing-tolerance", type=float, help="Also judge timings: 0.1 allows a difference of 10 % of the longer time."
+)
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
 @click.option("--html", "html_path", metavar="OUT", help="Write the report as a page.")
 @node_options
@@ -338,7 +342,7 @@ def build_devices(context: click.Context, *, again: bool) -> None:
     """Build the kernels of virtual CUDA devices in C++, with g++: several times as fast as those in Python.
 
     They are kept in the user's cache folder, per version of torch, and taken by themselves when they are there.
-    SIMDIST_DEVICE_KERNELS=python in the environment goes without.
+    SIMDIST_DEVICE_KERNELS=python in the environment turns them off.
     """
     from simdist.cli._build_devices import build
 
@@ -351,7 +355,7 @@ def build_devices(context: click.Context, *, again: bool) -> None:
 def doctor(context: click.Context, *, as_json: bool) -> None:
     """Report what works with this Python, this torch and this machine, and what turns on the rest.
 
-    It runs a world of two ranks. Exit codes: 0 that works, 1 it does not, 2 bad input. A bug report begins with it.
+    It runs a world of two ranks. Exit codes: 0 the world works, 1 it fails, 2 bad input. A bug report begins with it.
     """
     from simdist.cli._doctor import examine
 

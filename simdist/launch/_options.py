@@ -79,7 +79,7 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         "--launcher",
         choices=list(LAUNCHERS),
         default="torchrun",
-        help="Whose variables the script finds; with `accelerate` as the first option its own options follow.",
+        help="The launcher whose variables are set; after `--launcher accelerate`, accelerate's own options follow.",
     )
     ours.add_argument("--seed", default="0", help="Seed of scheduling and of all random numbers; 0 by default.")
     ours.add_argument("--faults", metavar="FILE", help="A TOML file with [[faults]], as in a scenario.")

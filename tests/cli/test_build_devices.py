@@ -35,7 +35,7 @@ def test_it_builds_once_and_again_on_demand(simdist: Simdist, builds: list[str])
     assert first.output == third.output
     assert first.output.splitlines() == [
         f"built: {path}",
-        "worlds with devices take them from now on; SIMDIST_DEVICE_KERNELS=python goes without",
+        "worlds with devices take them from now on; SIMDIST_DEVICE_KERNELS=python turns them off",
     ]
     assert second.output == f"built already: {path}\n"
     assert len(Path(builds[0]).read_text().splitlines()) == 2
