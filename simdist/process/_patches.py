@@ -145,7 +145,10 @@ class _Remembered:
         for namespace, name, original, _ in self._in_modules:
             if namespace.get(name, _MISSING) is not original:
                 return False
-        return all(there.get(name, _MISSING) is original for there, name, original in self._looked_at)
+        for there, name, original in self._looked_at:  # noqa: SIM110  # quicker: worlds start by the thousand
+            if there.get(name, _MISSING) is not original:
+                return False
+        return True
 
     def do(self) -> None:
         """Take the steps."""
@@ -259,4 +262,4 @@ class Patches:
         Raises:
             BaseException: what the first step raised that failed; all others are undone.
         """
-        call_all(*(each.undo for each in reversed(self._done)), self._done.clear)
+        call_all(*[each.undo for each in reversed(self._done)], self._done.clear)

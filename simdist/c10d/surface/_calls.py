@@ -77,6 +77,20 @@ class Calls(GroupBackend):
                 root,
                 extra,
             )
+        return self._issue_as(key, inputs, outputs, limit_ns, asynchronous, refusal, first, others)
+
+    def _issue_as(
+        self,
+        key: tuple[Any, ...],
+        inputs: Any,
+        outputs: list[Any],
+        limit_ns: int,
+        asynchronous: bool = True,
+        refusal: RuntimeError | None = None,
+        first: Callable[[], None] | None = None,
+        others: int = 0,
+    ) -> SimWork:
+        """As `_issue`, of an operation with this key: its name, and what `Operation` takes behind it."""
         communicator = self._communicator
         member = self._member
         strike = None
@@ -85,15 +99,14 @@ class Calls(GroupBackend):
             if strike is not None:
                 self.ahead = None
             else:
-                strike = communicator.announce(member, name, member.sequence)
+                strike = communicator.announce(member, key[0], member.sequence)
         member.number += 1
         if others:
             member.number += others
             member.parts += others
         if not communicator.connected:
             member.connect()
-        known_operation = communicator.known_operation
-        operation = known_operation(key)
+        operation = communicator.known_operation(key)
         if operation is None:
             try:
                 operation = communicator.operation(key)

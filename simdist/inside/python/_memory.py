@@ -6,10 +6,12 @@ import ctypes
 import mmap
 import random
 from array import array
+from collections.abc import Callable
+from typing import Any
 
 from simdist.inside._facts import fact
 
-__all__ = ["address_of_buffer", "own_random_words", "word_in", "words_at"]
+__all__ = ["address_of_buffer", "bytes_at", "number_kinds", "own_random_words", "word_in", "words_at"]
 
 _RANDOM_WORDS = 624
 _BUFFER_BYTES = 128  # more than a `Py_buffer` takes
@@ -19,6 +21,25 @@ _SIMPLE = 0  # PyBUF_SIMPLE
 def words_at(address: int, count: int) -> memoryview[int]:
     """The 32-bit words in memory from an address on."""
     return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
+
+
+_bytes: dict[int, Callable[[int], ctypes.Array[ctypes.c_char]]] = {}  # by size
+
+# C types of single numbers in memory: `kind.from_address(address).value` reads and writes one. Integers wrap around.
+number_kinds: dict[str, Any] = {
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+}
+
+
+def bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
+    """Some bytes in memory, shared: `raw` reads and writes them. A type for each size is kept, so ask for few sizes."""
+    make = _bytes.get(size)
+    if make is None:
+        make = _bytes[size] = (ctypes.c_char * size).from_address
+    return make(address)
 
 
 def word_in(thing: object) -> int:
