@@ -122,7 +122,7 @@ class Calls(GroupBackend):
             timeout, opts = opts, None
         if timeout is not None:
             return round(timeout.total_seconds() * 1e9)
-        return timeout_ns(opts, self._timeout_ns) if hasattr(opts, "timeout") else self._timeout_ns
+        return timeout_ns(opts, self._timeout_ns)
 
 
 def root_of(group: Any, name: str, tensors: tuple[Any, ...], opts: Any, root: Any) -> tuple[Any, int, int]:
@@ -133,12 +133,13 @@ def root_of(group: Any, name: str, tensors: tuple[Any, ...], opts: Any, root: An
     """
     if opts is None:
         return None, root or 0, 0
-    if not hasattr(opts, "rootRank"):
+    given = getattr(opts, "rootRank", None)  # hot: each question is a call of C++
+    if given is None:
         one = tensors[1] if name == "gather" else tensors[0]
         if not isinstance(one, torch.Tensor) or not hasattr(opts, "__index__"):
             raise said_by(getattr(ProcessGroup, name), group, *tensors, opts)
         return None, operator.index(opts), 0
-    return opts, opts.rootRank if root is None else root, getattr(opts, "rootTensor", 0)
+    return opts, given if root is None else root, getattr(opts, "rootTensor", 0)
 
 
 def lists_of(tensors: Any) -> Any:

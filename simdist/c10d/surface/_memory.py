@@ -238,10 +238,16 @@ def checksum(tensors: Sequence[Tensor], limit: int) -> int:
     whole = 0
     for tensor in tensors:
         if tensor.dtype in _IN_NUMPY and tensor.is_contiguous():
-            size = tensor.nbytes
-            address = tensor.data_ptr() if size <= _FEW_BYTES and size <= limit else 0
-            if address:  # hot: of a few bytes the views cost more than the sum
+            # Hot: of a few bytes the views cost more than the sum.
+            size, address = tensor.nbytes, tensor.data_ptr()
+            if address and size <= _FEW_BYTES and size <= limit:
                 crc = zlib.crc32(bytes_at(address, size), crc)
+                continue
+            if address and size > limit and not (bus is not None and bus.hears(PayloadSampled)):
+                width = limit // _WINDOWS
+                for index in range(_WINDOWS):
+                    begin = address + (size - width) * index // (_WINDOWS - 1)
+                    crc = zlib.crc32(bytes_at(begin, width), crc)
                 continue
         data = tensor.detach()
         if data.numel() == 0:
