@@ -20,10 +20,11 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 __all__ = [
     "Line",
+    "foreign_lines",
     "is_internal",
     "is_our_file",
     "is_ours",
@@ -47,6 +48,17 @@ _FROZEN = "<frozen"  # the import system, runpy
 def is_ours(frame: FrameType) -> bool:
     """True for a frame of simdist's own code."""
     return frame.f_code.co_filename.startswith(_OURS)
+
+
+def foreign_lines(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    """Code and line of each frame from `frame` outwards that is not simdist's own."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):  # hot: each call over NCCL asks for its stack
+            found.append((code, frame.f_lineno))
+        frame = frame.f_back
+    return found
 
 
 def is_our_file(filename: str) -> bool:

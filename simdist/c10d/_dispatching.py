@@ -26,7 +26,7 @@ class _Dispatching(type):
         return cls.make(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if isinstance(instance, cls.real | cls.simulated):
+        if isinstance(instance, (cls.real, cls.simulated)):
             return not cls.unlike(instance)
         return cls.like(instance)
 

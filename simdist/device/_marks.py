@@ -74,12 +74,12 @@ class Mark:
 
 def latest(marks: Sequence[Mark]) -> Mark:
     """The last of some moments."""
-    unknown = [mark for mark in marks if mark.at_ns is None]
-    known_ns = max((mark.at_ns for mark in marks if mark.at_ns is not None), default=0)
-    if not unknown:
-        return Mark(known_ns)
     if len(marks) == 1:
-        return marks[0]
+        only = marks[0]
+        return only if only.at_ns is None else Mark(only.at_ns)
+    unknown = [mark for mark in marks if mark.at_ns is None]
+    if not unknown:
+        return Mark(max([mark.at_ns or 0 for mark in marks], default=0))
     result = Mark(cause=unknown[0].cause)
     left = len(unknown)
 

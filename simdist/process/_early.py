@@ -74,17 +74,19 @@ class EarlyMethods:
         """The methods among `things` and what they refer to, what is nearest first."""
         seen = {id(builtins.__dict__)}
         methods = []
+        things = list(filter(gc.is_tracked, things))
         for thing in things:  # it grows meanwhile
-            if id(thing) in seen or not gc.is_tracked(thing):
+            key = id(thing)
+            if key in seen:
                 continue
-            seen.add(id(thing))
+            seen.add(key)
             if len(seen) > budget:
                 break
             if type(thing) is types.BuiltinFunctionType:
                 if self._maker_of(thing) is not None:
                     methods.append(thing)
             else:
-                things += self._held_by(thing)
+                things += filter(gc.is_tracked, self._held_by(thing))
         return methods
 
     def _held_by(self, thing: Any) -> list[Any]:

@@ -7,13 +7,13 @@ rest for another `close`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
 __all__ = ["Undoing", "call_all"]
 
-_ATTEMPTS = 2
 _T = TypeVar("_T")
 _Step = Callable[[], object]
 
@@ -52,12 +52,12 @@ class Undoing:
         steps = self._steps
         first: BaseException | None = None
         while steps:
-            for _ in range(_ATTEMPTS):
-                try:
+            try:
+                steps[-1]()
+            except BaseException as error:
+                first = first or error
+                with contextlib.suppress(BaseException):
                     steps[-1]()
-                    break
-                except BaseException as error:
-                    first = first or error
             steps.pop()
         if first is not None:
             raise first

@@ -10,6 +10,7 @@ inputs or None)`; barrier: None.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -165,6 +166,14 @@ _EXECUTE: dict[str, Callable[[Algorithm, Operation, Sequence[Any], int], int]] =
 }
 
 
+@functools.lru_cache(maxsize=8192)
+def _children(rank: int, root: int, ranks: int) -> list[int]:
+    """To whom a rank hands on what it gets in a broadcast."""
+    virtual = (rank - root) % ranks
+    distances = [1 << k for k in range(virtual.bit_length(), ranks.bit_length())]
+    return [(virtual + d + root) % ranks for d in distances if virtual + d < ranks]
+
+
 class Rooted:
     """broadcast, gather and scatter, where ranks finish one by one.
 
@@ -182,7 +191,7 @@ class Rooted:
         root = self._operation.root
         if name == "broadcast":
             self._broadcast(rank, inputs)
-            for child in self._children(rank):
+            for child in _children(rank, self._operation.root, self._ranks):
                 self._broadcast(child, inputs)
             return checksum([inputs[rank]], limit)
         peers = [rank] if rank != root else [q for q in range(self._ranks) if q in inputs]
@@ -202,11 +211,6 @@ class Rooted:
     def _parent(self, rank: int) -> int:
         virtual = (rank - self._operation.root) % self._ranks
         return (virtual - (1 << (virtual.bit_length() - 1)) + self._operation.root) % self._ranks
-
-    def _children(self, rank: int) -> list[int]:
-        virtual = (rank - self._operation.root) % self._ranks
-        distances = [1 << k for k in range(virtual.bit_length(), self._ranks.bit_length())]
-        return [(virtual + d + self._operation.root) % self._ranks for d in distances if virtual + d < self._ranks]
 
     def _star(self, peer: int, inputs: Mapping[int, Any]) -> None:
         root = self._operation.root

@@ -145,6 +145,7 @@ class _Channel:
 
 
 _NO_LIMIT = 1 << 63
+_OVER = (Done, Failed)  # hot: a union would be made anew each time
 
 
 class _Rank:
@@ -384,7 +385,7 @@ class Flow:
 
     def _advance(self, rank: int) -> None:
         state = self._ranks[rank]
-        if isinstance(state.outcome, Done | Failed):
+        if isinstance(state.outcome, _OVER):
             self._script = None  # it gave up a wait that has come to its end: in a flow built anew it goes on
             return
         state.stuck = None

@@ -292,7 +292,7 @@ class StreamCollective:
         self._strike_during(parts, end_ns)
 
     def _parts_in_order(self) -> Iterable[Part]:
-        return (self.parts[rank] for rank in self.ranks)
+        return map(self.parts.__getitem__, self.ranks)
 
     def _calls(self, parts: Sequence[Part]) -> list[tuple[Operation, Any, Any]]:
         """The calls of all ranks of the connection; of those that take no part, calls with nothing to exchange."""

@@ -77,6 +77,20 @@ class Calls(GroupBackend):
                 root,
                 extra,
             )
+        return self._issue_as(key, inputs, outputs, limit_ns, asynchronous, refusal, first, others)
+
+    def _issue_as(
+        self,
+        key: tuple[Any, ...],
+        inputs: Any,
+        outputs: list[Any],
+        limit_ns: int,
+        asynchronous: bool = True,
+        refusal: RuntimeError | None = None,
+        first: Callable[[], None] | None = None,
+        others: int = 0,
+    ) -> SimWork:
+        """As `_issue`, of an operation with this key: its name, and what `Operation` takes behind it."""
         communicator = self._communicator
         member = self._member
         strike = None
@@ -85,15 +99,14 @@ class Calls(GroupBackend):
             if strike is not None:
                 self.ahead = None
             else:
-                strike = communicator.announce(member, name, member.sequence)
+                strike = communicator.announce(member, key[0], member.sequence)
         member.number += 1
         if others:
             member.number += others
             member.parts += others
         if not communicator.connected:
             member.connect()
-        known_operation = communicator.known_operation
-        operation = known_operation(key)
+        operation = communicator.known_operation(key)
         if operation is None:
             try:
                 operation = communicator.operation(key)
@@ -109,7 +122,7 @@ class Calls(GroupBackend):
             timeout, opts = opts, None
         if timeout is not None:
             return round(timeout.total_seconds() * 1e9)
-        return timeout_ns(opts, self._timeout_ns) if hasattr(opts, "timeout") else self._timeout_ns
+        return timeout_ns(opts, self._timeout_ns)
 
 
 def root_of(group: Any, name: str, tensors: tuple[Any, ...], opts: Any, root: Any) -> tuple[Any, int, int]:
@@ -120,12 +133,13 @@ def root_of(group: Any, name: str, tensors: tuple[Any, ...], opts: Any, root: An
     """
     if opts is None:
         return None, root or 0, 0
-    if not hasattr(opts, "rootRank"):
+    given = getattr(opts, "rootRank", None)  # hot: each question is a call of C++
+    if given is None:
         one = tensors[1] if name == "gather" else tensors[0]
         if not isinstance(one, torch.Tensor) or not hasattr(opts, "__index__"):
             raise said_by(getattr(ProcessGroup, name), group, *tensors, opts)
         return None, operator.index(opts), 0
-    return opts, opts.rootRank if root is None else root, getattr(opts, "rootTensor", 0)
+    return opts, given if root is None else root, getattr(opts, "rootTensor", 0)
 
 
 def lists_of(tensors: Any) -> Any:

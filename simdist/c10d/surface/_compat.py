@@ -65,11 +65,9 @@ _UNSET = timedelta(0)
 
 
 def timeout_ns(options: Any, default_ns: int) -> int:
-    """The timeout that `options` ask for, or the group's when they leave it unset (a negative duration)."""
-    if options is None:
-        return default_ns
-    timeout = options.timeout
-    return default_ns if timeout < _UNSET else round(timeout.total_seconds() * 1e9)
+    """The timeout that `options` ask for; the group's if they have none, or leave it unset (a negative duration)."""
+    timeout = getattr(options, "timeout", None)
+    return default_ns if timeout is None or timeout < _UNSET else round(timeout.total_seconds() * 1e9)
 
 
 def is_duration(value: object) -> bool:

@@ -44,8 +44,8 @@ class SimProcessGroup(Reductions, Copies):
         require_memory(tensor)
         if tag < 0:
             raise RuntimeError("Tag must be nonnegative")
-        self._arguments.require_peer(kind, peer, self.rank(), self._size)
         communicator, member = self._communicator, self._member
+        self._arguments.require_peer(kind, peer, member.rank, self._size)
         strike = communicator.mailbox.announce(member, kind) if communicator.simulation.bus.active else None
         member.number += 1
         member.messages += 1

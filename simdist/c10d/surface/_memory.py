@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from simdist.c10d.surface._events import PayloadSampled
+from simdist.inside.python import bytes_at
 from simdist.inside.torch import DispatchKey, key_set, keys_of
 from simdist.kernel import Bus
 
-__all__ = ["as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
-__all__ += ["freed_since", "odd_tensors", "require_memory", "usual", "without_memory"]
+__all__ = ["ELEMENTS", "as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
+__all__ += ["few_bytes", "freed_since", "odd_tensors", "require_memory", "usual", "without_memory"]
 
 Tensor = torch.Tensor
 
@@ -28,9 +29,11 @@ Tensor = torch.Tensor
 inference_tensors = False
 
 _WINDOWS = 8  # of a large tensor that is sampled
+_FEW_BYTES = 1 << 12  # which are looked at where they lie
 _IN_OTHER_ELEMENTS = frozenset((torch.bool, torch.complex32, torch.complex64, torch.complex128))
 _IN_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8))
 _USUAL = _IN_NUMPY | {torch.bfloat16, torch.int16, torch.int8}  # real, and not quantized
+ELEMENTS = {dtype: dtype.itemsize for dtype in _USUAL}  # hot: a look-up costs less than to ask a tensor
 
 
 def _bits(*names: str) -> int:
@@ -55,6 +58,8 @@ def is_plain(given: Any, odd: int = _ODD) -> bool:
     """True if all tensors in there are dense ones in the memory of a CPU or GPU, and no wrappers of others."""
     # Hot: what most tensors are is seen without asking for their keys, which takes longer. The address is 0, or an
     # error, for all that have no memory of their own; nested tensors have one.
+    while (type(given) is list or type(given) is tuple) and len(given) == 1:
+        given = given[0]
     if type(given) in _TYPES and given.dtype in _USUAL:
         try:
             if given.data_ptr() and not given.is_nested:
@@ -62,7 +67,7 @@ def is_plain(given: Any, odd: int = _ODD) -> bool:
         except RuntimeError:
             pass
     elif type(given) is list or type(given) is tuple:
-        for each in given:  # noqa: SIM110  # the generator of `all` costs more than a list of one
+        for each in given:  # noqa: SIM110  # the generator of `all` costs more than a short list
             if not is_plain(each, odd):
                 return False
         return True
@@ -131,21 +136,19 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def usual(given: Any) -> Tensor | None:
-    """As `flat`, if `given` is a plain tensor of a real type that lies in memory as it should; None if it is not.
+def usual(given: Any) -> tuple[Tensor, int] | None:
+    """As `flat`, and its bytes, if `given` is a plain tensor of a real type that lies in memory as it should; or None.
 
     Hot: this answers what `is_plain`, `flat` and `require_memory` ask, with each property read once.
     """
     if type(given) in _TYPES and given.dtype in _USUAL:
         data: Tensor = given.data
         try:
-            if (
-                data.data_ptr()
-                and data.stride() == (1,)
-                and not (data.is_neg() or data.is_inference())
-                and data.untyped_storage().nbytes() >= data.nbytes + data.storage_offset() * data.itemsize
-            ):
-                return data
+            if data.data_ptr() and data.stride() == (1,) and not (data.is_neg() or data.is_inference()):
+                size = data.nbytes
+                begin = data.storage_offset()
+                if data.untyped_storage().nbytes() >= (size + begin * data.itemsize if begin else size):
+                    return data, size
         except RuntimeError:
             pass  # it has no address, strides or storage
     return None
@@ -194,6 +197,24 @@ def _beyond_memory(tensor: Tensor) -> RuntimeError:
     )
 
 
+def few_bytes(tensor: Any) -> Any:
+    """What a small, contiguous and plain tensor holds: bytes with `raw`, shared; None if it is none, or has no memory.
+
+    Hot: of a few bytes views cost more than what is done with them.
+    """
+    if type(tensor) in _TYPES and tensor.dtype in _USUAL:
+        size = tensor.nbytes
+        try:
+            if 0 < size <= _FEW_BYTES and tensor.is_contiguous() and not tensor.is_neg():
+                address = tensor.data_ptr()
+                begin = tensor.storage_offset()
+                if address and tensor.untyped_storage().nbytes() >= (size + begin * tensor.itemsize if begin else size):
+                    return bytes_at(address, size)
+        except RuntimeError:
+            pass  # it has no address or storage
+    return None
+
+
 def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a dense tensor as one dimension of bytes, shared."""
     data = flat(tensor)
@@ -216,10 +237,17 @@ def checksum(tensors: Sequence[Tensor], limit: int) -> int:
     crc = 0
     whole = 0
     for tensor in tensors:
-        if tensor.dtype in _IN_NUMPY and tensor.is_contiguous() and not tensor.requires_grad:
-            array: Any = tensor.numpy()  # hot: of a few bytes the views cost more than the sum
-            if array.nbytes <= limit:
-                crc = zlib.crc32(array, crc)
+        if tensor.dtype in _IN_NUMPY and tensor.is_contiguous():
+            # Hot: of a few bytes the views cost more than the sum.
+            size, address = tensor.nbytes, tensor.data_ptr()
+            if address and size <= _FEW_BYTES and size <= limit:
+                crc = zlib.crc32(bytes_at(address, size), crc)
+                continue
+            if address and size > limit and not (bus is not None and bus.hears(PayloadSampled)):
+                width = limit // _WINDOWS
+                for index in range(_WINDOWS):
+                    begin = address + (size - width) * index // (_WINDOWS - 1)
+                    crc = zlib.crc32(bytes_at(begin, width), crc)
                 continue
         data = tensor.detach()
         if data.numel() == 0:

@@ -177,9 +177,11 @@ def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., A
     in_order = _memory.is_plain_or_sparse if name == "allreduce" else _memory.is_plain
     count = _OPERATORS[new][1]
     names = list(inspect.signature(method).parameters)[1 : 1 + count]
+    alone = count == 1
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        plain = in_order(args[:count]) and (not kwargs or in_order(tuple(kwargs.values())))
+        tensors = args[0] if alone and args else args[:count]  # hot
+        plain = in_order(tensors) and (not kwargs or in_order(tuple(kwargs.values())))
         if plain and not (dispatch_modes() or function_modes()):
             return method(self, *args, **kwargs)
         if through is None or (plain and not dispatch_modes()):

@@ -22,6 +22,7 @@ __all__ = ["Reductions"]
 Tensor = torch.Tensor
 _flat = _memory.flat
 _usual = _memory.usual
+_ELEMENTS = _memory.ELEMENTS
 _is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
 _SUM: Any = dist.ReduceOp.SUM
@@ -40,15 +41,15 @@ class Reductions(Calls):
         """
         tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
         seen = dispatch_modes() or function_modes()
-        data = None if seen else _usual(tensor)
-        if seen or (data is None and not _is_plain_or_sparse(tensor)):
+        usual = None if seen else _usual(tensor)
+        if seen or (usual is None and not _is_plain_or_sparse(tensor)):
             given = [tensors, opts, timeout]
             while given[-1] is None:
                 del given[-1]
             through_torch: SimWork = self.allreduce_in_modes(*given, **kwargs)
             return through_torch
         several = None
-        if data is None and not isinstance(tensor, Tensor):
+        if usual is None and not isinstance(tensor, Tensor):
             several = self._arguments.alike(tensors)
             tensor = several[0]
         if type(opts) is _ALLREDUCE_OPTIONS:
@@ -61,12 +62,18 @@ class Reductions(Calls):
             asynchronous = True
             reduction = reduction_of(opts, kwargs.get("op"))
             limit_ns = self._limit(opts, timeout)
-        if data is None:
-            if tensor.is_sparse:
-                return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)
-            if several is not None and len(several) > 1:
-                return self._all_reduce_several(several, reduction, limit_ns)
-            data = _flat(tensor)
+        if usual is not None:
+            # Hot: the key that `_issue` would make, of what is known already.
+            data, size = usual
+            dtype = data.dtype
+            element = _ELEMENTS[dtype]
+            key = "all_reduce", size, element, dtype, (size // element,), reduction, -1, None
+            return self._issue_as(key, data, [tensor], limit_ns, asynchronous)
+        if tensor.is_sparse:
+            return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)
+        if several is not None and len(several) > 1:
+            return self._all_reduce_several(several, reduction, limit_ns)
+        data = _flat(tensor)
         return self._issue("all_reduce", tensor, data, data, [tensor], limit_ns, reduction, -1, None, asynchronous)
 
     def _all_reduce_several(self, tensors: list[Tensor], reduction: str, limit_ns: int) -> SimWork:

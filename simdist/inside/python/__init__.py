@@ -11,7 +11,14 @@ from simdist.inside.python._foreign import (
     function_types,
 )
 from simdist.inside.python._functions import Batch, Redirection, can_be_redirected, original
-from simdist.inside.python._memory import address_of_buffer, bytes_at, own_random_words, word_in, words_at
+from simdist.inside.python._memory import (
+    address_of_buffer,
+    bytes_at,
+    number_kinds,
+    own_random_words,
+    word_in,
+    words_at,
+)
 from simdist.inside.python._signals import set_signal_disposition, signal_disposition
 from simdist.inside.python._threads import raise_in_thread
 from simdist.inside.python._types import (
@@ -40,6 +47,7 @@ __all__ = [
     "generic_setter",
     "namespace_of",
     "note_change",
+    "number_kinds",
     "original",
     "own_random_words",
     "put_setter",

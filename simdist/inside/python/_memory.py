@@ -6,11 +6,12 @@ import ctypes
 import mmap
 import random
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from simdist.inside._facts import fact
 
-__all__ = ["address_of_buffer", "bytes_at", "own_random_words", "word_in", "words_at"]
+__all__ = ["address_of_buffer", "bytes_at", "number_kinds", "own_random_words", "word_in", "words_at"]
 
 _RANDOM_WORDS = 624
 _BUFFER_BYTES = 128  # more than a `Py_buffer` takes
@@ -22,15 +23,23 @@ def words_at(address: int, count: int) -> memoryview[int]:
     return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
 
 
-def bytes_at(address: int, size: int) -> Any:
-    """The bytes in memory from an address on, shared, as something with a buffer. Hot: kinds of arrays are kept."""
-    kind = _KINDS.get(size)
-    if kind is None:
-        kind = _KINDS[size] = ctypes.c_char * size
-    return kind.from_address(address)
+_bytes: dict[int, Callable[[int], ctypes.Array[ctypes.c_char]]] = {}  # by size
+
+# C types of single numbers in memory: `kind.from_address(address).value` reads and writes one. Integers wrap around.
+number_kinds: dict[str, Any] = {
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+}
 
 
-_KINDS: dict[int, Any] = {}  # by size
+def bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
+    """Some bytes in memory, shared: `raw` reads and writes them. A type for each size is kept, so ask for few sizes."""
+    make = _bytes.get(size)
+    if make is None:
+        make = _bytes[size] = (ctypes.c_char * size).from_address
+    return make(address)
 
 
 def word_in(thing: object) -> int:

@@ -15,6 +15,7 @@ from simdist.inside._facts import fact
 
 __all__ = ["Setter", "can_exchange_setters", "generic_setter", "namespace_of", "note_change", "put_setter", "setter_of"]
 
+_type_modified = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))
 _SLOT = 19 * ctypes.sizeof(ctypes.c_void_p)
 _set_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 _delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
@@ -28,7 +29,7 @@ def namespace_of(owner: type) -> dict[str, Any]:
 
 def note_change(owner: type) -> None:
     """Have the interpreter forget what it remembers of a type, as C code that changes one has to."""
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+    _type_modified(owner)
 
 
 class Setter:

@@ -69,8 +69,13 @@ def group_world() -> Any:
 
 def newer_group_tables(known: Iterable[str]) -> list[str]:
     """The tables by groups that torch has beside those that are known, such as 2.15's `pg_flight_recorder_hooks`."""
+    return _newer_group_tables(c10d_module._World, tuple(known))
+
+
+@functools.cache
+def _newer_group_tables(world: type, known: tuple[str, ...]) -> list[str]:
     beside = {*known, "pg_config_info", "pg_default_device"}  # one is worked out, one is of older versions
-    names = (name for name, each in vars(c10d_module._World).items() if isinstance(each, property))
+    names = (name for name, each in vars(world).items() if isinstance(each, property))
     return [name for name in names if name.startswith("pg_") and name not in beside]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from simdist.c10d.backends.gloo._costs import reduce_segments, segments
+from simdist.inside.python import number_kinds
 from simdist.inside.torch import copy_into_each
 
 __all__ = [
@@ -37,6 +38,8 @@ _ACCUMULATED = 1 << 14  # elements up to which numpy's fold, with all its partia
 _MANY = 16  # ranks from which numpy's overhead per call pays
 _UFUNCS: dict[str, Any] = {"sum": np.add, "avg": np.add, "product": np.multiply}
 _CACHE_BYTES = 1 << 21  # what the blocks of all ranks may take together
+_SUMS = ("sum", "avg")
+_NUMBERS = {getattr(torch, name): kind for name, kind in number_kinds.items()}
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
 
 
@@ -104,7 +107,7 @@ def all_reduce(tensors: Sequence[Tensor], reduction: str, *, paired: bool = Fals
     length = tensors[0].numel()
     if length == 0:
         return
-    if ranks > 1:
+    if ranks > 1 and not (length == 1 and reduction in _SUMS and _sum_numbers(tensors)):
         function = combine(reduction, tensors[0].dtype)
         element = tensors[0].element_size()
         chunk = _chunk(length, element, ranks)
@@ -128,6 +131,28 @@ def all_reduce(tensors: Sequence[Tensor], reduction: str, *, paired: bool = Fals
                         _block([view[first : first + block] for view in views], function, owner)
     if reduction == "avg":
         divide(tensors, paired, ranks)
+
+
+def _sum_numbers(tensors: Sequence[Tensor]) -> bool:
+    """Sum single numbers where they lie, which calls of torch would make ten times as long; False if it did nothing.
+
+    Each sum of two is that of torch, bit for bit: a sum of two floats in double precision, rounded to a float, is the
+    rounded sum. Only what becomes of two NaNs is torch's own affair, and so left to it.
+    """
+    kind = _NUMBERS.get(tensors[0].dtype)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    if kind is None or not all(addresses):
+        return False
+    numbers = [kind.from_address(address) for address in addresses]
+    running = kind(numbers[-1].value)
+    for number in numbers[-2::-1]:
+        running.value += number.value
+    total = running.value
+    if total != total:
+        return False
+    for number in numbers:
+        number.value = total
+    return True
 
 
 @functools.lru_cache(maxsize=256)

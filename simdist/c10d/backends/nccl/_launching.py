@@ -190,13 +190,10 @@ class NcclGroup(NcclMember):
         collectives, messages = self._numbers
         numbers = collectives, messages, self._operations
         dtype = str(inputs[0].dtype).removeprefix("torch.") if inputs else ""
-        given, filled = ([list(tensor.shape) for tensor in tensors] for tensors in (inputs, outputs))
+        given = [list(tensor.shape) for tensor in inputs]
+        filled = [list(tensor.shape) for tensor in outputs]
         now_ns, frames, limit_ns = self._communicator.simulation.now_ns, stack(), self._timeout_ns
-        return recorder.add(
-            lambda number: Entry(
-                self, number, numbers, name, given, filled, dtype, now_ns, limit_ns, is_message, frames
-            )
-        )
+        return recorder.add(self, numbers, name, given, filled, dtype, now_ns, limit_ns, is_message, frames)
 
     def _waits_for_nothing(self, name: str, outputs: list[Tensor]) -> SimWork:
         """The work of a call inside a block, which is not launched yet: only that of the block is worth waiting for."""
@@ -292,7 +289,7 @@ class NcclGroup(NcclMember):
         # It is gathered into one tensor, which the future has, and copied from there.
         work.in_one = op_type == "ALLGATHER" and len({each.shape for each in outputs}) == 1
         work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
-        work.numel_in, work.numel_out = (sum(each.numel() for each in tensors) for tensors in (inputs, outputs))
+        work.numel_in, work.numel_out = _elements(inputs), _elements(outputs)
         work.connection = connection
         work.host_limit_ns = limit_ns if self.environment.blocking_wait else 0
         work.entry, work.timed = entry, self.timing
@@ -383,3 +380,7 @@ def _skip(part: Part) -> None:
     part.begun = True
     part.forget()
     part.end.settle(part.begin.at_ns or 0)
+
+
+def _elements(tensors: Sequence[Tensor]) -> int:
+    return tensors[0].numel() if len(tensors) == 1 else sum([each.numel() for each in tensors])

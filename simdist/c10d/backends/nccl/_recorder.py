@@ -10,13 +10,13 @@ import json
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl._words import NCCL_VERSION
-from simdist.frames import is_ours
+from simdist.frames import foreign_lines
 from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group
 
 if TYPE_CHECKING:
@@ -30,13 +30,7 @@ Stack = Sequence[tuple[CodeType, int]]
 
 def stack() -> Stack:
     """Where the program is: code and line, the innermost first, without simdist's own."""
-    found: list[tuple[CodeType, int]] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not is_ours(frame):
-            found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return found
+    return foreign_lines(sys._getframe(1))
 
 
 @dataclass(slots=True, eq=False)
@@ -98,11 +92,11 @@ class NcclRecorder:
         """A communicator of a group was made."""
         self._config[group.group_name] = flight_group(group.group_name, group.group_desc, ranks)
 
-    def add(self, entry: Callable[[int], Entry]) -> Entry | None:
-        """Record a call; `entry` makes it of its number."""
+    def add(self, group: Any, *call: Any) -> Entry | None:
+        """Record a call: what an `Entry` holds, but for its number."""
         if not self.limit:
             return None
-        made = entry(self._next)
+        made = Entry(group, self._next, *call)
         self._next += 1
         self._ring.append(made)
         return made

@@ -129,6 +129,8 @@ class NcclWork(StreamWork):
 
     def begin_ns(self) -> int | None:
         """When the last of its kernels begins; None: that is not known yet."""
+        if len(self.calls) == 1:
+            return self.calls[0].begin.at_ns
         moments = [part.begin.at_ns for part in self.calls]
         return None if None in moments else max((each or 0 for each in moments), default=self.issued_ns)
 
