@@ -64,7 +64,7 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
                 continue
             kind = _REAL.get(data.dtype)
             if kind is not None:
-                elements = np.frombuffer(bytes_at(data.data_ptr(), size), kind)
+                elements = np.frombuffer(memoryview(bytes_at(data.data_ptr(), size)), kind)
                 total = elements.dot(elements)  # one pass; it overflows only where elements are near the range's end
                 if total - total == 0.0:
                     continue
