@@ -158,7 +158,7 @@ def _difference(
         wrong = next((rank for rank, value in values.items() if value != leaf.value), None)
         return None if wrong is None else LayoutDifference(layout, f"{name} of rank {wrong} is another text")
     try:
-        (expected,) = whole_of({0: leaf.value}, _tensor(leaf.value), 1).values()  # type: ignore[union-attr]
+        (expected,) = whole_of({0: leaf.value}, _tensor(leaf.value), 1).values()  # type: ignore[union-attr]  # no text: it has its own shape
         whole = whole_of(values, expected, layout.world_size)
     except (TypeError, ValueError, RuntimeError) as error:
         return LayoutDifference(layout, f"{name} can't be compared: {error}")

@@ -29,7 +29,6 @@ world. Nothing here knows about torch or process groups.
 
 from simdist.inside.python import original
 from simdist.process._events import PointReached, RankBegan, StepReached
-from simdist.process._ignored_signals import ignored_by_host
 from simdist.process._imports import imported_for_all
 from simdist.process._installed import PythonReplacements
 from simdist.process._process import SimProcess
@@ -41,6 +40,7 @@ from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 from simdist.process._when_imported import when_imported
 from simdist.process.children._child_processes import adopt_connections, hand_connections, separate_attributes
+from simdist.process.children._ignored_signals import ignored_by_host
 from simdist.process.modules._copiers import COPIERS
 from simdist.process.modules._isolation import Isolation, handed_over, own, run_program
 from simdist.process.modules._sharing import PER_RANK, Sharing

@@ -84,7 +84,7 @@ def cudnn_bindings() -> Any:
 
 def cudnn_module() -> Any:
     """The module behind the object `torch.backends.cudnn`."""
-    return torch.backends.cudnn.m  # type: ignore[attr-defined]
+    return torch.backends.cudnn.m  # type: ignore[attr-defined]  # set by torch itself
 
 
 _PREFIXES = ("_cuda_", "_gds_", "_nccl_", "_construct_CUDA_")

@@ -99,7 +99,7 @@ class DeviceGuard:
         # Autograd's engine starts threads for the devices that it finds when it first runs, and then refuses to run in
         # forked processes. It finds those that a real CUDA would have: none, in a CPU build.
         self._registry[CUDA_TYPE] = self._counting(physical_gpus()) if is_built_for_cuda() else None
-        torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+        torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]  # of torch
         none = self._registry[CUDA_TYPE] = self._counting(0)
         core_bindings._ensureCUDADeviceGuardSet()
         guard = self._registry[CUDA_TYPE]
@@ -147,7 +147,7 @@ def physical_gpus() -> int:
     feature="virtual devices",
 )
 def _guard_is_known() -> str:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # of torch
         (Pointer * _TYPES).in_dll(library("libc10.so"), _REGISTRY)  # more must not be touched
         return ""
     try:

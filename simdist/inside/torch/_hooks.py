@@ -210,7 +210,7 @@ def _hooks_are_known() -> str:
         held = library(name)
         for symbol in symbols:
             Pointer.in_dll(held, symbol)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # of torch
         return ""  # more must not be touched
     try:
         device_hooks()

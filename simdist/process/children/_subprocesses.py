@@ -24,11 +24,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from simdist.process._ignored_signals import program_ignores
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program, Spawned
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._stdio import STREAMS
+from simdist.process.children._ignored_signals import program_ignores
 from simdist.process.children._program_output import let_others_run_while_reading
 from simdist.process.children._waits import replace_kin
 from simdist.process.stdlib._standard_descriptors import for_program, standard_number
