@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import simdist
+from tests.sources import source
 
 ROOT = Path(simdist.__file__).parents[1]
 
 
 def _package(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).parent.parts)
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Every module that the file imports, and every name that could be one."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _owner_of_private(name: str) -> str | None:
@@ -46,7 +35,7 @@ def trespasses() -> set[str]:
     found = set()
     for path in sorted((ROOT / "simdist").rglob("*.py")):
         package = _package(path)
-        for name in _imported(ast.parse(path.read_text())):
+        for name in sorted({name for each in source(path).imports for name in (each.module, each.full)}):
             owner = _owner_of_private(name)
             if owner is None or f"{package}.".startswith(f"{owner}."):
                 continue

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import simdist
+from tests.sources import source
 
 ROOT = Path(simdist.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -265,44 +266,29 @@ def dotted(path: Path) -> str:
     return ".".join((path if path.is_dir() else path.with_suffix("")).relative_to(ROOT.parent).parts)
 
 
-def public_definitions(path: Path) -> set[str]:
-    """Functions and classes without an underscore at the top of a file; a click command is reached by its own name."""
-    return {
-        node.name
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        and not node.name.startswith("_")
-        and not any(".command(" in ast.unparse(decorator) for decorator in node.decorator_list)
-    }
-
-
 def imports_of(path: Path) -> Iterator[str]:
     """Every module that a file imports, whether at once or later; of simdist two levels, of others one."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} has a relative import"
-            module = str(node.module)
-            names = [f"simdist.{alias.name}" for alias in node.names] if module == "simdist" else [module]
-        else:
-            continue
-        for name in names:
-            first, *rest = name.split(".")
-            yield ".".join(["simdist", *rest[:1]]) if first == "simdist" else first
+    for each in source(path).imports:
+        first, *rest = (each.full if each.module == "simdist" else each.module).split(".")
+        yield ".".join(["simdist", *rest[:1]]) if first == "simdist" else first
 
 
 def part_of(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_lists_the_functions_and_classes_that_it_defines(path: Path) -> None:
-    module = importlib.import_module(dotted(path))
+def test_modules_list_the_functions_and_classes_that_they_define() -> None:
+    wrong = {}
+    for path in MODULES:
+        module = importlib.import_module(dotted(path))
+        listed = list(module.__all__)
+        missing = source(path).definitions - set(listed)
+        unknown = [name for name in listed if not hasattr(module, name)]
+        twice = [name for name in set(listed) if listed.count(name) > 1]
+        if missing or unknown or twice:
+            wrong[name_of(path)] = sorted(missing), unknown, twice
 
-    assert public_definitions(path) <= set(module.__all__)
-    assert [name for name in module.__all__ if not hasattr(module, name)] == []
-    assert len(module.__all__) == len(set(module.__all__))
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)
@@ -326,7 +312,7 @@ def test_a_package_lists_what_it_re_exports_and_defines_nothing_itself(package: 
 
     assert set(module.__all__) == imported
     assert list(module.__all__) == sorted(module.__all__, key=by_kind)
-    assert public_definitions(package / "__init__.py") == set()
+    assert source(package / "__init__.py").definitions == set()
 
 
 def by_kind(name: str) -> tuple[int, str]:
@@ -335,7 +321,7 @@ def by_kind(name: str) -> tuple[int, str]:
 
 
 def test_every_file_is_a_part_of_a_package_with_a_docstring() -> None:
-    assert [name_of(path) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [name_of(path) for path in FILES if not source(path).documented] == []
 
 
 def test_everything_that_users_import_is_there() -> None:
@@ -355,15 +341,17 @@ def test_the_kinds_of_faults_are_told_by_their_package() -> None:
     assert {"Crash", "Hang", "Hold", "LinkDelay", "Partition", "SlowRank"} <= set(faults.__all__)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_point_towards_the_kernel(path: Path) -> None:
-    part = part_of(path)
-    allowed = {f"simdist.{name}" for name in (*LAYERS[part], part)} | LAYERS[part]
+def test_imports_point_towards_the_kernel() -> None:
+    exported = {f"simdist.{name}" for name in simdist.__all__ if name not in LAYERS} | {"simdist"}
+    wrong = {}
+    for path in FILES:
+        part = part_of(path)
+        allowed = {f"simdist.{name}" for name in (*LAYERS[part], part)} | LAYERS[part] | exported
+        beyond = {name for name in imports_of(path) if name.split(".")[0] in LIBRARIES | {"simdist"}} - allowed
+        if beyond or source(path).relative:
+            wrong[name_of(path)] = sorted(beyond) or "a relative import"
 
-    found = {name for name in imports_of(path) if name.split(".")[0] in LIBRARIES | {"simdist"}}
-    found -= {"simdist"} | {f"simdist.{name}" for name in simdist.__all__ if name not in LAYERS}
-
-    assert found <= allowed
+    assert wrong == {}
 
 
 def test_no_layer_is_above_one_that_imports_it() -> None:

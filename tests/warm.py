@@ -7,6 +7,7 @@ from here, and for each thing that starts fresh processes one test takes real on
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import pickle
@@ -23,6 +24,10 @@ __all__ = ["Interpreters"]
 
 ROOT = Path(__file__).resolve().parents[1]
 HASH_SEEDS = ("1", "2")
+_WARM = (  # what takes long, and what most jobs import in the end; DDP wants dynamo
+    *("torch._dynamo", "torch.distributed.checkpoint", "sklearn.datasets", "pytest", "hypothesis.strategies"),
+    *("simdist.api", "simdist.scenario", "simdist.sweeps", "simdist.cli", "simdist.testing", "rich.table"),
+)
 _SIZE = 8  # bytes of the number before each message
 
 
@@ -111,10 +116,8 @@ def _receive(stream: Any) -> bytes:
 
 
 def _serve() -> None:
-    import pytest  # noqa: F401
-    import torch._dynamo  # noqa: F401 - what takes long; DDP wants it
-
-    import simdist.api  # noqa: F401
+    for name in _WARM:
+        importlib.import_module(name)
 
     asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

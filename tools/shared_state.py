@@ -130,16 +130,18 @@ def reason_for(place: str) -> str | None:
     return next((reason for pattern, reason in HARMLESS.items() if fnmatch.fnmatchcase(place, pattern)), None)
 
 
-def written_by(program: Callable[[], object]) -> dict[str, str]:
-    """What two ranks that run `program` leave in torch's modules, with what changed, after three have run it.
+def written_by(*programs: Callable[[], object]) -> dict[str, str]:
+    """What two ranks that run `programs` leave in torch's modules, with what changed, after three have run them.
 
     Flags, and what was None, are compared with what they were at first: one that is left set does not change again.
     """
     first = _looked_at()
-    simdist.run(program, world_size=3).raise_for_failure()
+    for program in programs:
+        simdist.run(program, world_size=3).raise_for_failure()
     gc.collect()  # weak tables lose entries whenever that happens
     before = _looked_at() | {place: value for place, value in first.items() if value is None or type(value) is bool}
-    simdist.run(program, world_size=2).raise_for_failure()
+    for program in programs:
+        simdist.run(program, world_size=2).raise_for_failure()
     return {
         place: _told(before.get(place), now)
         for place, now in _looked_at().items()

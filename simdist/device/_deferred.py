@@ -90,7 +90,7 @@ class Deferred:
         """Run if nothing that it comes after is left; else be told of the next claim that goes."""
         if self._run is None:
             return
-        for outstanding, _ in self._before:
+        for outstanding in {id(each): each for each, _ in self._before}.values():  # thousands may claim the same
             outstanding.leave_copies()
         self._before = [(outstanding, each) for outstanding, each in self._before if each in outstanding.claims]
         if self._before:

@@ -54,6 +54,7 @@ _Kind = TypeVar("_Kind", bound=Record)
 _Fields = ParamSpec("_Fields")
 _COMMON = len(dataclasses.fields(Record))
 _classes: dict[str, dict[int, type[Record]]] = {}  # by kind, then by the length of the packed form
+_fields: dict[type[Record], Mapping[str, Spec]] = {}  # what `fields_of` has found
 
 
 @dataclass_transform(frozen_default=True)
@@ -96,9 +97,13 @@ def kinds() -> Mapping[str, tuple[type[Record], ...]]:
 
 def fields_of(kind: type[Record]) -> Mapping[str, Spec]:
     """The names of the values of a class's records, in their order, and what each has to be, in a file too."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = [each.name for each in dataclasses.fields(kind)][_COMMON:]
-    return {name: next(each for each in hints[name].__metadata__ if isinstance(each, Spec)) for name in names}
+    known = _fields.get(kind)
+    if known is None:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        names = [each.name for each in dataclasses.fields(kind)][_COMMON:]
+        known = {name: next(each for each in hints[name].__metadata__ if isinstance(each, Spec)) for name in names}
+        _fields[kind] = known
+    return known
 
 
 def specs() -> Mapping[str, Spec]:

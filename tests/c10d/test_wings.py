@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import simdist
+from tests.sources import source
 
 HOME = Path(str(simdist.__file__)).parent / "c10d"
 WINGS = ("surface", "engine", "backends", "watch")  # each may import those before it
@@ -21,21 +22,9 @@ def modules(wing: str) -> list[Path]:
 
 def imported(path: Path) -> Iterator[str]:
     """The modules that a file imports when it is imported itself, or later; not those for type checkers only."""
-    tree = ast.parse(path.read_text())
-    typing = {
-        id(node)
-        for outer in ast.walk(tree)
-        if isinstance(outer, ast.If) and "TYPE_CHECKING" in ast.unparse(outer.test)
-        for node in ast.walk(outer)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for each in source(path).imports:
+        if not each.typing:
+            yield from dict.fromkeys((each.module, each.full))
 
 
 @pytest.mark.parametrize("wing", WINGS)

@@ -145,7 +145,7 @@ def order_of_a_glob() -> None:
 def garbage_collection() -> None:
     begin()
     references = []
-    for _ in range(3000):
+    for _ in range(1000):
         thing = Plain()
         thing.itself = thing  # type: ignore[attr-defined]
         references.append(weakref.ref(thing))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import simdist
+from tests.sources import source
 
 ROOT = Path(simdist.__file__).parent
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if "inside" not in path.relative_to(ROOT).parts]
@@ -27,36 +25,25 @@ def _is_private(name: str) -> bool:
 
 def _named(path: Path) -> Iterator[str]:
     """The modules that a file imports, and the attributes of modules of torch that it names."""
-    tree = ast.parse(path.read_text())
-    modules: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                modules[alias.asname or alias.name.partition(".")[0]] = (
-                    alias.name if alias.asname else alias.name.partition(".")[0]
-                )
-                yield alias.name
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-                yield f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):
-        parts: list[str] = []
-        at: ast.expr | None = node if isinstance(node, ast.Attribute) else None
-        while isinstance(at, ast.Attribute):
-            parts.append(at.attr)
-            at = at.value
-        if parts and isinstance(at, ast.Name):
-            yield ".".join((modules.get(at.id, at.id), *reversed(parts)))
+    here = source(path)
+    modules = {each.as_name: each.full for each in here.imports if each.name is not None or "." not in each.module}
+    for each in here.imports:
+        yield each.full
+        if each.name is None and "." in each.module and each.as_name != each.module.partition(".")[0]:
+            modules[each.as_name] = each.module
+    for name in here.names:
+        first, _, rest = name.partition(".")
+        yield f"{modules.get(first, first)}.{rest}"
 
 
 def _private_names(path: Path) -> list[str]:
     return sorted({name for name in _named(path) if _is_private(name) and not name.startswith(ALLOWED)})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_else_names_the_inside_of_torch_and_python(path: Path) -> None:
-    assert _private_names(path) == []
+def test_nothing_else_names_the_inside_of_torch_and_python() -> None:
+    found = {str(path.relative_to(ROOT)): _private_names(path) for path in FILES}
+
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_what_is_private_is_found(tmp_path: Path) -> None:
@@ -70,19 +57,7 @@ def test_what_is_private_is_found(tmp_path: Path) -> None:
 
 def _source_files(path: Path) -> list[str]:
     """The texts in which a C++ source is named, docstrings left out."""
-    tree = ast.parse(path.read_text())
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    notes = {
-        id(node.body[0].value)  # type: ignore[attr-defined]  # it is an expression
-        for node in ast.walk(tree)
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
-    }
-    return [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes
-        if SOURCE.search(node.value) and node.value != OURS
-    ]
+    return [text for text in source(path).texts if SOURCE.search(text) and text != OURS]
 
 
 def test_nothing_else_knows_a_file_or_a_line_of_the_sources_of_torch() -> None:

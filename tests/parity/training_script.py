@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -46,6 +45,8 @@ def train_and_save(directory: str, epochs: int) -> dict[str, Any]:
     torch.manual_seed(1234)
     random.seed(1234 + rank)
     rng = np.random.default_rng(1234 + rank)
+
+    from sklearn.datasets import load_digits  # takes seconds to import, and most who import this file do not run it
 
     digits = load_digits()
     inputs = torch.tensor(digits.data, dtype=torch.float32) / 16

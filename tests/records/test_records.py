@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import dataclasses
 import itertools
 import pickle
@@ -16,6 +15,7 @@ from simdist import records, trace
 from simdist.records import Record, fields_of, kinds, specs, unpacked
 from simdist.trace import event_of
 from simdist.values import JSON, Spec
+from tests.sources import source
 
 CLASSES = [made for found in kinds().values() for made in found]
 SAMPLES = {
@@ -119,14 +119,12 @@ def test_no_layer_names_a_kind_of_record_where_it_makes_one() -> None:
     makers = {name for name in records.__all__ if name.islower()}
     found, around = set(), set()
     for path in Path(str(simdist.__file__)).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("events.add"):
-                around.add(f"{path.name}:{node.lineno}")
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-2:] == ["bus", "record"]:
-                (made,) = node.args
-                assert isinstance(made, ast.Call), f"{path.name}:{node.lineno}"
-                assert ast.unparse(made.func) in makers, f"{path.name}:{node.lineno}"
-                found.add(ast.unparse(made.func))
+        for called, line, argument in source(path).calls:
+            if called.endswith("events.add"):
+                around.add(f"{path.name}:{line}")
+            if called.split(".")[-2:] == ["bus", "record"]:
+                assert argument in makers, f"{path.name}:{line}"
+                found.add(argument)
 
     assert found == {name for name in makers if not name.startswith("flight_")} - {
         "fields_of",
