@@ -286,7 +286,10 @@ def _class(name: str, kind: type) -> str:
         f"An exception{base}.\n\n" if base else "",
         f"{_markdown(inspect.getdoc(kind))}\n\n",
     ]
+    documented = {member for base in kind.__mro__[1:] if _is_ours(base) for member in vars(base)}
     for member, value in vars(kind).items():
+        if member in documented and member != "__init__":
+            continue  # it does what its base class says
         if member.startswith("_"):
             continue
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
@@ -297,6 +300,10 @@ def _class(name: str, kind: type) -> str:
                 f"### {name}.{member}\n\n```py\n{member}{_signature(function)}\n```\n\n{_markdown(inspect.getdoc(function))}\n\n"
             )
     return "".join(parts)
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "simdist" and not kind.__name__.startswith("_")
 
 
 def _signature(each: Any) -> str:

@@ -6,7 +6,9 @@ import sys
 from itertools import groupby
 
 import click
-from rich.markdown import Markdown
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Markdown
+from rich.syntax import Syntax
 from rich.text import Text
 
 from simdist.cli._console import WIDTH, page
@@ -23,6 +25,18 @@ _HEADINGS = {
     "explanation": "explanation: how it works, and why",
     "reference": "reference: everything, generated from the code",
 }
+
+
+class _Code(CodeBlock):
+    """A block of code whose lines stay whole, however narrow the terminal is, so that they can be copied."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in Syntax("", self.lexer_name, theme=self.theme).highlight(str(self.text).rstrip()).split("\n"):
+            yield Text("  ", no_wrap=True, overflow="ignore", end="").append_text(line).append("\n")
+
+
+class _Page(Markdown):
+    elements = {**Markdown.elements, "fence": _Code, "code_block": _Code}  # noqa: RUF012 - as its base declares it
 
 
 def read(topic: tuple[str, ...], words: str | None, *, plain: bool) -> int:
@@ -61,15 +75,13 @@ def _show(shown: Page, *, plain: bool) -> int:
     if plain:
         click.echo(shown.text, nl=False)
     elif sys.stdout.isatty():
-        from rich.console import Console
-
         console = Console(width=min(Console().width, WIDTH + 4))
         with console.capture() as capture:
-            console.print(Markdown(shown.text, hyperlinks=False))
+            console.print(_Page(shown.text, hyperlinks=False), crop=False)
         click.echo_via_pager(capture.get())  # which sees to it that `less` shows colours
     else:
         with page() as written:
-            written.print(Markdown(shown.text, hyperlinks=False))
+            written.print(_Page(shown.text, hyperlinks=False), crop=False)
     return 0
 
 

@@ -12,7 +12,7 @@ from simdist._shared_writes import shared_writes
 from simdist.cli._console import say
 from simdist.cli._outputs import output_problems
 from simdist.cli._run import PICTURES, Outputs, picture_problems
-from simdist.launch import Launch, LaunchError, failure_summary, free_again, launch, parsed, repeat
+from simdist.launch import Launch, LaunchError, failure_summary, free_again, launch, parsed, repeat, restart_lines
 from simdist.launch import log_folder as folder_for
 from simdist.result import RunResult, report_of
 from simdist.values import format_duration
@@ -62,6 +62,8 @@ def launch_words(words: Sequence[str]) -> int:
             result = launch(plan, folder, out=sys.stdout, err=sys.stderr)
             summary = failure_summary(plan, result, folder)
         outputs.write_events(result, plan.script, kernels=kernels)
+        for line in restart_lines(result):
+            say(f"simdist: {line}", err=True)
         if not result.ok:
             _tell(result, summary)
         for line in result.programs:

@@ -24,7 +24,7 @@ from simdist.cli._summary import heading
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.scenario import load
-from simdist.sweeps import Failure, SweepReport, Tries, alike, sweep_plan, unseen_words, write_replays
+from simdist.sweeps import Failure, SweepReport, Tries, alike, counted, sweep_plan, unseen_words, write_replays
 
 __all__ = ["sweep_file"]
 
@@ -148,7 +148,8 @@ def _print(out: Console, report: SweepReport, *, further: bool) -> None:
 
 def _counted(report: SweepReport) -> Iterator[str]:
     """What was tried, and what was not, and why."""
-    yield f"{len(report.points)} points at which a crash could strike, {len(report.cases)} crashes tried"
+    points, crashes = counted(len(report.points), "point"), counted(len(report.cases), "crash")
+    yield f"{points} at which a crash could strike, {crashes} tried"
     if report.merged:
         yield f"  {report.merged} more were not tried: each leaves the same, in the same step, as one that was"
     if report.known:

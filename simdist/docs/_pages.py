@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def close_to(topic: str) -> list[str]:
 
 
 def search(words: str) -> Iterator[Hit]:
-    """The lines that have all `words`, in any case; of pages whose lines have not, those that have all in one section.
+    """The lines with words that begin with each of `words`, in any case; else the sections that have them all.
 
     Code is searched as well. Pages come in their own order, those with a title that has the words first.
     """
@@ -104,8 +105,13 @@ def search(words: str) -> Iterator[Hit]:
 
 
 def _has(text: str, wanted: list[str]) -> bool:
-    lowered = text.lower()
-    return all(word in lowered for word in wanted)
+    return all(_begins(word).search(text) for word in wanted)
+
+
+@functools.cache
+def _begins(word: str) -> re.Pattern[str]:
+    """Finds words that begin so: "all" is in "all_reduce", and not in "called"."""
+    return re.compile(rf"(?<![^\W_]){re.escape(word)}", re.IGNORECASE)
 
 
 def _hits(page: Page, wanted: list[str]) -> Iterator[Hit]:
@@ -117,7 +123,7 @@ def _hits(page: Page, wanted: list[str]) -> Iterator[Hit]:
             yield Hit(page, heading, line.strip())
         if not in_lines and _has("\n".join([heading, *lines]), wanted):
             found = True
-            first = next((line for line in lines if any(word in line.lower() for word in wanted)), heading)
+            first = next((line for line in lines if any(_has(line, [word]) for word in wanted)), heading)
             yield Hit(page, heading, first.strip())
     if not found and _has(page.topic, wanted):
         yield Hit(page, page.title, page.summary)

@@ -16,9 +16,19 @@ more with "Connection refused", as chance has it.
 Open `_options.py` for what is taken and what is refused, `_run.py` for what a run does.
 """
 
-from simdist.launch._failures import failure_summary
+from simdist.launch._failures import failure_summary, restart_lines
 from simdist.launch._options import LaunchError, parsed
 from simdist.launch._plan import Launch
 from simdist.launch._run import free_again, launch, log_folder, repeat
 
-__all__ = ["Launch", "LaunchError", "failure_summary", "free_again", "launch", "log_folder", "parsed", "repeat"]
+__all__ = [
+    "Launch",
+    "LaunchError",
+    "failure_summary",
+    "free_again",
+    "launch",
+    "log_folder",
+    "parsed",
+    "repeat",
+    "restart_lines",
+]

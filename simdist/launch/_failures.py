@@ -13,8 +13,9 @@ from simdist._settings import START_TIME
 from simdist.launch._logs import error_file
 from simdist.launch._plan import Launch
 from simdist.result import Event, RankResult, RunResult
+from simdist.values import format_duration
 
-__all__ = ["failure_summary"]
+__all__ = ["failure_summary", "restart_lines"]
 
 
 class _Failed(ChildFailedError):
@@ -54,6 +55,22 @@ def failure_summary(plan: Launch, result: RunResult, folder: str) -> str:
         if failures:
             said.append(str(_Failed(plan.script, failures, host)))
     return "\n".join(said)
+
+
+def restart_lines(result: RunResult) -> Iterator[str]:
+    """A sentence for each restart: which rank had failed first, if one had, and when all ranks began again."""
+    failed: Event | None = None  # the first of the life that is looked at
+    for event in result.events:
+        if event.kind == "exit" and event.data["exit_code"]:
+            failed = failed or event
+        elif event.kind == "restart":
+            again = f"all ranks were restarted at {format_duration(event.time_ns)}"
+            if failed is None:
+                yield again
+            else:
+                end = f"ended with exit code {failed.data['exit_code']} at {format_duration(failed.time_ns)}"
+                yield f"rank {failed.rank} {end}; {again}"
+            failed = None
 
 
 def _when(rank: RankResult) -> tuple[int, int]:

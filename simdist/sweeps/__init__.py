@@ -26,7 +26,7 @@ from simdist.sweeps._picture import picture
 from simdist.sweeps._points import STRIKES, Case, Point, Strike
 from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._replays import write_replays
-from simdist.sweeps._report import Failure, Line, SweepReport, Tried, alike, unseen_words
+from simdist.sweeps._report import Failure, Line, SweepReport, Tried, alike, counted, unseen_words
 from simdist.sweeps._sweep import sweep_plan, swept
 from simdist.sweeps._tries import Tries
 
@@ -42,6 +42,7 @@ __all__ = [
     "Tried",
     "Tries",
     "alike",
+    "counted",
     "picture",
     "sweep",
     "sweep_plan",

@@ -9,7 +9,7 @@ from simdist.sweeps._points import Case, Point
 
 __all__ = ["cures", "renamed"]
 
-_WHOLE = "write under another name, and rename when all of it is there: a file under its last name is always whole then"
+_WHOLE = "write under another name, os.fsync that file, then rename it: a file under its last name is always whole"
 _BYTES = "os.fsync a file before it is renamed: a new name may be on the disk sooner than the bytes"
 _NAMES = "os.fsync the folder after a file is made or renamed in it: until then the old name, or none, may be back"
 _STATE = "save all that the next step depends on, as it is at one step: optimizer, scaler, generators, sampler, step"

@@ -15,7 +15,7 @@ from simdist.sweeps._cures import cures, renamed
 from simdist.sweeps._points import STRIKES, Case, Point
 from simdist.trace import events_of
 
-__all__ = ["Failure", "Line", "SweepReport", "Tried", "alike", "unseen_in", "unseen_words"]
+__all__ = ["Failure", "Line", "SweepReport", "Tried", "alike", "counted", "unseen_in", "unseen_words"]
 
 _UNSEEN = 5  # paths that are named
 _SHOWN = 3  # paths of which is told what is left
@@ -95,6 +95,12 @@ class SweepReport:
         """True if the program came back from every crash."""
         return not self.failures and not self.wrong
 
+    @property
+    def failed(self) -> str:
+        """How many crashes were not survived, in words."""
+        number = len(self.failures)
+        return f"{number} of {counted(len(self.cases), 'crash')} {'was' if number == 1 else 'were'} not survived"
+
     def lines(self) -> tuple[Line, ...]:
         """By line of the user's code, in the order in which the run came to them."""
         calls: dict[str, dict[str, None]] = {}
@@ -143,7 +149,9 @@ class SweepReport:
         return "\n".join(self._text())
 
     def _text(self) -> Iterator[str]:
-        yield f"{len(self.points)} points, {len(self.cases)} crashes tried, {self.merged} more leave the same"
+        points, tried = counted(len(self.points), "point"), counted(len(self.cases), "crash")
+        survived = ": all survived" if self.cases and self.ok else ""
+        yield f"{points}, {tried} tried, {self.merged} more leave the same{survived}"
         for name, text in self.wrong:
             yield f"  without any crash: {name}: {text}"
         for failure, others in self.kinds():
@@ -176,7 +184,12 @@ class SweepReport:
             AssertionError: it did not; its text is the report.
         """
         if not self.ok:
-            raise AssertionError(f"{len(self.failures)} of {len(self.cases)} crashes are not survived\n{self}")
+            raise AssertionError(f"{self.failed}\n{self}")
+
+
+def counted(number: int, what: str) -> str:
+    """A number of points or crashes, in words."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('sh') else 's'}"
 
 
 def alike(others: int) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from click.testing import CliRunner, Result
 
 from simdist.cli._main import main
 from simdist.docs import find, pages, search
+
+FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def docs(*words: str) -> Result:
@@ -55,6 +59,23 @@ def test_a_search_finds_lines_with_all_words_in_any_case() -> None:
 
     assert any(hit.page.topic == "explanation/how-it-works" for hit in hits)
     assert docs("--search", "BATON").exit_code == 0
+
+
+def test_a_search_finds_words_by_how_they_begin() -> None:
+    lines = [hit.line.lower() for hit in search("all")]
+
+    assert any("all_reduce" in line for line in lines)
+    assert [line for line in lines if not re.search(r"(?<![a-z0-9])all", line)] == []
+
+
+def test_lines_of_code_stay_whole() -> None:
+    longest = max(
+        (line for page in pages() for block in FENCED.findall(page.text) for line in block.splitlines()), key=len
+    )
+    (page,) = [page for page in pages() if longest in page.text][:1]
+    assert len(longest) > 96
+
+    assert longest.strip() in docs(page.topic).output
 
 
 def test_a_search_without_a_hit_says_so() -> None:

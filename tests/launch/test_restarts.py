@@ -78,6 +78,10 @@ def test_a_job_that_fails_twice_has_three_lives(launched: Launched, tmp_path: Pa
 
     assert result.exit_code == 0, result.output
     assert seen_in(tmp_path) == [f"seen-{life}-{rank}" for life in range(3) for rank in range(2)]
+    assert [line for line in result.stderr.splitlines() if "restarted" in line] == [
+        "simdist: rank 1 ended with exit code 1 at 1.000450002 s; all ranks were restarted at 2.1 s",
+        "simdist: rank 0 ended with exit code 5 at 3.100450002 s; all ranks were restarted at 4.2 s",
+    ]
     found = found_in(tmp_path)
     for life in range(3):
         assert f"TORCHELASTIC_RESTART_COUNT {life}" in found[f"attempt_{life}/1/stdout.log"]

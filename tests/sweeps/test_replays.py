@@ -76,7 +76,7 @@ def test_tests_are_written_that_fail_until_the_program_is_mended(tmp_path: Path)
         report = simdist.sweep(counting.in_place, world_size=1, strikes=["rank"])
         written = report.write_tests(tmp_path / "found")
         test = runpy.run_path(str(written[0]))["test_in_place_1"]
-        with pytest.raises(AssertionError, match="1 of 1 crashes are not survived"):
+        with pytest.raises(AssertionError, match="1 of 1 crash was not survived"):
             test()
     finally:
         sys.path.remove(str(tmp_path))

@@ -33,8 +33,7 @@ def sweeping_call(item: pytest.Function) -> Iterator[None]:
         except SimdistError as error:
             pytest.fail(str(error), pytrace=False)
         if not report.ok:
-            failed = f"{len(report.failures)} of {len(report.cases)} crashes are not survived"
-            pytest.fail(f"{failed}\n{report}" if report.cases else str(report), pytrace=False)
+            pytest.fail(f"{report.failed}\n{report}" if report.cases else str(report), pytrace=False)
 
     item.obj = swept
     try:
