@@ -224,6 +224,7 @@ LAYERS: dict[str, set[str]] = {
         "launch",
         "sweeps",
         "kernel",
+        "process",
         "trace",
         "hardware",
         "determinism",

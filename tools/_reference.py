@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -619,60 +620,20 @@ def _collectives() -> str:
 
 # -- what a world replaces ---------------------------------------------------------------------------------------------
 
-_WATCHED = """
-import collections, json, sys, types
-import simdist.process._patches as patches
-from simdist.inside import python
-found = collections.defaultdict(set)
-
-def place(owner):
-    if isinstance(owner, types.ModuleType):
-        return owner.__name__
-    if isinstance(owner, type):
-        return f"{owner.__module__}.{owner.__qualname__}"
-    return f"{type(owner).__module__}.{type(owner).__qualname__} (an object)"
-
-def watch(kind, note):
-    made = kind.__init__
-    def init(self, *args, **kwargs):
-        made(self, *args, **kwargs)
-        note(self, args)
-    kind.__init__ = init
-
-watch(patches._Attribute, lambda self, args: found[place(self.owner)].add(self.name))
-watch(patches._Methods, lambda self, args: found[place(self._owner)].update(self._names))
-was = patches._redirections_of
-def redirections(replacements):
-    for each in replacements:
-        found[place(each.owner)].add(each.name)
-    return was(replacements)
-patches._redirections_of = redirections
-
-import simdist, torch, torch.distributed as dist
-def main():
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-def devices():
-    import os
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
-    dist.all_reduce(torch.ones(1, device="cuda"))
-simdist.run(main, world_size=2).raise_for_failure()
-plain = {owner: sorted(names) for owner, names in found.items()}
-found.clear()
-simdist.run(devices, world_size=2, backend="nccl").raise_for_failure()
-more = {owner: sorted(names - set(plain.get(owner, ()))) for owner, names in found.items()}
-print(json.dumps([plain, {owner: names for owner, names in more.items() if names}]))
+_REPLACED = """
+import dataclasses, json
+from simdist.cli._patches import replaced
+print(json.dumps([[dataclasses.asdict(each) for each in found] for found in replaced()]))
 """
 
 
 def _replaced() -> str:
-    import json
+    from simdist.process import Patched
 
     done = subprocess.run(
-        [sys.executable, "-c", _WATCHED], capture_output=True, text=True, check=True, env=_plain_environment()
+        [sys.executable, "-c", _REPLACED], capture_output=True, text=True, check=True, env=_plain_environment()
     )
-    plain, devices = json.loads(done.stdout.splitlines()[-1])
+    plain, devices = ([Patched(**each) for each in rows] for rows in json.loads(done.stdout))
     import torch
 
     rows = [
@@ -680,12 +641,20 @@ def _replaced() -> str:
         + _NOTE,
         "All of them are put back when the world ends. On a thread that is not a rank's, a replacement calls the original. The "
         f"list is that of Python {sys.version_info.major}.{sys.version_info.minor} and torch {str(torch.__version__).partition('+')[0]}; "
-        "a name that a version lacks is left out there. See [Isolation](../explanation/isolation.md).\n\n",
+        "a name that a version lacks is left out there. `simdist patches NAME` shows how each is replaced. See [Isolation](../explanation/isolation.md).\n\n",
     ]
-    for title, table in (("In every world", plain), ("In worlds with virtual devices, besides", devices)):
-        rows.append(f"## {title}\n\n| owner | names |\n|---|---|\n")
-        rows += [
-            f"| `{owner}` | {', '.join(f'`{name}`' for name in names)} |\n" for owner, names in sorted(table.items())
-        ]
-        rows.append("\n")
+    for title, found in (("In every world", plain), ("In worlds with virtual devices, besides", devices)):
+        by = {each.by: each.why for each in found}
+        rows.append(f"## {title}\n\n")
+        for module, why in sorted(by.items()):
+            rows.append(f"**`{module}`**: {why}.\n\n| owner | names |\n|---|---|\n")
+            owners: dict[str, list[str]] = {}
+            for each in found:
+                if each.by == module:
+                    owners.setdefault(each.owner, []).append(each.name)
+            rows += [
+                f"| `{owner}` | {', '.join(f'`{name}`' for name in sorted(names))} |\n"
+                for owner, names in sorted(owners.items())
+            ]
+            rows.append("\n")
     return "".join(rows)

@@ -363,6 +363,21 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON, each with the reason.")
+@click.pass_context
+def patches(context: click.Context, name: str | None, *, as_json: bool) -> None:
+    """List the names of Python, torch and other libraries that a world replaces; with NAME those that contain it.
+
+    It runs a world of two ranks, and one with virtual devices where there are some. All names are put back when a world
+    ends. Exit codes: 0 there are some, 1 none contains NAME, 2 bad input.
+    """
+    from simdist.cli._patches import print_patches
+
+    context.exit(print_patches(name, as_json=as_json))
+
+
+@main.command()
 @click.argument("topic", nargs=-1, metavar="[TOPIC]")
 @click.option("--search", "words", metavar="WORDS", help="Find the lines of all pages that have these words.")
 @click.option("--plain", is_flag=True, help="Print the page as it is written, in Markdown.")

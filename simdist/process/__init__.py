@@ -31,9 +31,10 @@ from simdist.inside.python import original
 from simdist.process._events import PointReached, RankBegan, StepReached
 from simdist.process._imports import imported_for_all
 from simdist.process._installed import PythonReplacements
+from simdist.process._patches import Patched, Patches, Replacement, patched_now
 from simdist.process._process import SimProcess
 from simdist.process._randomness import GlobalGenerator, global_generators
-from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process._runtime import Runtime, current_process, current_runtime
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._undoing import Undoing, call_all
@@ -58,6 +59,7 @@ __all__ = [
     "PER_RANK",
     "GlobalGenerator",
     "Isolation",
+    "Patched",
     "Patches",
     "PointReached",
     "PythonReplacements",
@@ -90,6 +92,7 @@ __all__ = [
     "imported_for_all",
     "original",
     "own",
+    "patched_now",
     "real_methods",
     "refusal_of",
     "run_program",

@@ -17,16 +17,87 @@ import contextlib
 import functools
 import itertools
 import operator
+import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simdist.inside.python import Batch, Redirection, can_be_redirected, namespace_of, note_change
 from simdist.process._undoing import call_all
 
-__all__ = ["Patches", "Replacement"]
+__all__ = ["Patched", "Patches", "Replacement", "patched_now"]
 
 _MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Patched:
+    """A name that is replaced while a world lives.
+
+    `owner` is the module or class that has the name, `how` the way in which it is replaced: "name" for what the name
+    refers to, "function" for what the function itself does, however it was imported, "method" for a method of a type
+    that Python code can't change, "added" for a name that the owner lacks. `by` is simdist's module that does it, `why`
+    the first sentence of that module.
+    """
+
+    owner: str
+    name: str
+    how: str
+    by: str
+    why: str
+
+
+def patched_now() -> list[Patched]:
+    """Every name that is replaced at this moment, sorted; none outside worlds.
+
+    Example:
+        >>> import simdist
+        >>> names = simdist.run(lambda: [each.name for each in patched_now() if each.owner == "time"]).values[0]
+        >>> "sleep" in names, patched_now()
+        (True, [])
+    """
+    found = {row for patches in list(Patches.living) for row in patches.rows()}
+    return sorted(found)
+
+
+def _row(owner: Any, name: str, how: str, replacement: Any, by: str = "simdist") -> Patched:
+    if isinstance(owner, types.ModuleType):
+        place = owner.__name__
+    else:
+        kind = owner if isinstance(owner, type) else type(owner)
+        place = f"{kind.__module__}.{kind.__qualname__}" + ("" if owner is kind else " (an object)")
+    by = _module_of(replacement) or by
+    return Patched(place, name, how, by, _first_sentence(by))
+
+
+def _module_of(replacement: Any) -> str:
+    """The module of simdist that has written it, "" if none has: `functools.wraps` gives a function another's name."""
+    code = getattr(replacement, "__code__", None)
+    if code is not None:
+        return _modules_by_file().get(code.co_filename, "")
+    kind = replacement if isinstance(replacement, type) else type(replacement)
+    return str(kind.__module__) if str(kind.__module__).startswith("simdist") else ""
+
+
+def _caller() -> str:
+    """The module that asks for the replacement."""
+    frame = sys._getframe(1)
+    while frame.f_globals is globals() and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"])
+
+
+def _modules_by_file() -> dict[str, str]:
+    home = __name__.partition(".")[0]
+    modules = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return {str(file): name for name, file in modules if file and name.partition(".")[0] == home}
+
+
+def _first_sentence(module: str) -> str:
+    text = " ".join((getattr(sys.modules.get(module), "__doc__", None) or "").split("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".")
 
 
 class Replacement:
@@ -56,13 +127,18 @@ def _redirections_of(replacements: tuple[Replacement, ...]) -> tuple[list[Redire
 class _Attribute:
     """A name that refers to something else; where it did not exist before, it is deleted again."""
 
-    __slots__ = ("name", "original", "owner", "replacement")
+    __slots__ = ("by", "name", "original", "owner", "replacement")
 
     def __init__(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
         self.owner = owner
         self.name = name
         self.original = original
         self.replacement = replacement
+        self.by = _caller()
+
+    def rows(self) -> Iterator[Patched]:
+        how = "added" if self.original is _MISSING else "name"
+        yield _row(self.owner, self.name, how, self.replacement, self.by)
 
     def undo(self) -> None:
         if self.original is _MISSING:
@@ -78,17 +154,22 @@ class _Methods:
     The interpreter is told, as C code that changes a type has to.
     """
 
-    __slots__ = ("_names", "_namespace", "_originals", "_owner")
+    __slots__ = ("_by", "_names", "_namespace", "_originals", "_owner")
 
     def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
         self._namespace = namespace_of(owner)
         self._owner = owner
+        self._by = _caller()
         self._originals = {name: vars(owner)[name] for name in make if name in vars(owner)}
         self._names = {name: make[name](each) for name, each in self._originals.items()}
 
     def do(self) -> None:
         self._namespace.update(self._names)
         note_change(self._owner)
+
+    def rows(self) -> Iterator[Patched]:
+        for name, replacement in self._names.items():
+            yield _row(self._owner, name, "method", replacement, self._by)
 
     def undo(self) -> None:
         self._namespace.update(self._originals)
@@ -107,6 +188,12 @@ class _Functions:
     def do(self) -> None:
         self.batch.switch(on=True)
 
+    def rows(self) -> Iterator[Patched]:
+        for each in self.redirections:
+            owner = each.function.__self__ if isinstance(each.function, types.BuiltinFunctionType) else None
+            owner = sys.modules[each.function.__module__] if owner is None else owner
+            yield _row(owner, each.function.__name__, "function", each.made_by)
+
     def undo(self) -> None:
         self.batch.switch(on=False)
 
@@ -119,6 +206,9 @@ class _Action:
     def __init__(self, action: Callable[[], None]) -> None:
         self.undo = action
 
+    def rows(self) -> Iterator[Patched]:
+        yield from ()
+
 
 _Step = _Attribute | _Methods | _Functions | _Action
 
@@ -126,9 +216,10 @@ _Step = _Attribute | _Methods | _Functions | _Action
 class _Names:
     """Names of one module, all at once in its dictionary: to ask the module takes three times as long."""
 
-    __slots__ = ("_missing", "_names", "_namespace", "_originals", "_replacements", "_there")
+    __slots__ = ("_missing", "_names", "_namespace", "_originals", "_replacements", "_there", "steps")
 
     def __init__(self, owner: types.ModuleType, steps: Sequence[_Attribute]) -> None:
+        self.steps = steps
         self._namespace = vars(owner)
         self._names = [each.name for each in steps]
         self._originals = [each.original for each in steps]
@@ -190,6 +281,13 @@ class _Remembered:
         for each in self._elsewhere:
             setattr(each.owner, each.name, each.replacement)
 
+    def rows(self) -> Iterator[Patched]:
+        yield from self._functions.rows()
+        for methods in self._methods:
+            yield from methods.rows()
+        for each in (*self._elsewhere, *(step for names in self._in_modules for step in names.steps)):
+            yield from each.rows()
+
     def undo(self) -> None:
         for each in self._elsewhere:
             each.undo()
@@ -211,8 +309,16 @@ class Patches:
     _made_in_type: ClassVar[dict[Any, _Methods]] = {}
     _remembered: ClassVar[dict[Any, _Remembered]] = {}  # by the functions that took the steps
 
+    living: ClassVar[weakref.WeakSet[Patches]] = weakref.WeakSet()  # for `patched_now`, which sorts
+
     def __init__(self) -> None:
         self._done: list[_Step | _Remembered] = []
+        self.living.add(self)
+
+    def rows(self) -> Iterator[Patched]:
+        """What is replaced now; more often than once what is replaced by two steps."""
+        for each in self._done:
+            yield from each.rows()
 
     def install(self, installers: tuple[Callable[[Patches], None], ...]) -> None:
         """Call each of these functions; or do again what they did, if all that they replaced stands there as it did.

@@ -83,11 +83,11 @@ class Redirection:
         >>> redirection.switch(on=False)
     """
 
-    __slots__ = ("_code", "_made_by", "_words", "function", "original")
+    __slots__ = ("_code", "_words", "function", "made_by", "original")
 
     def __init__(self, function: Any, make: Callable[[Any], Callable[..., Any]]) -> None:
         self.function = function
-        self._made_by = make
+        self.made_by = make
         self._words: tuple[Any, Any, Any] | None = None  # of the object itself; and what to write there: on, off
         self._code: tuple[Any, Any] | None = None  # on, off
         self.original: Callable[..., Any]
@@ -111,7 +111,7 @@ class Redirection:
             UnsupportedError: this Python keeps its functions in another way.
         """
         known = _redirections.get(id(function))
-        if known is None or known._made_by is not make:
+        if known is None or known.made_by is not make:
             known = _redirections[id(function)] = cls(function, make)
         return known
 

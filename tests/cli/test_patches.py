@@ -1,0 +1,55 @@
+"""`simdist patches` lists what a world replaces."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner, Result
+
+from simdist.cli._main import main
+from simdist.process import patched_now
+
+
+def patches(*words: str) -> Result:
+    return CliRunner().invoke(main, ["patches", *words])
+
+
+def test_each_name_is_listed_with_how_by_what_and_why() -> None:
+    rows = json.loads(patches("--json").stdout)
+    names = {f"{row['owner']}.{row['name']}": row for row in rows}
+
+    assert names["time.monotonic"]["how"] == "function"
+    assert names["time.monotonic"]["by"] == "simdist.process.stdlib._clock"
+    assert names["time.monotonic"]["why"] == "Virtual time behind `time.*` and `datetime`"
+    assert names["datetime.datetime.now"]["how"] == "method"
+    assert names["torch.distributed.TCPStore"]["how"] == "name"
+    assert names["torch.distributed.device_mesh.DeviceMesh._thread_id"]["how"] == "added"
+    assert [row for row in rows if not row["by"].startswith("simdist.") or not row["why"]] == []
+
+
+def test_names_of_devices_are_those_of_worlds_that_have_some() -> None:
+    rows = json.loads(patches("torch.cuda", "--json").stdout)
+
+    assert {row["where"] for row in rows} == {"with devices"}
+
+
+def test_a_part_of_a_name_finds_all_that_contain_it() -> None:
+    found = patches("time.monotonic")
+
+    assert found.exit_code == 0
+    assert [line.split()[0] for line in found.stdout.splitlines() if line.startswith("time.")] == [
+        "time.monotonic",
+        "time.monotonic_ns",
+    ]
+    assert "simdist.process.stdlib._clock: Virtual time" in found.stdout
+
+
+def test_a_name_that_nothing_replaces_is_an_exit_code() -> None:
+    found = patches("json.dumps")
+
+    assert found.exit_code == 1
+    assert found.stderr == "no world replaces a name that contains 'json.dumps'\n"
+
+
+def test_nothing_is_replaced_outside_worlds() -> None:
+    assert patched_now() == []
