@@ -21,7 +21,7 @@ _FIRST_PID = 1000
 class SpawnContext:
     """A world that has not run yet. `result` is what became of it, once it has.
 
-    What the processes print appears, line by line, in the streams of whoever joins them.
+    What the processes print appears, line by line, in the streams of the process that joins them.
     """
 
     def __init__(self, spec: WorldSpec) -> None:

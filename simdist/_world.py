@@ -70,7 +70,7 @@ _DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec(RunSettings):
-    """A run's settings, and what whoever starts it adds. `call` is called as `call(rank)` on each rank.
+    """A run's settings, and what its starter adds. `call` is called as `call(rank)` on each rank.
 
     Raises:
         ArgumentError, FaultError, TopologyError: a setting is not what it has to be, or they do not fit together.
@@ -90,7 +90,7 @@ class WorldSpec(RunSettings):
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
     # Runs in a process of its own on the first host while the ranks do: what has launched them, and talks to them.
     launcher: Callable[[], None] | None = None
-    checked: bool = False  # whoever made this has checked the settings
+    checked: bool = False  # anyone who made this has checked the settings
 
     def __post_init__(self) -> None:
         if self.checked:

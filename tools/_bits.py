@@ -91,7 +91,7 @@ def _different(cases: list[BitsCase], arms: _Arms) -> dict[str, BitsCase]:
 
 
 def _tell(size: int, different: dict[str, BitsCase]) -> None:
-    """Run the differing cases once more, now with what the ranks hold, and say where they part first."""
+    """Run the differing cases again, now with what the ranks hold, and say where they part first."""
     shown = [title for title in different if not different[title].large][:SHOWN]
     arms = _run(size, shown, whole=True) if shown else None
     for title, case in different.items():

@@ -1,4 +1,4 @@
-"""The one gate, here and in CI: formatting, lint and types of everything; with `--tests` the test suite too.
+"""The one gate, here and in CI: formatting, lint, types and words of everything; with `--tests` the test suite too.
 
 Every step runs even if an earlier one failed, so one run shows all there is to do:
 
@@ -15,6 +15,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools._words import stumbles  # noqa: E402
+
 FOLDERS = [name for name in ("simdist", "tests", "tools", "scenarios") if any((ROOT / name).rglob("*.py"))]
 
 
@@ -35,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.tests:
         steps["tests"] = ("pytest",)
     failed = [name for name, command in steps.items() if not _step(name, *command)]
+    if not _words():
+        failed.append("words")
     print(f"check: {', '.join(failed)} failed" if failed else "check: all good", flush=True)
     return 1 if failed else 0
 
@@ -42,6 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _step(name: str, module: str, *arguments: str) -> bool:
     print(f"== {name}: {module} {' '.join(arguments)}", flush=True)
     return subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, check=False).returncode == 0
+
+
+def _words() -> bool:
+    print("== words: turns of phrase that readers stumble over", flush=True)
+    found = list(stumbles(ROOT, [*FOLDERS, ".github"]))
+    print("\n".join(found) or "None found.", flush=True)
+    return not found
 
 
 if __name__ == "__main__":

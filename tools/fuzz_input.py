@@ -8,7 +8,7 @@ Every input ends with exit code 0, 1 or 2 (a call of Python: with a result, or a
 seconds, without a traceback and without a line of simdist's own code; an output file that was there is whole, new or
 old. What fails is made smaller, and printed with its seed; the exit code is 1 then.
 
-Commands run in this process, through the real `main`; one in `--fresh` of them once more in a process of its own.
+Commands run in this process, through the real `main`; one in `--fresh` of them again in a process of its own.
 """
 
 from __future__ import annotations

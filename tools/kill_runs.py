@@ -80,7 +80,7 @@ class Run:
     open_to_all: set[str] = field(default_factory=set)
 
     def processes(self) -> list[int]:
-        """Those that live, whoever their parents are."""
+        """Those that live, no matter who their parents are."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             # Gone meanwhile, or a zombie, which has no environment any more.

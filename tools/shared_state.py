@@ -7,7 +7,7 @@
 
 All ranks of a world share torch's modules: a container, a cache or a flag in one of them that a rank writes is read by
 the others, and by the next world. Each program runs once, so that what is imported and cached on first use is there,
-and then once more on another number of ranks. What differs after the second run from what was there before it, and a
+and then again on another number of ranks. What differs after the second run from what was there before it, and a
 flag that differs from what it was before the first, is written by ranks: an attribute that is another object, a
 container with other contents, in modules, in classes and in what they hold. Each has to be a rank's own (a slot), or
 stand in `HARMLESS` with the reason. With `--ranks` each rank also looks when all have run the program and none has

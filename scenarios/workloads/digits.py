@@ -91,7 +91,7 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 
 def save_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Write the state after `step` steps; whoever looks sees the old file or the new one, never a part."""
+    """Write the state after `step` steps; a reader sees the old file or the new one, never a part."""
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("wb") as file:
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, file)

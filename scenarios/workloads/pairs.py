@@ -65,7 +65,7 @@ def receives_what_nobody_sends(timeout_seconds: float = 2.0) -> None:
 
 
 def any_source() -> list[int]:
-    """Rank 0 takes one message from each other rank, from whoever is first."""
+    """Rank 0 takes one message from each other rank, the first first."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     senders = []

@@ -10,7 +10,7 @@
 | removed_first | the old file goes before the new one is there | rotated |
 | latest_first | `latest` names a checkpoint before all ranks have saved theirs | shards |
 | live_tensors | a thread saves tensors that the next step changes | copied |
-| trusts_local | what is on the host's own disk is taken, whoever has written it | own_shards |
+| trusts_local | what is on the host's own disk is taken, no matter who has written it | own_shards |
 """
 
 from __future__ import annotations

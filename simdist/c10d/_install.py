@@ -8,7 +8,7 @@ Three kinds of things, by how torch gets at them:
 - Names that Python looks up each time it makes something: replaced by classes whose metaclass asks who calls
   (`_dispatching.py`). `isinstance` and attributes go through to the real class, so that code which only asks sees no
   difference, the host's own included.
-- Variables that are read by whoever comes along: swapped in `switch`, at each hand-over, and only where the two sides
+- Variables that are read by any code that runs: swapped in `switch`, at each hand-over, and only where the two sides
   differ, for that is hot.
 - What torch keeps per thread, or can be told to (`_set_thread_isolation_mode`): nothing has to be done at a hand-over.
 

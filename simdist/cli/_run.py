@@ -110,7 +110,7 @@ class Outputs:
 def run_file(
     file: str, seed: int | None, overrides: Sequence[str], outputs: Outputs, *, repeat: bool, show_output: bool
 ) -> int:
-    """Run the scenario, and with `repeat` once more in a fresh process, and print the summary; the exit code.
+    """Run the scenario, and with `repeat` again in a fresh process, and print the summary; the exit code.
 
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.

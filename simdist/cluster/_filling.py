@@ -4,7 +4,7 @@ All flows grow at the same rate in bytes; when a link is full, or a flow as fast
 stay as they are, and the others go on growing (Bertsekas and Gallager, Data Networks, 6.5.2; SimGrid's maxmin.cpp). A
 flow may put another share of its bytes on each of its links: a ring loads all alike, a star its centre most.
 
-A speed is a share of the speed that the flow has alone, so 1.0 is the exact number for whoever nobody hinders.
+A speed is a share of the speed that the flow has alone, so 1.0 is the exact number for a flow that nothing hinders.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _active(condition: _Delay | _Cut | _Hold, now_ns: int) -> bool:
 class Network:
     """A cluster, the flows on its links, and the conditions that faults put on it.
 
-    Whoever moves bytes says so with `begin`, or `follow`, and has the time that this takes when nobody else uses the
+    Anyone who moves bytes says so with `begin`, or `follow`, and has the time that this takes when nobody else uses the
     same links; `moved` is called when it turns out to be another. `clock` runs the flows; without one there are none.
 
     Example:

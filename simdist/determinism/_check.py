@@ -1,6 +1,6 @@
 """The passes of a check.
 
-1. The program runs here, and once more in a fresh process, under another hash seed, with folders in reverse order and
+1. The program runs here, and again in a fresh process, under another hash seed, with folders in reverse order and
    the garbage collector on another schedule. If every event is the same, that is all.
 2. Otherwise it runs in two more fresh processes, traced line by line, and the line that began it is looked for.
 3. If those two agree, the difference is between this process and any fresh one: it runs here again, traced.
@@ -61,7 +61,7 @@ def require_host() -> None:
 def check_recording(
     first: Recording, job: Job, again: Callable[[], object], *, target: str, fresh: Fresh = in_fresh_process
 ) -> DeterminismReport:
-    """The same for a program that has run here already and was recorded; `again` runs it here once more.
+    """The same for a program that has run here already and was recorded; `again` runs it here again.
 
     Raises:
         SimdistError: the fresh process did not get as far as a result.

@@ -1,4 +1,4 @@
-"""The same program once more, in a fresh Python process under another hash seed.
+"""The same program again, in a fresh Python process under another hash seed.
 
 The child gets a `Job` and gives back a `Recording`, both pickled: plain data of simdist's own, from a child of ours.
 """

@@ -56,7 +56,7 @@ class Outstanding:
 
     @property
     def shape(self) -> None:
-        """None, so that whoever compares it makes a tensor of its own.
+        """None, so that anyone who compares it makes a tensor of its own.
 
         Raises:
             NotYet: a claimant is still to write the memory.
@@ -122,7 +122,7 @@ def release(claims: list[Outstanding], claimant: Claimant) -> None:
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the memory of one of a device, whoever has claimed it: for what orders itself on streams.
+    """A CPU tensor over the memory of one of a device, no matter who has claimed it: for what orders itself on streams.
 
     It does not keep the device's storage: what the program gives up is free, though its bytes are still used.
     """

@@ -162,7 +162,7 @@ def refused_bindings(ours: set[str]) -> dict[str, Kernel]:
 def early(make: Callable[..., Any], real: type, is_inside: Callable[[], bool]) -> Any:
     """A `__new__` for a class of torch's that a module took early: inside it makes one of ours, elsewhere torch's own.
 
-    The base of such a class is a C type here, which can't be changed.
+    The base of these classes is a C type here, which can't be changed.
     """
     original = real.__new__
 

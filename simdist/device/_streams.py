@@ -8,7 +8,7 @@ parking; `synchronize`, and whatever brings values to the host, parks until then
 Operations that state a duration take time (`torch.cuda._sleep`), and collectives that are ordered on streams do, by
 `Streams.mark` and `Streams.end_with`. Where there is a model of computing, each kernel is given to `Streams.enqueue`.
 
-The classes are torch's own, `torch.cuda.Stream` and `Event`, on other bases: the module is executed once more with the
+The classes are torch's own, `torch.cuda.Stream` and `Event`, on other bases: the module is executed again with the
 bases that a CUDA build would have.
 """
 

@@ -36,7 +36,7 @@ def problems_of(
     """One line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all of it does.
 
     With `max_restarts`, a fault of a life that never comes does not fit either; with `has_disk` or
-    `has_local_disks` False, one of such a disk.
+    `has_local_disks` False, a problem of that disk.
     `others` are in the world already, and `names` are of faults that may still come.
     """
     given = list(faults)

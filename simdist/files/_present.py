@@ -45,7 +45,7 @@ def forget() -> None:
 
 
 def present_disks() -> Disks | None:
-    """The disks of the world that runs, whoever asks."""
+    """The disks of the world that runs, no matter who asks."""
     return _disks
 
 
@@ -79,7 +79,7 @@ def asks(process: SimProcess) -> bool:
 
 
 def is_there(real: str) -> bool:
-    """True if something is at a real path, whoever sees it."""
+    """True if something is at a real path, no matter who sees it."""
     try:
         original(os.lstat)(real)
     except OSError:

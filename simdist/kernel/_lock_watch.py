@@ -5,7 +5,7 @@ huge integers), no thread of the process runs any Python: not the one that waits
 Only the kernel can act then. It keeps a timer, which the waiting thread puts off as long as it comes to run; when that
 expires, `faulthandler` writes the stacks of all threads, in C and without the lock, and a moment later the process ends
 by the same signal: there is nobody left who could do anything else. That report cannot name what only Python knows, so
-what there is to say stands in it as the names of two functions: the one in which the host waits, and each rank's first.
+its message stands in it as the names of two functions: the one in which the host waits, and each rank's first.
 
 The timer is none of the three that programs use (`setitimer`), and the signal one of those without a name: pytest's
 `faulthandler_timeout`, pytest-timeout and `signal.alarm` go on as they were. A process that was stopped, with Ctrl-Z or
@@ -84,6 +84,6 @@ class LockWatch:
 
 
 def named(function: Callable[..., Any], name: str) -> Any:
-    """The same function under another name, for whoever reads stacks; `function` must close over nothing."""
+    """The same function under another name, for anyone who reads stacks; `function` must close over nothing."""
     code = function.__code__.replace(co_name=name, co_qualname=name)
     return FunctionType(code, function.__globals__, name)

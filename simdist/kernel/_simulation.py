@@ -134,7 +134,7 @@ class Simulation(Turns):
         self._alive -= 1
 
     def abort(self, error: BaseException) -> NoReturn:
-        """End the world: `run` raises `error` as it is. Called by a task on behalf of whoever watches the world."""
+        """End the world: `run` raises `error` as it is. Called by a task on behalf of a watcher of the world."""
         self._aborted = error
         self._closing = True
         self._running().doomed = True

@@ -78,7 +78,7 @@ def launch(
 
 
 def repeat(plan: Launch, folder: str) -> None:
-    """Run it once more, for comparison, in a folder of the same name; nothing is shown, and no file is left."""
+    """Run it again, for comparison, in a folder of the same name; nothing is shown, and no file is left."""
     Path(folder).mkdir(mode=0o700)
     try:
         launch(plan, folder)

@@ -177,7 +177,7 @@ class _Methods:
 
 
 class _Functions:
-    """Functions that do something else themselves, whoever took them and when."""
+    """Functions that do something else themselves, no matter who took them and when."""
 
     __slots__ = ("batch", "redirections")
 
@@ -373,7 +373,7 @@ class Patches:
         methods.do()
 
     def redirect(self, replacements: tuple[Replacement, ...]) -> None:
-        """Let functions themselves do what their replacements do, whoever took them and when."""
+        """Let functions themselves do what their replacements do, no matter who took them and when."""
         redirections, others = _redirections_of(replacements)
         self.switch_on(redirections)
         for each in others:

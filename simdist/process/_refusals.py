@@ -13,7 +13,7 @@ __all__ = ["refused"]
 
 
 def refused(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What makes the replacement of such a function; `text` says what is not supported, why, and what is.
+    """What makes the replacement of a function that is refused; `text` says what is not supported, why, and what is.
 
     The replacement raises UnsupportedError on a rank.
     """

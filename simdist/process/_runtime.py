@@ -217,7 +217,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def active_runtime() -> Runtime | None:
-    """The runtime of the world that lives, whoever calls."""
+    """The runtime of the world that lives, no matter who calls."""
     return _active
 
 

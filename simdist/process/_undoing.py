@@ -1,7 +1,7 @@
 """Putting back what a world has changed: every step is taken, whatever happens on the way.
 
 An error in one step does not keep the others from being taken. It may strike before the step has done anything (Ctrl-C,
-no memory), so a step that fails is taken once more: steps can be repeated. What interrupts this code itself leaves the
+no memory), so a step that fails is taken again: steps can be repeated. What interrupts this code itself leaves the
 rest for another `close`.
 """
 

@@ -26,5 +26,5 @@ def check_plan(plan: Plan, first: Recording) -> DeterminismReport:
 
 
 def repeat(plan: Plan) -> None:
-    """Run the plan once more."""
+    """Run the plan again."""
     run_scenario(plan)

@@ -125,8 +125,8 @@ class SweepReport:
         """The failures that are worth telling, each with how many others come to the same.
 
         Of one kind are those of which the first oracle says the same, but for numbers, if all have lost something of a
-        file under its last name, or none has. Told is the one that takes least: a rank that dies rather than a host,
-        less that is lost.
+        file under its last name, or none has. The report shows the one that takes least: a rank that dies rather than a
+        host, less that is lost.
         """
         moved = renamed(self.points)
         best: dict[tuple[str, str, bool], Failure] = {}

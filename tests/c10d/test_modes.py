@@ -116,7 +116,7 @@ def test_a_mode_sees_torchs_operators_and_the_results_are_the_same(name: str) ->
     assert found[0][0][0] == expected
 
 
-def test_the_mode_of_whoever_comes_last_sees_no_more_than_that_of_the_first() -> None:
+def test_the_last_ranks_mode_sees_no_more_than_the_firsts() -> None:
     def body(rank: int) -> list[tuple[Any, ...]]:
         with Watch() as mode:
             for _ in range(3):

@@ -138,7 +138,7 @@ def test_groups_are_merged_in_the_order_in_which_they_come() -> None:
 
 
 def on_real_gloo(body: Callable[[], list[Any]]) -> list[Any]:
-    """What each rank returns, once all do: now and then Gloo loses a connection of such a group."""
+    """What each rank returns, once all do: now and then Gloo loses a connection of these groups."""
     for _ in range(6):
         outcomes = run_real(body, 3)
         if all(each.status == "returned" for each in outcomes):

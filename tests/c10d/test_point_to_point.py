@@ -331,7 +331,7 @@ def story(body: Callable[[Diary, int], None], size: int, timeout_s: float) -> li
     ]
 
 
-def test_whoever_times_out_closes_its_connections_to_everyone() -> None:
+def test_a_rank_that_times_out_closes_all_its_connections() -> None:
     def body(diary: Diary, rank: int) -> None:
         tensor = ones()
         if rank == 0:

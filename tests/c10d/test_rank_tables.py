@@ -61,7 +61,7 @@ def test_no_module_of_torch_has_the_host_s_tables_on_a_rank() -> None:
     assert values(body, 2) == [[], []]
 
 
-def test_the_last_group_is_destroyed_by_whoever_counts_them() -> None:
+def test_a_program_that_counts_groups_destroys_the_last() -> None:
     def body() -> bool:
         """As Lightning's `TorchCollective.teardown`."""
         dist.init_process_group("gloo")

@@ -365,7 +365,7 @@ def test_no_link_carries_more_than_it_can_and_no_flow_is_faster_than_alone(world
             for link, amount in busy[index].items():
                 used[link] = used.get(link, 0.0) + rate * float(amount) / alone[index]
         assert all(amount <= 1 + 1e-9 for amount in used.values())
-        for index, rate in enumerate(rates):  # max-min: whoever is held up is so by a full link, where nobody is faster
+        for index, rate in enumerate(rates):  # max-min: a flow is held up by a full link, where nobody is faster
             if 0 < rate < 1:
                 mine = rate * sum(size for *_, size in begun[index][0].pairs) / alone[index]
                 others = [

@@ -1,7 +1,7 @@
 """The groups of Gloo that are made in another way: connected late, or watched by the flight recorder.
 
 Covers the classes that PyTorch's test_c10d_gloo.py names without their text (ProcessGroupGlooLazyInitTest: the tests of
-the group once more, with TORCH_GLOO_LAZY_INIT; ProcessGroupGlooFRTest: the dumps of the recorder), and LocalRankTest of
+the group again, with TORCH_GLOO_LAZY_INIT; ProcessGroupGlooFRTest: the dumps of the recorder), and LocalRankTest of
 test_c10d_common.py.
 """
 

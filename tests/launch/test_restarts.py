@@ -101,7 +101,7 @@ def test_torchrun_does_that(launched: Launched, tmp_path: Path) -> None:
         text=True,
         check=False,
         # By default torch 2.13 keeps one store for all lives, where workers may find the addresses of the life before,
-        # and fail once more.
+        # and fail again.
         env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         cwd=folder,
     )

@@ -278,7 +278,7 @@ def test_each_life_imports_anew(program: ModuleType) -> None:
     def body() -> int:
         count = int(program.count())
         if program.os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            raise RuntimeError("once more")
+            raise RuntimeError("the first time")
         return count
 
     assert run(body, max_restarts=1).values == [2, 2]

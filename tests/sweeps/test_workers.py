@@ -53,7 +53,7 @@ def test_runs_that_write_little_have_their_files_in_memory(
     assert scratch.scratch_folder(events) == (str(tmp_path) if expected else None)
 
 
-def test_whoever_names_a_folder_for_temporary_files_has_them_there(
+def test_temporary_files_are_where_a_program_wants_them(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -433,7 +433,7 @@ class Communicator:
         self.mailbox.leave(member)
         for collective in list(self.collectives.values()):
             collective.leave(rank)
-        # Whoever has something under way must be told when the end of the connection reaches it.
+        # Anyone who has something under way must be told when the end of the connection reaches it.
         waiting: dict[int, None] = {}
         for collective in self.collectives.values():
             waiting.update(dict.fromkeys(collective.waiting_for(rank)))

@@ -16,8 +16,9 @@ Three ways to learn something new, from cheap to dear:
   `retime` does it again at the new moments. Where a moment is compared with a limit or with the end of a connection the
   comparison is made again; if it comes out otherwise, the script is no good. Transfers that were through before the
   pace changed are not looked at again. The bytes stay as they are: they moved in that order.
-- The end of a connection that cuts a transfer off changes what would have happened later. Whoever learns of one builds
-  a new flow with all the facts; `quiet` tells the two kinds of ends apart. What happened before comes out the same.
+- The end of a connection that cuts a transfer off changes what would have happened later. Anyone who learns of one
+  builds a new flow with all the facts; `quiet` tells the two kinds of ends apart. What happened before comes out the
+  same.
 
 Invariants:
 - Everything that can happen has happened when a call returns: `_ready` is empty, and each rank that has arrived is
@@ -291,7 +292,7 @@ class Flow:
 
         Returns False if something else would happen, because a limit or the end of a connection comes before what it
         came after, or the other way round; the flow is of no use any more in that case. What has been found is
-        `changed` and `blocked` once more, as if in a flow that was built anew.
+        `changed` and `blocked` again, as if in a flow that was built anew.
         """
         script = self._script
         if script is None:

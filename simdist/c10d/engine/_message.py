@@ -126,11 +126,11 @@ class P2PWork(SimWork):
             bus.tell(WorkWaited(self))
         if self.error is not None:
             error = self.error
-            if self.expired:  # whoever waits again meets the closed pair
+            if self.expired:  # anyone who waits again meets the closed pair
                 self.error = RuntimeError(communicator.backend.failure.pair_closed())
             raise error
         self.spent = True
         return True
 
     def wait_again(self, limit_ns: int) -> None:
-        """Called when it is waited for once more, after a success: at once over, unless a backend has it otherwise."""
+        """Called when it is waited for again, after a success: at once over, unless a backend has it otherwise."""

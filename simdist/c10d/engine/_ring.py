@@ -2,7 +2,8 @@
 
 `Flow` follows any program message by message, at some ten microseconds each; a ring of a thousand ranks has millions.
 But all ranks of a ring do the same, one step after the other, so what `Flow` does for one rank is done here for every
-rank that can go on, in arrays. Whoever is stuck stays out of them, so only what the trouble leaves to be done is done.
+rank that can go on, in arrays. Anyone who is stuck stays out of them, so only what the trouble leaves to be done is
+done.
 
 Invariants, as in `Flow`:
 - In iteration i a rank waits for its receive and its send of two iterations before, then posts those of this one. Its
@@ -251,7 +252,7 @@ class RingFlow:
     # -- the sweeps --------------------------------------------------------------------------------------------------
 
     def _run(self, ready: Array) -> None:
-        """Let `ready` ranks go on, and whoever can because of them, until nobody can."""
+        """Let `ready` ranks go on, and those that can because of them, until none can."""
         closings = self._closings()
         touched = [ready]
         while len(ready):
@@ -371,7 +372,7 @@ class RingFlow:
             self._end(rank, Done(int(self._clock[rank])))
 
     def _move(self, ranks: Array, closings: tuple[Array, Array] | None) -> Array:
-        """Let the messages go that `ranks` posted, and return whoever may pass a wait now.
+        """Let the messages go that `ranks` posted, and return those that may pass a wait now.
 
         Also of those that ended meanwhile: what they posted before may move.
         """

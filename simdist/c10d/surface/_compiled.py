@@ -90,7 +90,7 @@ class CompiledCode:
                 self._frames.reset_code(code)
 
     def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Whoever looks at what dynamo counts after this finds the rank's."""
+        """Anyone who looks at what dynamo counts after this finds the rank's."""
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:

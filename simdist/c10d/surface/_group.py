@@ -35,7 +35,7 @@ class SimProcessGroup(Reductions, Copies):
         return self._post("recv", tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> P2PWork:
-        """Receive from whoever sends first."""
+        """Receive from anyone who sends first."""
         return self._post("recv", tensors, None, tag)
 
     def _post(self, kind: str, tensors: Any, peer: int | None, tag: int) -> P2PWork:

@@ -8,9 +8,9 @@ do what the method does. What no backend of ours has memory for (meta, quantized
 torch's own kernels: they ignore it or refuse it. The kernels at that key stand only from the first such call of a world
 until its end; calls of threads that are no ranks pass through them.
 
-Whatever moves data does so without modes, and in inference mode from the first tensor of such on, as Gloo, which works
-on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the tensors of
-all.
+Whatever moves data does so without modes, and in inference mode from the first inference tensor on, as Gloo, which
+works on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the
+tensors of all.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _RETURN_TENSORS = {
 
 
 def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate a function that moves data, whoever's tensors they are, so that no mode sees what it does."""
+    """Decorate a function that moves data, no matter whose tensors they are, so that no mode sees what it does."""
 
     @functools.wraps(method)
     def do(*args: _P.args, **kwargs: _P.kwargs) -> None:

@@ -98,7 +98,7 @@ class StoreServer:
         return found
 
     def close(self) -> None:
-        """End all connections; whoever waits for an answer gets none."""
+        """End all connections; anyone who waits for an answer gets none."""
         self.gone = True
         for task in list(self.connected):
             task.simulation.wake(task)
@@ -125,7 +125,7 @@ class StoreServer:
                     del self._waiting[key]
 
     def changed(self, key: str) -> None:
-        """Wake whoever waits for `key` and lacks nothing else."""
+        """Wake anyone who waits for `key` and lacks nothing else."""
         for task, (arrived, over) in list(self._waiting.get(key, {}).items()):
             arrived.add(key)
             if over():

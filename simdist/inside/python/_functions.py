@@ -65,7 +65,7 @@ def can_be_redirected(function: object) -> bool:
 
 
 def original(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as it is outside simulated ranks, whoever calls; the function itself if ranks have no other."""
+    """The function as it is outside simulated ranks, for every caller; the function itself if ranks have no other."""
     redirection = _redirections.get(id(function))
     return function if redirection is None else redirection.original
 

@@ -1,7 +1,7 @@
 """`multiprocessing.connection.Listener` and `Client` between the processes of one rank: what managers are built on.
 
-A listener has no socket: who connects makes a duplex pipe (`_pipes`) and leaves one end with the listener, for whoever
-accepts. Addresses are those of the world, whose ports count up from the first of the dynamic ones; another rank's
+A listener has no socket: who connects makes a duplex pipe (`_pipes`) and leaves one end with the listener, for anyone
+who accepts. Addresses are those of the world, whose ports count up from the first of the dynamic ones; another rank's
 can be reached, as another process's can on one machine. Keys are exchanged by the Python code of `multiprocessing`.
 
 In doubt: a listener for clients outside, and a client of a listener outside, are refused: nobody knows the address.

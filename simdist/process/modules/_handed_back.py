@@ -13,7 +13,7 @@ __all__ = ["HandedBack"]
 class HandedBack:
     """Turns instances of a rank's classes into instances of the host's, in place where that can be done.
 
-    Looks into lists, tuples, dictionaries, sets, the attributes of such instances, and the chain of an exception.
+    Looks into lists, tuples, dictionaries, sets, the attributes of these instances, and the chain of an exception.
     `of_host` gives the host's thing of the same name as a rank's class or function, or that itself.
     """
 

@@ -40,8 +40,8 @@ _OF_THE_CALENDAR = {
 def install(patches: Patches) -> None:
     """Replace the clocks and `sleep`."""
     patches.redirect(_REPLACEMENTS)
-    # The class stays what it is, so that its instances pickle, and whoever imported it early has virtual time too. Its
-    # other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
+    # The class stays what it is, so that its instances pickle, and anyone who imported it early has virtual time too.
+    # Its other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
     patches.wrap_in_type(datetime.datetime, "now", _now)
     patches.wrap_in_type(datetime.datetime, "utcnow", _utcnow)
     if hasattr(subprocess, "_time"):  # it measures how long a thread really waits

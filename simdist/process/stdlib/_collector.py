@@ -93,5 +93,5 @@ _REPLACEMENTS = (Replacement(gc, "get_threshold", _as_before),)
 
 
 def install(patches: Patches) -> None:
-    """Let whoever asks for the thresholds see those from before."""
+    """Let anyone who asks for the thresholds see those from before."""
     patches.redirect(_REPLACEMENTS)

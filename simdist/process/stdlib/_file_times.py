@@ -5,7 +5,7 @@ checkpoint. The real times mean nothing there. So what a rank does to a file or 
 that its calendar shows, and `os.stat` and its like tell that. The files themselves keep their real times, for the host
 and for programs that ranks start, which have real clocks too. What no rank has written keeps its real times everywhere.
 
-Seen is what Python code calls: `open`, writes of file objects (when their buffers go), functions of `os`, torch's own
+It sees what Python code calls: `open`, writes of file objects (when their buffers go), functions of `os`, torch's own
 writer. A file that C code has written otherwise gets the time at which a rank first looks at it after it was made, or
 has grown or shrunk.
 

@@ -30,7 +30,7 @@ __all__ = ["Pipes"]
 
 
 class _Channel:
-    """One pipe, whoever has its ends: the tasks that wait for something to happen to it."""
+    """One pipe, no matter who has its ends: the tasks that wait for something to happen to it."""
 
     __slots__ = ("waiting",)
 
@@ -54,7 +54,7 @@ class _PipeWait:
         return parked_in(self._task) or f"{self._verb} of a pipe"
 
     def waits_for(self) -> Iterable[Task]:
-        """Whoever has another end."""
+        """The holder of another end."""
         return ()
 
 
@@ -104,7 +104,7 @@ class Pipes:
     def adopt(self, process: SimProcess, made: Iterable[Any]) -> None:
         """Let a process have what the host has made, for as long as the world lives.
 
-        Nobody says which two are the ends of one pipe: whoever waits at one of them looks again whenever anything
+        Nobody says which two are the ends of one pipe: anyone who waits at one of them looks again whenever anything
         happens to any.
         """
         channel = _Channel()
@@ -163,7 +163,7 @@ class Pipes:
         return number if number in self._owners else None
 
     def close(self, end: int) -> None:
-        """Close an end, whoever has it."""
+        """Close an end, no matter who has it."""
         channel = self._channels.pop(end)
         del self._owners[end]
         self._borrowed.pop(end, None)

@@ -94,7 +94,7 @@ def _mask() -> int:
 
 
 def _set_recursion_limit(limit: int) -> None:
-    with contextlib.suppress(RecursionError):  # whoever hands the baton over stands deeper: then the higher one stays
+    with contextlib.suppress(RecursionError):  # who hands the baton over stands deeper: the higher one stays
         original(sys.setrecursionlimit)(limit)
 
 

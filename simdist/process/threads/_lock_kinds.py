@@ -29,7 +29,7 @@ class Kind:
     take: Callable[..., bool]
     give: Callable[[Any], None]
     owned: Callable[[Any], bool] | None  # whether the calling thread has it, if the lock knows
-    reset: Callable[[Any], None]  # free it, whoever has it
+    reset: Callable[[Any], None]  # free it, no matter who has it
 
     def is_free_again(self, lock: Any) -> bool:
         """After it was given back: an RLock may have been taken several times."""

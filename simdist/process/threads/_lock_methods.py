@@ -1,4 +1,4 @@
-"""What the methods of locks and queues do on tasks, whoever made the object and when."""
+"""What the methods of locks and queues do on tasks, no matter who made the object and when."""
 
 from __future__ import annotations
 

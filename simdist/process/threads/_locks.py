@@ -2,15 +2,15 @@
 
 `threading` and `queue` are Python code over three types of C: `Lock`, `RLock` and `SimpleQueue`; the locks of
 `multiprocessing`, which tqdm uses too, are over a fourth. While a world lives, the methods of these types do something
-else for tasks, whoever made the lock and when; for every other thread of the
+else for tasks, no matter who made the lock and when; for every other thread of the
 host program they are the originals. What Python builds on them (conditions, events, semaphores, barriers, queues,
 pools, joins) needs nothing more, and time-outs are waits with a deadline.
 
 Here is who has which lock and who waits for it; `_lock_kinds` has the types, `_lock_methods` what their methods do.
 
 - A task that takes a lock takes the real one, so that threads of the host keep out. It never waits for it in earnest:
-  when the lock is taken, it parks until whoever has it gives it back. The lock then is *promised* to the task that has
-  waited longest, and nobody else gets it meanwhile: no thread starves, in whatever order the tasks take turns.
+  when the lock is taken, it parks until anyone who has it gives it back. The lock then is *promised* to the task that
+  has waited longest, and nobody else gets it meanwhile: no thread starves, in whatever order the tasks take turns.
 - Ranks are processes, and a lock made before the world began, or by a module that they share, is one in each of them.
   A task that finds it held by another rank gets a *stand-in*, a real lock of its own process, which serves the process
   until nobody in it holds it. What else such an object has, the flag of an event or the items of a queue, ranks share
@@ -340,7 +340,7 @@ def _importing(frame: types.FrameType | None) -> bool:
 
 
 def nanoseconds(seconds: float) -> int:
-    """A time-out. Not less than the clock's step: whoever asks again after it must find that time has passed."""
+    """A time-out. Not less than the clock's step: anyone who asks again after it must find that time has passed."""
     return max(1, round(seconds * 1e9)) if seconds > 0 else 0
 
 

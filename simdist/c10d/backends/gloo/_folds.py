@@ -261,7 +261,7 @@ def leave_reduce(
 ) -> None:
     """Put into `tensor` what a reduce leaves with a rank that owns no chunk and is done before all ranks have come.
 
-    `inputs` are the flat tensors of those that have, as they came; whoever `rank` hears from is among them.
+    `inputs` are the flat tensors of those that have, as they came; the one that `rank` hears from is among them.
     """
     length = tensor.numel()
     element = tensor.element_size()

@@ -15,8 +15,8 @@ _MANY_QUESTIONS = 10_000
 
 
 class GlooMessage(P2PWork):
-    """Not completed before it has been waited for, however long its data has arrived; and whoever waits again after it
-    was a success waits for a transfer that never comes.
+    """Not completed before it has been waited for, however long its data has arrived; and anyone who waits again after
+    it was a success waits for a transfer that never comes.
     """
 
     __slots__ = ()

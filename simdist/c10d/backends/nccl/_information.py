@@ -1,7 +1,7 @@
 """What ProcessGroupNCCL says of itself at level INFO, which TORCH_CPP_LOG_LEVEL=INFO shows (torch 2.13).
 
 Left out are the lines that tell addresses of C++ objects or C++ stacks. The destructor's lines come right after the
-group was destroyed, or when the program ends, whoever still holds the group.
+group was destroyed, or when the program ends, no matter who still holds the group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rank's flight recorder as ProcessGroupNCCL fills it: `torch._C._distributed_c10d._dump_nccl_trace` (torch 2.13).
 
-One ring for all groups of a process. An entry is made before its call is launched; that it is over is seen by whoever
-looks, or by the watchdog, which then retires it. Facts of the format are in `simdist.records`.
+One ring for all groups of a process. An entry is made before its call is launched; that it is over is seen by anyone
+who looks, or by the watchdog, which then retires it. Facts of the format are in `simdist.records`.
 """
 
 from __future__ import annotations

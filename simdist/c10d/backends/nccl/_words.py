@@ -55,7 +55,7 @@ def _said(kind: str, warning: str) -> str:
 
 
 class NcclFailure:
-    """Nobody is told of a peer that is gone; whoever waits for it waits for its watchdog."""
+    """Nobody is told of a peer that is gone; anyone who waits for it waits for its watchdog."""
 
     has_timeouts = True
     late_ns = 1_000_000
