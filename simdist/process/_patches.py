@@ -21,7 +21,14 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from simdist.inside.python import Batch, Redirection, can_be_redirected, namespace_of, note_change
+from simdist.inside.python import (
+    Batch,
+    Redirection,
+    can_be_redirected,
+    namespace_of,
+    note_change,
+    without_wrapper,
+)
 from simdist.process._undoing import call_all
 
 __all__ = ["Patches", "Replacement"]
@@ -42,7 +49,7 @@ class Replacement:
         self.owner = owner
         self.name = name
         self.make = make
-        self.function: Any = getattr(owner, name)
+        self.function: Any = without_wrapper(getattr(owner, name))
 
 
 @functools.cache
