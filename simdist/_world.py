@@ -226,8 +226,7 @@ class World:
         self._runtime.in_child = self._leave_to_parent
         undo.add(self._runtime.deactivate)
         self._runtime.activate(self._spec.call)
-        if self._spec.disk is None:
-            self._runtime.keep_file_times()
+        self._runtime.keep_file_times()
         self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
         self._runtime.child_begins.append(self._torch.begin_child)
         chosen = self._spec.isolate

@@ -26,7 +26,7 @@ from simdist.c10d.engine import Backend
 from simdist.c10d.engine._rendezvous import connect
 from simdist.c10d.surface._compat import is_duration, said_by, whole_ms, without_news
 from simdist.c10d.surface._group import SimProcessGroup
-from simdist.c10d.surface._host_stores import is_hosts, refusal
+from simdist.c10d.surface._host_stores import client_of_host, is_hosts, refusal
 from simdist.c10d.surface._identity import (
     Device,
     GroupOptions,
@@ -239,11 +239,22 @@ class Makers:
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
-    ) -> SimStore:
-        from simdist.c10d.surface._tcp_store import open_tcp_store
+    ) -> Any:
+        from simdist.c10d.surface._tcp_store import is_served, open_tcp_store
 
         if master_listen_fd is not None:
             raise UnsupportedError("a simulated TCPStore takes no listening socket")
+        if not is_master and not is_served(self.servers, host_name, port):
+            client = client_of_host(
+                host_name,
+                port,
+                world_size=world_size,
+                timeout=timeout,
+                wait_for_workers=wait_for_workers,
+                use_libuv=use_libuv,
+            )
+            if client is not None:
+                return client
         return open_tcp_store(
             self.servers,
             host_name,

@@ -255,7 +255,7 @@ def _opened(real: Any, args: tuple[Any, ...], place: Spot | None, flags: int) ->
     if number >= 0:
         inode = place.disk.find(place.place)
         if inode is not None:
-            place.disk.disk.pin(inode)
+            place.disk.pin(inode)
             if flags & _SYNCED_WRITES:
                 _synced[number] = place.disk, inode.number
                 _reach(writes=True)
@@ -267,7 +267,7 @@ def _keep(place: Spot) -> None:
     """What is durable of a file is kept before C code may change it."""
     inode = place.disk.find(place.place)
     if inode is not None:
-        place.disk.disk.pin(inode)
+        place.disk.pin(inode, place.place)
 
 
 def _rename(real: Any, source: bytes | None, target: bytes | None) -> Any:

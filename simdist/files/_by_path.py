@@ -171,7 +171,7 @@ def _removing(effect: str) -> _Make:
                 return
 
             def act(_: float) -> None:
-                disk.disk.pin(inode)
+                disk.pin(inode, place)
                 original(path, dir_fd=dir_fd)
                 disk.disk.remove(place)
 
@@ -212,7 +212,7 @@ def _moving(effect: str) -> _Make:
             def act(_: float) -> None:
                 replaced = disk.find(to)
                 if replaced is not None:
-                    disk.disk.pin(replaced)
+                    disk.pin(replaced, to)
                 original(src, dst, **options)
                 if effect == "link":
                     disk.disk.link(inode, to)

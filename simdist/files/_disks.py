@@ -11,7 +11,7 @@ from simdist.cluster import Host
 from simdist.files._looks import Looks
 from simdist.files._mounted import MountedDisk
 from simdist.kernel import Simulation
-from simdist.process import SimProcess
+from simdist.process import FileTimes, SimProcess
 from simdist.storage import Mount
 
 __all__ = ["Disks"]
@@ -28,6 +28,7 @@ class Disks:
         mount: Mount,
         simulation: Simulation,
         hosts: Iterable[Host],
+        times: FileTimes,
         *,
         seed: int,
         leave: Callable[[SimProcess], None],
@@ -36,7 +37,7 @@ class Disks:
         self._leave = leave
         self._watch = watch
         self._hosts = tuple(hosts)
-        self._shared = MountedDisk(mount, simulation, self._hosts, seed=seed)
+        self._shared = MountedDisk(mount, simulation, self._hosts, times, seed=seed)
         self._moving = False  # disks are replaced
         self._local: dict[str, MountedDisk] = {}
         for host in self._hosts:
@@ -44,7 +45,7 @@ class Disks:
                 folder = os.path.join(os.path.realpath(mount.local), host.name)
                 Path(folder).mkdir(exist_ok=True)
                 own = replace(mount, folder=folder, profile=mount.local_profile)
-                self._local[host.name] = MountedDisk(own, simulation, [host], seed=seed, owner=host.name)
+                self._local[host.name] = MountedDisk(own, simulation, [host], times, seed=seed, owner=host.name)
             host.listeners.append(self._on_host)
 
     def __iter__(self) -> Iterator[MountedDisk]:

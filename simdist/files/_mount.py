@@ -12,7 +12,7 @@ from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME
 from simdist.files._by_path import BY_PATH, LOOKS
 from simdist.files._disks import Disks
 from simdist.files._listings import LISTINGS
-from simdist.process import Replacement, Runtime
+from simdist.process import FileTimes, Replacement, Runtime
 from simdist.storage import Mount
 
 __all__ = ["mount"]
@@ -30,7 +30,8 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) ->
     def watch() -> None:
         runtime.patches.redirect(_LOOKS)
 
-    disks = Disks(what, runtime.simulation, hosts, seed=seed, leave=_opening.flush_all, watch=watch)
+    times: FileTimes = runtime.extras[FileTimes]
+    disks = Disks(what, runtime.simulation, hosts, times, seed=seed, leave=_opening.flush_all, watch=watch)
     _present.put(disks)
     runtime.patches.on_undo(_present.forget)
     runtime.patches.on_undo(disks.close)

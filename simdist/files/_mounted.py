@@ -19,9 +19,10 @@ from simdist.files._clients import Clients
 from simdist.files._events import StorageCalled
 from simdist.files._left import put_back, words_of
 from simdist.files._looks import Looks
+from simdist.files._old_times import OldTimes
 from simdist.files._watched import WatchedFolder
 from simdist.kernel import PASS, Simulation, stream
-from simdist.process import SimProcess, carry_out, original
+from simdist.process import FileTimes, SimProcess, carry_out, moved_file, original, touched_folder, wrote_file
 from simdist.records import disk_left, stored, written_late
 from simdist.storage import PROFILES, Draw, Inode, Mount, Range
 
@@ -76,10 +77,18 @@ class MountedDisk(WatchedFolder):
     """
 
     def __init__(
-        self, mount: Mount, simulation: Simulation, hosts: Iterable[Host], *, seed: int, owner: str = ""
+        self,
+        mount: Mount,
+        simulation: Simulation,
+        hosts: Iterable[Host],
+        times: FileTimes,
+        *,
+        seed: int,
+        owner: str = "",
     ) -> None:
         self.open: dict[int, OpenFile] = {}  # by descriptor
         super().__init__(os.fspath(mount.folder), mount.profile, simulation, owner)
+        self._times = OldTimes(times)
         self._given = os.path.abspath(mount.folder)
         self._mount = mount
         self._hosts = tuple(hosts)
@@ -149,6 +158,14 @@ class MountedDisk(WatchedFolder):
         """True if a change is not done at once."""
         return self._mount.latency_ns > 0
 
+    def pin(self, inode: Inode, place: str | None = None) -> None:
+        """Keep what is durable of a file, and its times; called before it changes, or loses the name `place`."""
+        if place is not None or not inode.changes:
+            real = self.real_of(inode) if place is None else self.real(place)
+            if real is not None:
+                self._times.keep(inode, real)
+        self.disk.pin(inode)
+
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def change(
@@ -199,6 +216,7 @@ class MountedDisk(WatchedFolder):
         if self.looks is not None:
             self._note(self.looks, effect, path, to, size, is_done=share == 1.0 and not verdict.drop)
         result = None if verdict.drop else act(share)
+        self._note_times(effect, path, to)
         if self.clients is not None and effect not in ("unlink", "rmdir"):
             self.clients.made(process, to if effect in ("rename", "link") else path)
         if not during:
@@ -213,6 +231,17 @@ class MountedDisk(WatchedFolder):
         lost = {"truncate": "" if size else path, "unlink": path, "rename": to}.get(effect)
         if lost and is_done:
             looks.overwrites(self.real(lost))
+
+    def _note_times(self, effect: str, path: str, to: str) -> None:
+        real = self.real(path)
+        if effect in ("write", "truncate"):
+            wrote_file(real)
+        elif effect in ("create", "mkdir"):
+            wrote_file(real, made=True)
+        elif effect in ("rename", "link"):
+            moved_file(real, self.real(to), linked=effect == "link")
+        elif effect in ("symlink", "unlink", "rmdir"):
+            touched_folder(real)
 
     def _tell(self, process: SimProcess, effect: str, path: str, offset: int, size: int, to: str = "") -> None:
         self._simulation.bus.record(
@@ -267,7 +296,7 @@ class MountedDisk(WatchedFolder):
         def write(part: float) -> int:
             data = payload.data
             self.look(opened.inode)
-            self.disk.pin(opened.inode)
+            self.pin(opened.inode)
             count = act(data if part == 1 else data[: round(len(data) * part)])
             self.disk.write(opened.inode, offset, data[:count])
             self.remember(opened.inode)
@@ -300,7 +329,7 @@ class MountedDisk(WatchedFolder):
 
         def resize(_: float) -> Any:
             self.look(inode)
-            self.disk.pin(inode)
+            self.pin(inode)
             result = act()
             (self.disk.allocate if allocates else self.disk.resize)(inode, size)
             self.remember(inode)
@@ -372,7 +401,7 @@ class MountedDisk(WatchedFolder):
             self.disk.sync_folder(inode)
         elif not self._is_dirty_elsewhere(process, inode):
             self.disk.sync_file(inode, data_only=data_only)
-            self.disk.pin(inode)  # what writes to it next can't be seen either
+            self.pin(inode)  # what writes to it next can't be seen either
         whole = "sync" if inode is None else "fsync_dir" if inode.kind == "folder" else "fsync"
         self._tell(process, "fdatasync" if data_only and whole == "fsync" else whole, path, 0, 0)
 
@@ -436,7 +465,9 @@ class MountedDisk(WatchedFolder):
         now = self.disk.now()
         for path, text in words_of(self.disk, now, image):
             self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, self.shown(path), text))
+        times = self._times.left(self.disk, now, image, self.folder)
         put_back(self.disk, now, image, self.folder)
+        self._times.put_back(times)
         self.disk.settle(image)
         self.open.clear()
         self._known.clear()
@@ -466,12 +497,15 @@ class MountedDisk(WatchedFolder):
                 continue
             text = f"has {len(data)} of {inode.size} bytes, those that the server had"
             self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, self.shown(opened.path), text))
+            is_old = data == inode.base.data
             self.disk.resize(inode, 0)
             self.disk.write(inode, 0, data)
             for place in self.disk.paths_of(inode)[:1]:
+                times = self._times.of(inode, self.real(place), is_old=is_old)
                 with open(self.real(place), "r+b") as file_there:
                     file_there.truncate(0)
                     file_there.write(data)
+                self._times.put_back({self.real(place): times})
             self.remember(inode)
         for number in [number for number, each in self.open.items() if each.process.host is host]:
             del self.open[number]

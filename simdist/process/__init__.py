@@ -48,7 +48,7 @@ from simdist.process.modules._sharing import PER_RANK, Sharing
 from simdist.process.stdlib._collector import Rounds, collector_of
 from simdist.process.stdlib._entropy import drawn_from
 from simdist.process.stdlib._environ import encoded, variable_of
-from simdist.process.stdlib._file_times import wrote_file
+from simdist.process.stdlib._file_times import FileTimes, KeptTimes, moved_file, touched_folder, wrote_file
 from simdist.process.stdlib._host_names import address_of_host
 from simdist.process.stdlib._process_wide import followed
 from simdist.process.threads._lock_kinds import real_methods
@@ -57,8 +57,10 @@ from simdist.process.threads._threads import shut_down, waits_of_threads
 __all__ = [
     "COPIERS",
     "PER_RANK",
+    "FileTimes",
     "GlobalGenerator",
     "Isolation",
+    "KeptTimes",
     "Patched",
     "Patches",
     "PointReached",
@@ -90,6 +92,7 @@ __all__ = [
     "handed_over",
     "ignored_by_host",
     "imported_for_all",
+    "moved_file",
     "original",
     "own",
     "patched_now",
@@ -98,6 +101,7 @@ __all__ = [
     "run_program",
     "separate_attributes",
     "shut_down",
+    "touched_folder",
     "variable_of",
     "waits_of_threads",
     "when_imported",

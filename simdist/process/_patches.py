@@ -24,7 +24,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from simdist.inside.python import Batch, Redirection, can_be_redirected, namespace_of, note_change
+from simdist.inside.python import (
+    Batch,
+    Redirection,
+    can_be_redirected,
+    namespace_of,
+    note_change,
+    without_wrapper,
+)
 from simdist.process._undoing import call_all
 
 __all__ = ["Patched", "Patches", "Replacement", "patched_now"]
@@ -113,7 +120,7 @@ class Replacement:
         self.owner = owner
         self.name = name
         self.make = make
-        self.function: Any = getattr(owner, name)
+        self.function: Any = without_wrapper(getattr(owner, name))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -248,3 +248,50 @@ def test_nothing_of_torchs_module_is_left_changed(monkeypatch: pytest.MonkeyPatc
     simdist.run(body, world_size=2)
 
     assert {name for name, value in vars(c10d).items() if value is not before.get(name)} == set()
+
+
+@pytest.fixture(params=[False, True], ids=["sockets", "libuv"])
+def servers(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+    """A list with a real server, which ends with the last reference to it."""
+    made = [stores.TCPStore("localhost", 0, None, True, wait_for_workers=False, use_libuv=request.param)]
+    yield made
+    made.clear()
+
+
+def test_a_rank_is_a_client_of_a_real_server_in_this_process(servers: list[Any]) -> None:
+    def body() -> tuple[bytes, bytes, float]:
+        rank, host, port = int(os.environ["RANK"]), servers[0].host, servers[0].port
+        settings: dict[str, Any] = {"is_master": False, "wait_for_workers": False, "use_libuv": False}
+        store = stores.TCPStore(host_name=host, port=port, **settings) if rank else servers[0]
+        for each in (store, stores.PrefixStore("pre", store)):
+            each.set_timeout(timedelta(seconds=2))
+            if rank:
+                time.sleep(1)
+                each.set("key", "set" if each is store else "set by a view")
+            each.wait(["key"])
+        return store.get("key"), store.get("pre/key"), round(time.monotonic(), 1)
+
+    values = simdist.run(body, world_size=2).values
+
+    assert values == [(b"set", b"set by a view", 2.0)] * 2
+
+
+def test_several_threads_of_a_rank_wait_in_a_real_tcp_store(servers: list[Any]) -> None:
+    def body() -> list[bytes]:
+        client = stores.TCPStore("localhost", servers[0].port, is_master=False, wait_for_workers=False)
+        found: list[bytes] = []
+
+        def wait(number: int) -> None:
+            found.append(client.get(f"key{number}"))
+
+        waiting = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+        for thread in waiting:
+            thread.start()
+        for number in range(3):
+            time.sleep(1)
+            servers[0].set(f"key{number}", str(number))
+        for thread in waiting:
+            thread.join()
+        return found
+
+    assert simdist.run(body, world_size=1).values == [[b"0", b"1", b"2"]]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -718,3 +721,61 @@ def test_the_port_of_a_store_that_was_dropped_is_free_again() -> None:
         return kept
 
     assert values(main, 1) == [b"second"]
+
+
+def test_threads_of_a_process_take_turns_at_a_tcp_client_as_real_ones_do() -> None:
+    # Measured with torch 2.13: its client holds a lock while it waits; one of a HashStore or FileStore does not.
+    def body() -> list[tuple[str, float]]:
+        client, diary = dist.TCPStore(HOST, 29511, is_master=True, timeout=timedelta(seconds=1)), []
+
+        def note(what: str) -> None:
+            diary.append((what, round(time.monotonic(), 1)))
+
+        def wait(number: int) -> None:
+            try:
+                client.wait([f"key{number}"])
+                note(f"{number} has it")
+            except dist.DistStoreError:
+                note(f"{number} gave up")
+
+        threads = [threading.Thread(target=wait, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.1)
+        client.clone().set("other", "")
+        note("a clone")
+        client.set("key0", "")
+        note("set")
+        for thread in threads:
+            thread.join()
+        return diary
+
+    assert values(body, 1) == [[("a clone", 0.2), ("0 gave up", 1.0), ("1 gave up", 2.0), ("set", 2.0)]]
+
+
+@pytest.mark.parametrize("kind", ["hash", "file"])
+def test_a_thread_sets_in_other_stores_what_another_one_waits_for(kind: str, tmp_path: Path) -> None:
+    def body() -> float:
+        store = dist.HashStore() if kind == "hash" else dist.FileStore(str(tmp_path / "file"), 1)
+        waiting = threading.Thread(target=store.wait, args=(["key"],))
+        waiting.start()
+        time.sleep(1)
+        store.set("key", "")
+        waiting.join()
+        return time.monotonic()
+
+    assert values(body, 1) == [1.0]
+
+
+def test_a_request_that_fails_leaves_the_client_to_other_threads() -> None:
+    def body() -> list[bytes]:
+        client, found = dist.TCPStore(HOST, 29511, is_master=True), []
+        with contextlib.suppress(dist.DistStoreError):
+            client.wait(["key"], timedelta(seconds=1))
+        client.set("key", "value")
+        reader = threading.Thread(target=lambda: found.append(client.get("key")))
+        reader.start()
+        reader.join()
+        return found
+
+    assert values(body, 1) == [[b"value"]]

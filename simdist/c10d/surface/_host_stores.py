@@ -4,6 +4,10 @@ A rank that waits in one keeps the baton, so that the rank for which it waits ne
 looks for them from time to time, in virtual time. What never waits (`set`, `add`, `check`) works, as on an object that
 the ranks share; what waits otherwise (`queue_pop`, `barrier`) is refused, with the way out.
 
+A client that a rank makes of a real server in this process is a real one, too (`client_of_host`): a test class or a
+parent process that holds the server hands out its port. What a TCPStore sends without waiting for an answer (`set`)
+is followed by a question, so that the server's thread, which runs in real time, has it before the next rank looks.
+
 In doubt: what a view says of a key that never comes lacks the view's prefix, which torch's `PrefixStore` does not tell.
 """
 
@@ -16,19 +20,26 @@ from typing import Any
 
 from simdist.c10d.surface._store import gave_up, time_limit_ns
 from simdist.errors import SimdistError
+from simdist.inside.system import listens_at
 from simdist.inside.torch import FileStore, HashStore, PrefixStore, TCPStore, c10d_bindings
 from simdist.process import Patches, SimProcess, current_process
 
-__all__ = ["install", "is_hosts", "refusal"]
+__all__ = ["client_of_host", "install", "is_hosts", "refusal"]
 
 _REAL = (TCPStore, HashStore, FileStore)
 _REFUSED = ("queue_pop", "barrier")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOOK_NS = 10_000_000  # as often as a FileStore looks into its file
 
 
 def is_hosts(store: Any) -> bool:
     """True for a store of torch's own, or a view of one."""
     return isinstance(_innermost(store), _REAL)
+
+
+def client_of_host(host: str, port: int, **settings: Any) -> Any:
+    """A client of a real TCPStore that this process serves at a port of the loopback device; None if it serves none."""
+    return TCPStore(host, port, **settings) if host in _LOOPBACK and listens_at(port) else None
 
 
 _WAY_OUT = "make the store inside the rank's function, or use init_method='env://'"
@@ -47,6 +58,7 @@ def install(patches: Patches) -> None:
         "wait": _wait,
         "get": _get,
         "multi_get": _multi_get,
+        **dict.fromkeys(("set", "append", "multi_set"), _arriving),
     }.items():
         if hasattr(c10d_bindings.Store, name):
             patches.wrap(c10d_bindings.Store, name, make)
@@ -86,6 +98,17 @@ def _multi_get(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(store, keys)
 
     return multi_get
+
+
+def _arriving(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def send(store: Any, keys: Any, *values: Any) -> Any:
+        done = original(store, keys, *values)
+        if current_process() is not None and isinstance(_innermost(store), TCPStore):
+            store.check([keys] if isinstance(keys, str) else list(keys))
+        return done
+
+    return send
 
 
 def _look_for(process: SimProcess, store: Any, keys: list[str], timeout: timedelta | None, what: str) -> None:

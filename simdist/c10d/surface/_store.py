@@ -4,8 +4,10 @@ A client is a Python subclass of `torch.distributed.Store`, so it also works whe
 TCPStore travels to its host and its answer back, a latency each; `set` has no answer, so its caller goes on at once,
 and what follows on the same connection arrives after it. The other stores are memory and files of the rank's own
 machine: there only asking for what is not there takes time, so that a polling loop lets others run. Invariant: each
-request takes effect at one instant, when it is at the server. Texts, timeouts and what is counted as a key differ
-between TCPStore, HashStore and FileStore, and are theirs (measured, torch 2.13).
+request takes effect at one instant, when it is at the server. A client of a TCPStore has one connection under one lock:
+of a process's threads one has its turn, until it has its answer or gives up, and its time counts from then. Texts,
+timeouts and what is counted as a key differ between TCPStore, HashStore and FileStore, and are theirs (measured, torch
+2.13).
 """
 
 from __future__ import annotations
@@ -62,6 +64,19 @@ class _KeyWait:
     def waits_for(self) -> Iterable[Task]:
         # Anyone may set the key.
         return [task for process in self.server.clients if process.running for task in process.tasks]
+
+
+class _Turn:
+    """A thread waits until another one of its process has done with their client."""
+
+    def __init__(self, before: Task) -> None:
+        self.before = before
+
+    def describe(self) -> str:
+        return "its turn at the client of a store, which another thread of the process uses"
+
+    def waits_for(self) -> Iterable[Task]:
+        return (self.before,)
 
 
 class StoreServer:
@@ -139,7 +154,7 @@ class StoreServer:
 class _Connection:
     """What a client shares with the views of it that have a prefix."""
 
-    __slots__ = ("arrives_ns", "asked_ns", "at_once", "closed", "noticed", "strike", "timeout")
+    __slots__ = ("arrives_ns", "asked_ns", "at_once", "closed", "noticed", "strike", "timeout", "turns")
 
     def __init__(self) -> None:
         self.timeout = _DEFAULT_TIMEOUT
@@ -149,6 +164,36 @@ class _Connection:
         self.closed = False  # by the server
         self.strike: Callable[[], None] | None = None  # to call when the request is over whose caller has it now
         self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
+        # The tasks of a process that use it, the first now; one that a signal interrupts within may be first twice.
+        self.turns: dict[SimProcess, list[Task]] = {}
+
+    def begin(self, process: SimProcess) -> None:
+        """Wait for the calling task's turn (TCPStore's activeOpLock_)."""
+        simulation = process.simulation
+        task = simulation.check()
+        tasks = self.turns.setdefault(process, [])
+        if not tasks or tasks[0] is task:
+            tasks.insert(0, task)
+            return
+        tasks.append(task)
+        try:
+            while tasks[0] is not task:
+                simulation.park(_Turn(tasks[0]))
+        except BaseException:
+            self.end(process, task)
+            raise
+
+    def end(self, process: SimProcess, task: Task | None) -> None:
+        """It is the next task's turn, unless the calling one was interrupted within a turn of its own."""
+        tasks = self.turns.get(process)
+        if tasks is None or task is None or task not in tasks:
+            return
+        had_turn = tasks[0] is task
+        tasks.remove(task)
+        if not tasks:
+            del self.turns[process]
+        elif had_turn and tasks[0] is not task and not task.doomed:
+            process.simulation.wake(tasks[0])
 
 
 def time_limit_ns(kind: str, limit: timedelta) -> int:
@@ -196,12 +241,15 @@ def _answered(method: _Request) -> _Request:
     def request(self: SimStore, *args: Any, **kwargs: Any) -> Any:
         try:
             result = method(self, *args, **kwargs)
-        except Exception:
-            self._end()
+            process = current_process()
+            if process is not None:
+                self._travel(process)
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, Exception):
+                self._end()
             raise
-        process = current_process()
-        if process is not None:
-            self._travel(process)
+        self._leave()
         self._end()
         return result
 
@@ -262,6 +310,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         if not self.server.gone:
             self.server.data[name] = _bytes(value)
             self.server.changed(name)
+        self._leave()
         self._end()
 
     @_answered
@@ -454,6 +503,19 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         process = current_process()
         if process is None:
             raise SimdistError("a simulated store can only be used by simulated ranks")
+        if self._kind != "tcp":
+            return self._begin(process, operation, key, answered=answered, limit=limit)
+        self._connection.begin(process)
+        try:
+            return self._begin(process, operation, key, answered=answered, limit=limit)
+        except BaseException:
+            if not answered:
+                self._leave()
+            raise
+
+    def _begin(
+        self, process: SimProcess, operation: str, key: str, *, answered: bool, limit: timedelta | None
+    ) -> SimProcess:
         simulation = process.simulation
         simulation.check()
         self.server.clients[process] = None
@@ -537,6 +599,12 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             action()
             simulation.sleep(0)
 
+    def _leave(self) -> None:
+        """Another thread of the process may use the connection."""
+        process = current_process()
+        if process is not None and process in self._connection.turns:
+            self._connection.end(process, process.simulation.current)
+
     def _end(self) -> None:
         """The request is over: its caller goes on, or is told why it failed."""
         action = self._connection.strike
@@ -564,6 +632,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             simulation.call_at(connection.arrives_ns, lambda: None if server.gone else arrive())
         elif not server.gone:
             arrive()
+        self._leave()
         self._end()
 
     def _is_late(self, process: SimProcess, limit: timedelta) -> bool:

@@ -14,7 +14,7 @@ from simdist.c10d.surface._store import LATE_NS, SimStore, StoreServer
 from simdist.kernel import Task
 from simdist.process import SimProcess, address_of_host, current_process
 
-__all__ = ["host_server", "open_tcp_store"]
+__all__ = ["host_server", "is_served", "open_tcp_store"]
 
 Servers = dict[Any, Any]
 _NOT_THERE = (
@@ -54,6 +54,11 @@ def _place(host: str, port: int) -> Any:
     if host in ("localhost", "127.0.0.1"):
         return "tcp", "127.0.0.1", port
     return "tcp", address_of_host(host) or host, port
+
+
+def is_served(servers: Servers, host: str, port: int) -> bool:
+    """True if a simulated server answers at an address."""
+    return _server_at(servers, _place(host, port)) is not None
 
 
 def open_tcp_store(

@@ -10,7 +10,14 @@ from simdist.inside.python._foreign import (
     ForeignLibrary,
     function_types,
 )
-from simdist.inside.python._functions import Batch, Redirection, can_be_redirected, original
+from simdist.inside.python._functions import (
+    Batch,
+    Redirection,
+    can_be_redirected,
+    note_wrapper,
+    original,
+    without_wrapper,
+)
 from simdist.inside.python._memory import (
     address_of_buffer,
     bytes_at,
@@ -47,6 +54,7 @@ __all__ = [
     "generic_setter",
     "namespace_of",
     "note_change",
+    "note_wrapper",
     "number_kinds",
     "original",
     "own_random_words",
@@ -55,6 +63,7 @@ __all__ = [
     "set_signal_disposition",
     "setter_of",
     "signal_disposition",
+    "without_wrapper",
     "word_in",
     "words_at",
 ]

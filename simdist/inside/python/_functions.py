@@ -32,7 +32,7 @@ from typing import Any
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Batch", "Redirection", "can_be_redirected", "original"]
+__all__ = ["Batch", "Redirection", "can_be_redirected", "note_wrapper", "original", "without_wrapper"]
 
 _FASTCALL_KEYWORDS = 0x80 | 0x02
 _METHOD = 0x200  # the C function also gets its class: `PyCMethodObject`
@@ -43,6 +43,7 @@ _new_function: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes
     ("PyCFunction_NewEx", _api)
 )
 _redirections: dict[int, Redirection] = {}  # by id of the function, which they keep alive
+_wrappers: dict[int, tuple[Any, Any]] = {}  # by id: the wrapper, and what it calls
 _stands: dict[tuple[int, int, Any], _Stand] = {}  # by definition, first argument and maker: equal functions share one
 
 
@@ -67,7 +68,21 @@ def can_be_redirected(function: object) -> bool:
 def original(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as it is outside simulated ranks, for every caller; the function itself if ranks have no other."""
     redirection = _redirections.get(id(function))
+    if redirection is None:
+        function = without_wrapper(function)
+        redirection = _redirections.get(id(function))
     return function if redirection is None else redirection.original
+
+
+def note_wrapper(wrapper: Any, function: Any) -> None:
+    """For the length of worlds this stands in the function's place, and is no function of its own for `original`."""
+    _wrappers[id(wrapper)] = wrapper, function
+
+
+def without_wrapper(function: Any) -> Any:
+    """What a noted wrapper was put around; the function itself if it is none."""
+    known = _wrappers.get(id(function))
+    return function if known is None else known[1]
 
 
 class Redirection:

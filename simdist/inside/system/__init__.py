@@ -6,6 +6,7 @@ Nothing here loads torch. What only Linux has says so when it is asked, not when
 from simdist.inside.system._calls import ask_parent_signal, become_subreaper, c_library, call, watch_opens
 from simdist.inside.system._leading import LED_TYPES, LedFunction, error_number, is_address_of, set_error_number
 from simdist.inside.system._slots import Slot, put_into, slots_of
+from simdist.inside.system._sockets import listens_at
 from simdist.inside.system._timers import KillTimer
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "call",
     "error_number",
     "is_address_of",
+    "listens_at",
     "put_into",
     "set_error_number",
     "slots_of",

@@ -9,7 +9,9 @@ It sees what Python code calls: `open`, writes of file objects (when their buffe
 writer. A file that C code has written otherwise gets the time at which a rank first looks at it after it was made, or
 has grown or shrunk.
 
-A world with a disk has real times: what its ranks call is the disk's to replace.
+On a simulated disk the same holds: what is below `os` and `open` there announces its effects, and notes the times of
+those that a crash may interrupt (`wrote_file` and its like). What a crash of the host brings back has the times that it
+had (`assign`).
 
 In doubt: the import system always sees real times, for it compares them with those in compiled files, which outlive a
 world. What C code changes in place is not seen, and neither is what it makes in the few milliseconds in which the
@@ -29,14 +31,18 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from simdist.inside.python import note_wrapper
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process, current_runtime
 
-__all__ = ["FileTimes", "install", "wrote_file"]
+__all__ = ["FileTimes", "install", "moved_file", "touched_folder", "wrote_file"]
 
 _Make = Callable[[Any], Any]
 _Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, Any]]]
+KeptTimes = tuple[int, int, int]
+"""When a file was last read, written and changed, in nanoseconds since 1970."""
+
 _SECOND_NS = 10**9
 _WRITES = os.O_WRONLY | os.O_RDWR
 _stat, _fstat = os.stat, os.fstat
@@ -85,7 +91,7 @@ class FileTimes:
         key = found.st_dev, found.st_ino
         times = self._known.get(key)
         if times is None:
-            if found.st_mtime_ns <= self.began_ns or not stat.S_ISREG(found.st_mode):
+            if not self._is_new(found):
                 return found
             now_ns = _now_ns(process)
             times = self._known[key] = _Times(now_ns, now_ns, now_ns, found.st_size)
@@ -97,6 +103,24 @@ class FileTimes:
         for name, each_ns in zip(("st_atime", "st_mtime", "st_ctime"), three, strict=True):
             named |= {name: each_ns / _SECOND_NS, f"{name}_ns": each_ns}
         return kind((*plain[:7], *(each_ns // _SECOND_NS for each_ns in three)), named)
+
+    def kept(self, found: os.stat_result) -> KeptTimes | None:
+        """The times that ranks are told now, for `assign`; None if they would be those of the first look."""
+        times = self._known.get((found.st_dev, found.st_ino))
+        if times is not None:
+            return times.accessed_ns, times.modified_ns, times.changed_ns
+        if self._is_new(found):
+            return None
+        return found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns
+
+    def assign(self, found: os.stat_result, kept: KeptTimes | None) -> None:
+        """It has taken the place of another file or of another state, which had these times."""
+        self._known.pop((found.st_dev, found.st_ino), None)
+        if kept is not None:
+            self._known[found.st_dev, found.st_ino] = _Times(*kept, found.st_size)
+
+    def _is_new(self, found: os.stat_result) -> bool:
+        return found.st_mtime_ns > self.began_ns and stat.S_ISREG(found.st_mode)
 
     def _of(self, process: SimProcess, found: os.stat_result) -> _Times:
         told = self.told(process, found)
@@ -132,6 +156,32 @@ def wrote_file(path: Any, *, made: bool = False) -> None:
         here[1].written(here[0], found, made=made)
         if made:
             _touch_folder(*here, path, None)
+
+
+def touched_folder(path: Any) -> None:
+    """Something was made or removed at a path by the rank that calls; does nothing elsewhere."""
+    here = _here()
+    if here is not None:
+        _touch_folder(*here, path, None)
+
+
+def moved_file(source: Any, target: Any, *, linked: bool = False) -> None:
+    """The rank that calls has given a file another name, or with `linked` one more; does nothing elsewhere."""
+    here = _here()
+    if here is not None:
+        _moved(here, (source, None), (target, None), linked=linked)
+
+
+def _moved(
+    here: tuple[SimProcess, FileTimes], source: tuple[Any, int | None], target: tuple[Any, int | None], *, linked: bool
+) -> None:
+    process, times = here
+    found = _look(*target, follow=False)
+    if found is not None:
+        times.changed(process, found)
+    if not linked:
+        _touch_folder(process, times, *source)
+    _touch_folder(process, times, *target)
 
 
 def _look(path: Any, folder: int | None = None, *, follow: bool = True) -> os.stat_result | None:
@@ -276,14 +326,8 @@ def _naming(original: Any) -> Any:
         done = original(source, target, **kwargs)
         here = _here()
         if here is not None:
-            process, times = here
-            from_folder, to_folder = kwargs.get("src_dir_fd"), kwargs.get("dst_dir_fd")
-            found = _look(target, to_folder, follow=False)
-            if found is not None:
-                times.changed(process, found)
-            if original.__name__ != "link":
-                _touch_folder(process, times, source, from_folder)
-            _touch_folder(process, times, target, to_folder)
+            old, new = (source, kwargs.get("src_dir_fd")), (target, kwargs.get("dst_dir_fd"))
+            _moved(here, old, new, linked=original.__name__ == "link")
         return done
 
     return name
@@ -347,13 +391,19 @@ _IN_OS: dict[str, _Make] = {
 }
 
 
+def _wrap(patches: Patches, owner: Any, name: str, make: _Make) -> None:
+    inner = getattr(owner, name)
+    patches.wrap(owner, name, make)
+    note_wrapper(getattr(owner, name), inner)
+
+
 def install(patches: Patches) -> None:
     """Tell ranks virtual times of what they write."""
     for owner, name, make in _OPENS:
-        patches.wrap(owner, name, make)
+        _wrap(patches, owner, name, make)
     for name, make in _IN_OS.items():
         if hasattr(os, name):
-            patches.wrap(os, name, make)
+            _wrap(patches, os, name, make)
     of_file_objects = {"write": _of_file_object, "truncate": _of_file_object, "close": _closing}
     patches.wrap_all_in_type(_io.FileIO, of_file_objects)
     patches.wrap_all_in_type(os.DirEntry, {"stat": _asking})
