@@ -240,7 +240,7 @@ def test_a_receive_from_oneself_has_no_connection() -> None:
     said = in_group(lambda rank: attempt(lambda: dist.recv(ones(), rank)), 2)[0]
 
     assert said.startswith(
-        f"RuntimeError: [enforce fail at {Place.PAIR_IS_ITSELF.in_sources}] state_ >= CONNECTED. 1 vs 4. "
+        f"RuntimeError: [enforce fail at {Place.PAIR_IS_ITSELF.path}] state_ >= CONNECTED. 1 vs 4. "
     )
 
 

@@ -155,7 +155,7 @@ class Place(Enum):
     PAIR_CLOSED = f"{_GLOO}/transport/tcp/pair.cc", 553, 561
     PAIR_RESET = f"{_GLOO}/transport/tcp/pair.cc", 537, 545
     PAIR_OVERRUN = "gloo/transport/tcp/pair.cc", 446
-    PAIR_IS_ITSELF = "tcp/pair.cc", 801, 809
+    PAIR_IS_ITSELF = f"{_GLOO}/transport/tcp/pair.cc", 801, 809
     PARTS_ARE_UNEVEN = f"{_GLOO}/alltoall.cc", 29
     PARTS_DIFFER = f"{_GLOO}/alltoall.cc", 30
     OWN_PART_DIFFERS = f"{_GLOO}/alltoallv.cc", 138

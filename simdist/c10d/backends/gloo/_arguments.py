@@ -155,7 +155,7 @@ def require_peer(kind: str, peer: int | None, rank: int, size: int) -> None:
         return
     if peer == rank:
         raise RuntimeError(
-            f"[enforce fail at {Place.PAIR_IS_ITSELF.in_sources}] state_ >= CONNECTED. 1 vs 4. Pair is not connected "
+            f"[enforce fail at {Place.PAIR_IS_ITSELF.path}] state_ >= CONNECTED. 1 vs 4. Pair is not connected "
             f"([127.0.0.1]:{40000 + rank}${rank} <--> [none])"
         )
     if not 0 <= peer < size:
