@@ -9,6 +9,7 @@ from simdist.judges._buffers import Buffers
 from simdist.judges._collectives import Collectives
 from simdist.judges._finite import Finite
 from simdist.judges._judge import Judge
+from simdist.judges._races import Races
 from simdist.judges._replicas import Replicas
 from simdist.judges._samples import Samples
 from simdist.values import brief, guess_or_list, items_of
@@ -18,7 +19,7 @@ __all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "with_names"
 _ALL = "all"
 
 JUDGES: Mapping[str, type[Judge]] = MappingProxyType(
-    {kind.name: kind for kind in (Replicas, Collectives, Buffers, Finite, Samples)}
+    {kind.name: kind for kind in (Replicas, Collectives, Buffers, Races, Finite, Samples)}
 )
 
 

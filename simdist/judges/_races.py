@@ -1,0 +1,31 @@
+"""Two ranks that use the same thing, one of them to change it, and nothing puts the one before the other.
+
+Which of them comes first is then a matter of time: of the network, of disks, of how much one rank has to do. The run
+at hand may have come out well. What is in order is what `Order` knows; what is looked at is in `_file_races.py` and
+`_store_races.py`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from simdist.c10d import StoreServed
+from simdist.judges._events import FileUsed
+from simdist.judges._file_races import FileRaces
+from simdist.judges._judge import Hearing, Judge
+from simdist.judges._order import Order
+from simdist.judges._store_races import StoreRaces
+
+__all__ = ["Races"]
+
+
+class Races(Judge):
+    """What one rank writes and another uses is put in order by something: a barrier, a collective, a message, a key."""
+
+    name: ClassVar[str] = "races"
+
+    def begin(self, hearing: Hearing) -> None:
+        """Look at files and keys, with the order of all that ranks say to each other."""
+        order = Order(hearing)
+        hearing.listen(StoreServed, StoreRaces(hearing, order).on_use)
+        hearing.listen(FileUsed, FileRaces(hearing, order).on_use)
