@@ -230,7 +230,8 @@ def test_ranks_may_take_turns_by_a_key() -> None:
 
 def restarted(folder: str, *, apart: bool) -> None:
     dist.init_process_group("gloo")
-XX    life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    store: dist.Store = getattr(dist, "FileStore")(os.path.join(folder, "store"), 2)  # noqa: B009  # stubs lack it
+    life = os.environ["TORCHELASTIC_RESTART_COUNT"]
     key = f"address{life}" if apart else "address"
     if dist.get_rank() == 0:
         time.sleep(1)
