@@ -40,6 +40,7 @@ from simdist.judges._names import JUDGES, judges_named, judges_of, judges_proble
 from simdist.judges._races import Races
 from simdist.judges._replicas import Replicas
 from simdist.judges._samples import Samples
+from simdist.judges._trails import Step, Trails
 
 __all__ = [
     "JUDGES",
@@ -63,6 +64,8 @@ __all__ = [
     "Races",
     "Replicas",
     "Samples",
+    "Step",
+    "Trails",
     "judges_named",
     "judges_of",
     "judges_problem",

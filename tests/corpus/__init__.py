@@ -4,7 +4,7 @@ Every entry is one function whose `buggy` argument switches the bug on; its mech
 not. `tools/corpus.py` runs all of them without being told of any fault, and says what is found with judges off and on.
 """
 
-from tests.corpus import control_flow, layouts, replicas, samples, values
+from tests.corpus import control_flow, layouts, replicas, resumes, samples, values
 from tests.corpus._entries import ENTRIES, Entry, entry
 from tests.corpus._runs import Outcome, outcome_of
 
@@ -17,6 +17,7 @@ __all__ = [
     "layouts",
     "outcome_of",
     "replicas",
+    "resumes",
     "samples",
     "values",
 ]

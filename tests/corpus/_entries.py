@@ -13,9 +13,10 @@ __all__ = ["ENTRIES", "Entry", "entry"]
 class Entry:
     """A program, buggy and fixed.
 
-    `program(buggy)` is what a rank runs, or with `layouts` `program(layout, buggy)`, for `simdist.agree`. `finder` is
-    the judge that has to find it, "agree", or "failure" where the run itself fails. `rank` is the rank to blame, `line`
-    a part of the line of the program that a finding must name; None where there is none in particular.
+    `program(buggy)` is what a rank runs; with `layouts` `program(layout, buggy)`, for `simdist.agree`; with `resumes`
+    `program(folder, buggy)`, for `simdist.resume`. `finder` is the judge that has to find it, "agree", "resume", or
+    "failure" where the run itself fails. `rank` is the rank to blame, `line` a part of the line of the program that a
+    finding must name; None where there is none in particular.
     """
 
     program: Callable[..., Any]
@@ -25,6 +26,7 @@ class Entry:
     rank: int | None = None
     line: str | None = None
     layouts: tuple[Mapping[str, int], ...] = ()
+    resumes: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -230,7 +230,7 @@ def test_ranks_may_take_turns_by_a_key() -> None:
 
 def restarted(folder: str, *, apart: bool) -> None:
     dist.init_process_group("gloo")
-    store: dist.Store = getattr(dist, "FileStore")(os.path.join(folder, "store"), 2)  # noqa: B009  # stubs lack it
+    store: Any = getattr(dist, "FileStore")(os.path.join(folder, "store"), 2)  # noqa: B009  # stubs lack it
     life = os.environ["TORCHELASTIC_RESTART_COUNT"]
     key = f"address{life}" if apart else "address"
     if dist.get_rank() == 0:
