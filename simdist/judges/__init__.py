@@ -36,7 +36,7 @@ from simdist.judges._events import (
 )
 from simdist.judges._finite import Finite
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
-from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, with_names
+from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, names_of, with_names
 from simdist.judges._races import Races
 from simdist.judges._replicas import Replicas
 from simdist.judges._samples import Samples
@@ -69,5 +69,6 @@ __all__ = [
     "judges_named",
     "judges_of",
     "judges_problem",
+    "names_of",
     "with_names",
 ]
