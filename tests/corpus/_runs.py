@@ -52,7 +52,14 @@ def outcome_of(entry: Entry, *, buggy: bool, judges: bool, seed: int = 0) -> Out
             program = functools.partial(_resumes(entry.program, buggy), folder)
             result = simdist.run(program, world_size=entry.world_size, **settings)
         return Outcome("" if result.ok else "failure")
-    result = simdist.run(_runs(entry.program, buggy), world_size=entry.world_size, judges=judges, **settings)
+    with tempfile.TemporaryDirectory() as folder:
+        result = simdist.run(
+            _runs(entry.program, buggy),
+            world_size=entry.world_size,
+            judges=judges,
+            env={"CORPUS_FOLDER": folder},
+            **settings,
+        )
     if result.first_failure() is not None:
         return Outcome("failure", text=str(result.first_failure()))
     if not result.findings:

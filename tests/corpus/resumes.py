@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,49 @@ def optimizer_of_one_rank_is_lost(folder: str, buggy: bool) -> None:
 @entry("huggingface/accelerate#2016", "resume", resumes=True)
 def one_step_is_left_out(folder: str, buggy: bool) -> None:
     train(folder, counter=buggy)
+
+
+def save_beside(folder: str, *, live: bool, late: bool) -> None:
+    """Checkpoints are written by a thread; `live` ones are what the model holds then, `late` ones name a later step."""
+    rank = dist.get_rank()
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    path, counter, writer = Path(folder, "saved.pt"), {"done": 0}, None
+    if path.exists():
+        saved = torch.load(path)
+        counter["done"] = saved["done"]
+        with torch.no_grad():
+            weight.copy_(saved["weight"])
+    while counter["done"] < 5:
+        optimizer.zero_grad()
+        weight.grad = torch.full((4,), 1.0 + counter["done"])
+        dist.all_reduce(weight.grad)
+        optimizer.step()
+        counter["done"] += 1
+        if writer is not None:
+            writer.join()
+        if rank == 0:
+            kept = weight.detach() if live else weight.detach().clone()
+            done = counter["done"]
+
+            def write(kept: torch.Tensor = kept, done: int = done) -> None:
+                time.sleep(0.5)  # a slow disk
+                torch.save({"weight": kept, "done": counter["done"] if late else done}, Path(folder, "new.pt"))
+                Path(folder, "new.pt").replace(path)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+        dist.barrier()
+        time.sleep(0.3)
+    if writer is not None:
+        writer.join()
+
+
+@entry("pytorch/pytorch#144657", "resume", resumes=True)
+def checkpoint_is_written_while_the_next_step_changes_it(folder: str, buggy: bool) -> None:
+    save_beside(folder, live=buggy, late=False)
+
+
+@entry("NVIDIA-NeMo/Megatron-Bridge#3267", "resume", resumes=True)
+def checkpoint_names_the_step_at_which_it_was_written(folder: str, buggy: bool) -> None:
+    save_beside(folder, live=False, late=buggy)
