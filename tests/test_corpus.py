@@ -45,7 +45,7 @@ def test_most_entries_are_silent() -> None:
 
 
 def test_the_tool_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["nobody_waits", "--seeds", "1"])
+    code = main(["nobody_waits_for", "--seeds", "1"])
 
     assert code == 0
     assert capsys.readouterr().out.splitlines()[-1] == (

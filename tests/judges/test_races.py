@@ -293,3 +293,41 @@ def test_nothing_stays_wrapped_after_the_world() -> None:
     run(lambda rank: None, "races")
 
     assert (open, os.open, os.stat, os.rename, torch.save) == before
+
+
+def on_streams(*, waits: bool, changes: bool) -> None:
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(dist.get_rank())
+    tensor = torch.ones(4, device="cuda")
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    if waits:
+        work.wait()
+    if changes:
+        tensor.add_(1)
+    work.wait()
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+def test_a_tensor_that_a_stream_changes_while_another_may_use_it() -> None:
+    program = partial(on_streams, waits=False, changes=True)
+
+    result = simdist.run(program, world_size=2, backend="nccl", judges=["races"])
+
+    found = result.findings[0]
+    assert found.where == line_of(on_streams, "tensor.add_")
+    assert found.against == line_of(on_streams, "dist.all_reduce")
+    assert "add_ " in found.problem
+    assert "nothing puts the one before the other" in found.problem
+
+
+def test_streams_that_wait_for_each_other_are_left_alone() -> None:
+    program = partial(on_streams, waits=True, changes=True)
+
+    assert simdist.run(program, world_size=2, backend="nccl", judges=["races"]).ok
+
+
+def test_streams_are_not_watched_for_other_judges() -> None:
+    program = partial(on_streams, waits=False, changes=True)
+
+    assert simdist.run(program, world_size=2, backend="nccl", judges=["finite"]).ok
