@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simdist._agree import AgreeReport, agree
     from simdist._assertions import always, sometimes
     from simdist._layouts import Layout
+    from simdist._resume import ResumeReport, resume
     from simdist._shared_writes import shared_writes
     from simdist._tell import samples, state
     from simdist.api import point, run, spawn, step
@@ -37,6 +38,7 @@ __all__ = [
     "JudgeFinding",
     "Layout",
     "RankResult",
+    "ResumeReport",
     "RunResult",
     "SimdistError",
     "SweepReport",
@@ -47,6 +49,7 @@ __all__ = [
     "cluster",
     "faults",
     "point",
+    "resume",
     "run",
     "samples",
     "shared_writes",
@@ -65,6 +68,8 @@ _HOMES = {
     "JudgeFinding": "simdist.result",
     "Layout": "simdist._layouts",
     "agree": "simdist._agree",
+    "ResumeReport": "simdist._resume",
+    "resume": "simdist._resume",
     "always": "simdist._assertions",
     "sometimes": "simdist._assertions",
     "DeterminismReport": "simdist.determinism",

@@ -137,7 +137,12 @@ class World:
         if self._cluster.devices_per_host:
             from simdist.device import DeviceState  # which other worlds do not need
 
-            self._devices = DeviceState(self._cluster, strict=strict)
+            judged = False
+            if spec.judges:
+                from simdist.judges import Races, names_of
+
+                judged = Races.name in names_of(spec.judges)
+            self._devices = DeviceState(self._cluster, strict=strict, judged=judged)
             self._slots.add(self._devices.switch)
         self._in_rounds = self._devices is not None and spec.world_size > 1
         if self._in_rounds:

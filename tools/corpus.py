@@ -1,11 +1,12 @@
-"""How many real bugs are found blind: the programs of `tests/corpus`, buggy and fixed, with judges off and on.
+"""How many real bugs are found blind: the programs of `tests/corpus`, with judges off, on, and on other schedules.
 
     python tools/corpus.py                  # a table; exit code 1 if a bug is missed or a fixed program reported
     python tools/corpus.py replicas nobody  # entries with one of these words in their name, file or source
     python tools/corpus.py --seeds 20       # the fixed programs with so many seeds
 
-No fault is injected, and nothing is said of the bug. "off" is what the run itself shows; "on" is what judges and
-`simdist.agree` add; "right" says whether the finding names the rank and the line.
+No fault is injected, and nothing is said of the bug. "off" is what the run itself shows; "on" is what judges,
+`simdist.agree` and `simdist.resume` add; "right" says whether the finding names the rank and the line. "schedules" is
+what judges find in the first of so many runs with seeds of the random policy in which anything is found.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if __name__ == "__main__":
 
 from tests.corpus import ENTRIES, Entry, outcome_of
 
-__all__ = ["Row", "main", "rows_of"]
+__all__ = ["SCHEDULES", "Row", "main", "rows_of"]
+
+SCHEDULES = 8  # seeds of the random policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Row:
     entry: Entry
     off: str
     on: str
+    schedules: str
     right: bool
     false_alarm: str
 
@@ -44,10 +48,8 @@ class Row:
         right = "yes" if self.right else "NO"
         alarm = f"  FALSE ALARM: {self.false_alarm}" if self.false_alarm else ""
         missed = "" if self.on == self.entry.finder else f"  EXPECTED: {self.entry.finder}"
-        return (
-            f"{self.entry.name:<50} {self.off or '-':<8} {self.on or '-':<12} {right:<6} {self.entry.source}"
-            f"{missed}{alarm}"
-        )
+        found = f"{self.off or '-':<8} {self.on or '-':<12} {self.schedules or '-':<12}"
+        return f"{self.entry.name:<51} {found} {right:<6} {self.entry.source}{missed}{alarm}"
 
 
 def rows_of(entries: Sequence[Entry], seeds: int = 1) -> list[Row]:
@@ -58,13 +60,15 @@ def rows_of(entries: Sequence[Entry], seeds: int = 1) -> list[Row]:
 def _row(entry: Entry, seeds: int) -> Row:
     off = outcome_of(entry, buggy=True, judges=False)
     on = outcome_of(entry, buggy=True, judges=True)
+    found = (outcome_of(entry, buggy=True, judges=True, seed=seed) for seed in range(1, SCHEDULES + 1))
+    schedules = next((each.by for each in found if each.by), "")
     alarm = ""
     for seed in range(seeds):
         fixed = outcome_of(entry, buggy=False, judges=True, seed=seed)
         if fixed.by:
             alarm = f"{fixed.by} with seed {seed}: {' '.join(fixed.text.split())[:300]}"
             break
-    return Row(entry, off.by, on.by, on.right, alarm)
+    return Row(entry, off.by, on.by, schedules, on.right, alarm)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.words
         or any(word in f"{entry.program.__module__} {entry.name} {entry.source}" for word in options.words)
     ]
-    print(f"{'program':<50} {'off':<8} {'on':<12} {'right':<6} source")
+    print(f"{'program':<51} {'off':<8} {'on':<12} {'schedules':<12} {'right':<6} source")
     rows = []
     for entry in chosen:
         rows.append(_row(entry, options.seeds))
@@ -88,7 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{len(rows)} programs, {len(silent)} of them silent: "
         f"found with judges off {sum(bool(row.off) for row in rows)}, "
-        f"on {sum(bool(row.on) for row in rows)}; false alarms {sum(bool(row.false_alarm) for row in rows)}"
+        f"on {sum(bool(row.on) for row in rows)}, "
+        f"on other schedules {sum(bool(row.schedules) for row in rows)}; "
+        f"with the right rank and line {sum(row.right and bool(row.on) for row in rows)}; "
+        f"false alarms {sum(bool(row.false_alarm) for row in rows)}"
     )
     return 0 if all(row.ok for row in rows) else 1
 

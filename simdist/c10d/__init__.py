@@ -15,11 +15,15 @@ from simdist.c10d.engine import Backend, Done, Flow
 from simdist.c10d.surface import Operation
 from simdist.c10d.surface._callsite import issued_by_torch
 from simdist.c10d.surface._events import (
+    CollectiveRead,
+    MembersAwaited,
+    MembersMet,
     MessageRead,
     OperationAdmitted,
     OperationCalled,
     PayloadSampled,
     StoreRequested,
+    StoreServed,
     WorkIssued,
     WorkWaited,
 )
@@ -33,8 +37,11 @@ __all__ = [
     "GLOO",
     "IDEAL",
     "Backend",
+    "CollectiveRead",
     "Done",
     "Flow",
+    "MembersAwaited",
+    "MembersMet",
     "MessageRead",
     "Operation",
     "OperationAdmitted",
@@ -42,6 +49,7 @@ __all__ = [
     "PayloadSampled",
     "RankState",
     "StoreRequested",
+    "StoreServed",
     "StoreServer",
     "TorchState",
     "WorkIssued",

@@ -134,6 +134,9 @@ def _print(out: Console, report: SweepReport, *, further: bool) -> None:
         heading(out, "what usually helps")
         for cure in report.cures:
             out.print(Padding(Text(cure), (0, 0, 0, 2)))
+    if report.never:
+        heading(out, "never reached")
+        out.print(Padding(Text(", ".join(report.never)), (0, 0, 0, 2)))
     if report.unseen:
         heading(out, "not simulated")
         out.print(Padding(Text(unseen_words(report.unseen)), (0, 0, 0, 2)))
@@ -174,6 +177,7 @@ def _data(report: SweepReport) -> dict[str, Any]:
         "left_out": report.left_out,
         "known": report.known,
         "unseen": list(report.unseen),
+        "never": list(report.never),
         "wrong": [list(each) for each in report.wrong],
         "lines": [
             {"line": each.where, "calls": list(each.calls), "crashes": each.cases, "failures": len(each.failures)}

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release, values_now
+from simdist.device._events import StreamRaced
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState
 from simdist.device._kernel_times import KernelRun, KernelTimes
@@ -51,6 +52,7 @@ __all__ = [
     "KernelRun",
     "KernelTimes",
     "Mark",
+    "StreamRaced",
     "Streams",
     "account_of",
     "block_of",

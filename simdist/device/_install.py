@@ -50,12 +50,13 @@ class DeviceState:
         UnsupportedError: this process has begun to use CUDA, or this torch is built in a way that is not known.
     """
 
-    def __init__(self, cluster: Cluster, *, strict: bool = False) -> None:
+    def __init__(self, cluster: Cluster, *, strict: bool = False, judged: bool = False) -> None:
         if not there_are_devices():
             _cuda_build.require_unused()
         core()
         self._hardware = Hardware(cluster)
         self._strict = strict  # races between streams are errors
+        self._judged = judged  # they are told of
         self._model = cluster.device_model  # what computing takes
         self._patches = Patches()
         self._host: dict[str, Any] = {}
@@ -72,10 +73,10 @@ class DeviceState:
             from simdist.device._compute import timed
 
             wrappers.append(timed(self._model))
-        if self._strict:
+        if self._strict or self._judged:
             from simdist.device._races import Races, watched
 
-            self._hardware.make_races = Races
+            self._hardware.make_races = functools.partial(Races, refuses=self._strict)
             wrappers.append(watched)
         if wrappers:
             _kernels.wrap_kernels(wrappers)

@@ -1,11 +1,13 @@
-"""Races between streams, for a strict world: memory that one stream uses while another may still work on it.
+"""Races between streams: memory that one stream uses while another may still work on it.
 
 Each stream of a process has a vector clock: of every stream, how many of its kernels are surely over. Waiting for an
 event, for a stream or for a work takes over what the other knew; to synchronise gives it to the host, and so to all
 that the host launches from then on. A storage remembers the last kernel that wrote it, and those that read it since;
-one that uses it without being ordered after them is refused, with both lines.
+one that uses it without being ordered after them is refused in a strict world, with both lines, and told of in another
+(`StreamRaced`), where a judge looks for races.
 
-What is copied from or to pinned memory without waiting is the host's to leave alone meanwhile (`_host_races`).
+What is copied from or to pinned memory without waiting is the host's to leave alone meanwhile (`_host_races`); that is
+looked at in strict worlds only.
 
 In doubt: what torch orders inside C++ while it runs backward is taken to be in order.
 """
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import block_of
+from simdist.device._events import StreamRaced
 from simdist.device._host_races import copied
 from simdist.device._idle import is_idle
 from simdist.device._state import present_or_none
@@ -26,6 +29,7 @@ from simdist.device._torch_core import core
 from simdist.errors import StrictError
 from simdist.frames import user_frame, user_line
 from simdist.inside.torch import Operator, backward_task, schema_of
+from simdist.process import SimProcess
 
 __all__ = ["Races", "watched"]
 
@@ -36,9 +40,11 @@ _Use = tuple[Key, int, str, str]  # by which stream, its count then, what used i
 
 
 class Races:
-    """The clocks of one process."""
+    """The clocks of one process. `refuses` a race, or tells of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: SimProcess, *, refuses: bool) -> None:
+        self._process = process
+        self._refuses = refuses
         self._clocks: dict[Key, Clock] = {}
         self._host: Clock = {}
 
@@ -66,6 +72,8 @@ class Races:
 
     def use_of_host(self, key: Key, tensor: Tensor, what: str, site: str, *, writes: bool) -> None:
         """The kernel that a stream was given last reads pinned memory of the host, or writes it."""
+        if not self._refuses:
+            return
         count = self._clock(key).get(key, 0)
         copied(tensor, key, count, what, site, writes=writes, known=self.known_to_host)
 
@@ -73,7 +81,7 @@ class Races:
         """A stream is given something that uses tensors.
 
         Raises:
-            StrictError: something may still be at work on one of them.
+            StrictError: something may still be at work on one of them, in a world that refuses it.
         """
         clock = self._clock(key)
         _merge(clock, self._host)
@@ -99,8 +107,18 @@ class Races:
         before = [written, *read] if writing else [written]
         for other in before:
             if other is not None and other[0] != use[0] and clock.get(other[0], 0) < other[1]:
-                raise StrictError(_said(tensor, use, other, wrote=other is written, writing=writing))
+                if self._refuses:
+                    raise StrictError(_said(tensor, use, other, wrote=other is written, writing=writing))
+                self._tell(tensor, use, other, wrote=other is written, writing=writing)
         block.uses = (use, []) if writing else (written, [*read, use])
+
+    def _tell(self, tensor: Tensor, use: _Use, other: _Use, *, wrote: bool, writing: bool) -> None:
+        bus = self._process.simulation.bus
+        if bus.hears(StreamRaced):
+            mine = f"{use[2]} {'writes' if writing else 'reads'} it on {_stream(use[0])}"
+            others = f"{other[2]} {'writes' if wrote else 'reads'} it on {_stream(other[0])}"
+            lines = use[3].removeprefix(" at "), other[3].removeprefix(" at ")
+            bus.tell(StreamRaced(self._process, list(tensor.shape), mine, others, *lines))
 
 
 def _merge(into: Clock, other: Clock) -> None:

@@ -96,7 +96,9 @@ class Hardware:
             for name in cluster.hosts
         }
         self._processes: dict[SimProcess, ProcessDevices] = {}
-        self.make_races: Callable[[], Any] = lambda: None  # what looks for races in a process, if anything does
+        self.make_races: Callable[[SimProcess], Any] = lambda process: (
+            None
+        )  # what looks for races in a process, if anything does
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
 
     def of(self, process: SimProcess) -> ProcessDevices:
@@ -106,7 +108,7 @@ class Hardware:
             fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
             fresh["_lazy_seed_tracker"] = type(fresh["_lazy_seed_tracker"])()
             known = self._processes[process] = ProcessDevices(
-                process, self._hosts[process.host.name], fresh, self.make_races()
+                process, self._hosts[process.host.name], fresh, self.make_races(process)
             )
         return known
 

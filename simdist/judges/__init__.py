@@ -8,13 +8,14 @@ although nobody did, and although nothing fails. Each is one class (`Judge`) beh
 |---|---|
 | `Replicas` | parameters, gradients and optimizer state that should be equal on several ranks, and are not |
 | `Collectives` | collectives that some ranks called more often, works that nobody waited for, lost messages |
-| `Buffers` | tensors that are changed while a send still holds them |
+| `Buffers` | tensors that are changed while a send or a collective still holds them |
+| `Races` | files and keys of stores that several ranks use while nothing puts them in order |
 | `Finite` | the first step with a value that is infinite or no number, and the rank that made it |
 | `Samples` | samples that are read twice or never in an epoch, and epochs in the same order |
 
 `_court.py` holds the hearings of one world, `_instruments.py` makes the events that only judges want (`_events.py`):
-nothing of torch is hooked or wrapped before a judge listens to it. Nothing here is imported by worlds without judges. A
-judge changes nothing: a run with judges has the digest of the run without.
+nothing of torch is hooked or wrapped before a judge listens to it. `_order.py` knows what happened before what. Nothing
+here is imported by worlds without judges. A judge changes nothing: a run with judges has the digest of the run without.
 
 Open `_judge.py` first, then `_samples.py` for a judge that is easily read, and `_replicas.py` for the hardest.
 """
@@ -26,6 +27,7 @@ from simdist.judges._events import (
     BackwardCalled,
     BatchDrawn,
     BatchRead,
+    FileUsed,
     LoaderBegan,
     LoaderEnded,
     ModelWrapped,
@@ -34,9 +36,11 @@ from simdist.judges._events import (
 )
 from simdist.judges._finite import Finite
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
-from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, with_names
+from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, names_of, with_names
+from simdist.judges._races import Races
 from simdist.judges._replicas import Replicas
 from simdist.judges._samples import Samples
+from simdist.judges._trails import Step, Trails
 
 __all__ = [
     "JUDGES",
@@ -47,6 +51,7 @@ __all__ = [
     "Collectives",
     "Court",
     "Ending",
+    "FileUsed",
     "Finite",
     "Hearing",
     "Judge",
@@ -56,10 +61,14 @@ __all__ = [
     "Moment",
     "OptimizerBegins",
     "OptimizerStepped",
+    "Races",
     "Replicas",
     "Samples",
+    "Step",
+    "Trails",
     "judges_named",
     "judges_of",
     "judges_problem",
+    "names_of",
     "with_names",
 ]

@@ -7,7 +7,7 @@ again that an array was made of (torch 2.13, `tensor_to_numpy`), which FSDP does
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from simdist.device import values_now
 from simdist.inside.python import bytes_at
 
-__all__ = ["bits_of", "first_not_finite", "is_constant", "is_finite", "local_part", "place_in_memory"]
+__all__ = ["bits_inside", "bits_of", "first_not_finite", "is_constant", "is_finite", "local_part", "place_in_memory"]
 
 Tensor = torch.Tensor
 
@@ -80,6 +80,17 @@ def place_in_memory(tensor: Any) -> int:
         return int(local_part(tensor).untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def bits_inside(batch: Any) -> Iterator[int | None]:
+    """The bits of the tensors in a batch, in order."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for each in batch:
+            yield from bits_inside(each)
+    elif hasattr(batch, "untyped_storage"):
+        yield bits_of(batch)
 
 
 def _readable(tensor: Any) -> Tensor | None:

@@ -1,19 +1,23 @@
-"""A tensor that is on its way is left alone: what a send takes is what was there when it was called.
+"""A tensor that is on its way is left alone: what an operation takes is what was there when it was called.
 
-A backend reads the memory of a send when the receiver is ready, which may be long after `isend`. What the program
-writes there meanwhile arrives instead, on some schedules only. Strict worlds make an error of it themselves; there this
-judge says nothing.
+A backend reads the memory of a send when the receiver is ready, and that of a collective when the others have come,
+which may be long after `isend` or a call with `async_op=True` has returned. What the program writes there meanwhile
+goes out instead, on some schedules only. Of sends strict worlds make an error themselves; there this judge says nothing
+of them.
 
-Doubt: of collectives nobody is told when their memory is read, so that only sends are looked at. Memory of devices is
-ordered by streams, and copied where it is changed too early (`simdist.device`).
+Doubts: of collectives only those are looked at that the program issues itself, and torch is trusted with its own. What
+is read before the wait is not seen, nor what is written after the data was read. Memory of devices is ordered by
+streams, and copied where it is changed too early (`simdist.device`).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from simdist.c10d import MessageRead, WorkIssued
+from simdist.c10d import CollectiveRead, MessageRead, WorkIssued, WorkWaited, issued_by_torch
+from simdist.c10d.engine import P2PWork
 from simdist.judges._bits import bits_of
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges._sites import site_of
@@ -21,35 +25,78 @@ from simdist.kernel import PASS, Verdict
 
 __all__ = ["Buffers"]
 
+_Bits = list[int | None]
+
 
 class Buffers(Judge):
-    """No tensor is changed between `isend` and the moment at which its data leaves."""
+    """No tensor is changed between `isend`, or a collective with `async_op=True`, and the moment it is read."""
 
     name: ClassVar[str] = "buffers"
 
     def begin(self, hearing: Hearing) -> None:
-        """Look at sends when they are issued, and when they are read."""
-        if hearing.strict:
+        """Look at tensors when operations are issued, and when they are read."""
+        watch = _Watch(hearing)
+        hearing.listen(WorkIssued, watch.on_issue)
+        hearing.listen(CollectiveRead, watch.on_collective)
+        hearing.listen(WorkWaited, watch.on_wait)
+        if not hearing.strict:
+            hearing.look_before(MessageRead, watch.on_message)
+
+
+class _Watch:
+    """The tensors of one world that operations hold."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._held: dict[Any, tuple[Sequence[Any], _Bits, Moment]] = {}  # by work
+
+    def on_issue(self, event: WorkIssued) -> None:
+        """An operation was issued, and may not be over when the call returns."""
+        work: Any = event.work
+        if work.name == "send":
+            on_device = not isinstance(work, P2PWork) or work.tensor.is_cuda
+            reads = [] if self._hearing.strict or on_device or work.inner else [work.tensor]
+        elif not event.asynchronous or not event.reads or work.member.communicator.size == 1:
             return
-        held: dict[Any, tuple[int | None, Moment]] = {}
+        else:
+            reads = [] if issued_by_torch(sys._getframe(1)) else list(event.reads)
+        if reads:
+            moment = self._hearing.moment(work.process, site_of(sys._getframe(1)))
+            self._held[work] = reads, _bits(reads), moment
 
-        def on_issue(event: WorkIssued) -> None:
-            work: Any = event.work
-            tensor = getattr(work, "tensor", None)  # works on devices have none
-            if work.name == "send" and tensor is not None and not work.inner and not tensor.is_cuda:
-                moment = hearing.moment(work.process, site_of(sys._getframe(1)))
-                held[work] = bits_of(tensor), moment
+    def on_message(self, event: MessageRead) -> Verdict:
+        """A send's data leaves."""
+        if event.send in self._held and self._changed(event.send):
+            self._tell(event.send, "its data left", "wait for the send before the tensor is used again")
+        self._held.pop(event.send, None)
+        return PASS
 
-        def on_read(event: MessageRead) -> Verdict:
-            bits, moment = held.pop(event.send, (None, None))
-            if moment is not None and bits not in (None, bits_of(event.send.tensor)):
-                hearing.find(
-                    f"the tensor of {event.send.describe()} was changed before its data left",
-                    moment,
-                    subject=event.send.describe(),
-                    notes=["the receiver gets the new values; wait for the send before the tensor is used again"],
-                )
-            return PASS
+    def on_collective(self, event: CollectiveRead) -> None:
+        """The data of a collective is read."""
+        for work in event.works if self._held else ():
+            if work in self._held:
+                if self._changed(work):
+                    self._tell(work, "it was read", "wait for the work before the tensor is used again")
+                del self._held[work]
 
-        hearing.listen(WorkIssued, on_issue)
-        hearing.look_before(MessageRead, on_read)
+    def on_wait(self, event: WorkWaited) -> None:
+        """An operation is over, well or not."""
+        self._held.pop(event.work, None)
+
+    def _changed(self, work: Any) -> bool:
+        reads, before, _ = self._held[work]
+        return any(old is not None and new not in (None, old) for old, new in zip(before, _bits(reads), strict=True))
+
+    def _tell(self, work: Any, until: str, advice: str) -> None:
+        what = work.describe()
+        goes = "the receiver gets" if work.name == "send" else "the others get"
+        self._hearing.find(
+            f"the tensor of {what} was changed before {until}",
+            self._held[work][2],
+            subject=what,
+            notes=[f"{goes} the new values; {advice}"],
+        )
+
+
+def _bits(tensors: Sequence[Any]) -> _Bits:
+    return [bits_of(tensor) for tensor in tensors]

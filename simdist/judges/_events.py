@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from simdist.process import SimProcess
 
-__all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "LoaderBegan", "LoaderEnded", "ModelWrapped"]
+__all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "FileUsed", "LoaderBegan", "LoaderEnded", "ModelWrapped"]
 __all__ += ["OptimizerBegins", "OptimizerStepped"]
 
 
@@ -56,6 +56,23 @@ class ModelWrapped:
 
     process: SimProcess
     model: Any
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileUsed:
+    """Told: a rank, or a child process of it, has used the file at the absolute `path`, which it calls `name`.
+
+    `use` is how: it was opened ("open" changes nothing yet, "create" makes it exclusively, or a folder), renamed from
+    `path` to `to`, removed, looked for ("seen", or "missed": it was not there), or locked; then `path` stands for the
+    file, whatever its name.
+    """
+
+    process: SimProcess
+    use: Literal["read", "write", "append", "open", "create", "rename", "remove", "seen", "missed", "lock"]
+    path: str
+    name: str
+    to: str
     where: str
 
 

@@ -33,12 +33,14 @@ from simdist.judges._events import (
     BackwardCalled,
     BatchDrawn,
     BatchRead,
+    FileUsed,
     LoaderBegan,
     LoaderEnded,
     ModelWrapped,
     OptimizerBegins,
     OptimizerStepped,
 )
+from simdist.judges._file_calls import wrap_files
 from simdist.judges._sites import site_of
 from simdist.process import Patches, SimProcess, current_process
 
@@ -59,6 +61,7 @@ class Instruments:
             OptimizerStepped: self._hook_optimizers,
             BackwardCalled: self._wrap_backward,
             ModelWrapped: self._wrap_models,
+            FileUsed: self._wrap_files,
             LoaderBegan: self._wrap_loaders,
             BatchDrawn: self._wrap_loaders,
             BatchRead: self._wrap_loaders,
@@ -88,6 +91,9 @@ class Instruments:
 
     def _wrap_backward(self) -> None:
         self._patches.wrap(torch.autograd, "backward", _telling_of_backward)
+
+    def _wrap_files(self) -> None:
+        wrap_files(self._patches)
 
     def _wrap_models(self) -> None:
         self._patches.wrap(DistributedDataParallel, "__init__", _telling_of_models)

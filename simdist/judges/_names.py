@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from simdist.judges._buffers import Buffers
 from simdist.judges._collectives import Collectives
 from simdist.judges._finite import Finite
 from simdist.judges._judge import Judge
+from simdist.judges._own import is_own, own_judge
+from simdist.judges._races import Races
 from simdist.judges._replicas import Replicas
 from simdist.judges._samples import Samples
 from simdist.values import brief, guess_or_list, items_of
 
-__all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "with_names"]
+__all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "names_of", "with_names"]
 
 _ALL = "all"
 
 JUDGES: Mapping[str, type[Judge]] = MappingProxyType(
-    {kind.name: kind for kind in (Replicas, Collectives, Buffers, Finite, Samples)}
+    {kind.name: kind for kind in (Replicas, Collectives, Buffers, Races, Finite, Samples)}
 )
 
 
 def judges_problem(wanted: object) -> str:
-    """What is wrong with the setting; nothing if it is a truth value, or names and instances of judges."""
+    """What is wrong with the setting; nothing if it is a truth value, or names, "module:Class" and instances."""
     if isinstance(wanted, bool):
         return ""
     items = items_of(wanted)
@@ -31,6 +34,11 @@ def judges_problem(wanted: object) -> str:
         return "expected True, False, or a sequence of judges and names of judges"
     names = []
     for item in items:
+        if isinstance(item, str) and is_own(item):
+            try:
+                item = own_judge(item)
+            except ValueError as error:
+                return str(error)
         if isinstance(item, str):
             if item not in JUDGES:
                 return f"unknown judge {brief(item)}{guess_or_list(item, JUDGES)}"
@@ -46,31 +54,52 @@ def judges_problem(wanted: object) -> str:
     return f"judge {brief(twice[0])} stands there twice" if twice else ""
 
 
-def judges_named(names: Sequence[str]) -> bool | tuple[str, ...]:
+def judges_named(names: Sequence[str], folder: Path | None = None) -> bool | tuple[str | Judge, ...]:
     """What names on a command line mean, as the setting; "all" is one.
+
+    With a `folder` judges of the user's, "module:Class", are found from there, and made; else they stay names.
 
     Raises:
         ValueError: there is no judge of a name.
     """
     if _ALL in names:
         return True
-    chosen = tuple(dict.fromkeys(names))
-    problem = judges_problem(chosen)
+    chosen: list[str | Judge] = list(dict.fromkeys(names))
+    if folder is not None:
+        chosen = [own_judge(each, folder) if isinstance(each, str) and is_own(each) else each for each in chosen]
+    problem = judges_problem([each for each in chosen if not (isinstance(each, str) and is_own(each))])
     if problem:
         raise ValueError(problem)
-    return chosen or False
+    return tuple(chosen) or False
 
 
 def with_names(words: Sequence[str]) -> list[str]:
     """The words of a command line, a `--judge` that no name follows as `--judge=all`."""
     return [
-        f"{word}={_ALL}" if word == "--judge" and [*words, ""][place + 1] not in (*JUDGES, _ALL) else word
+        f"{word}={_ALL}" if word == "--judge" and not _is_name([*words, ""][place + 1]) else word
         for place, word in enumerate(words)
     ]
+
+
+def _is_name(word: str) -> bool:
+    return word in (*JUDGES, _ALL) or is_own(word)
+
+
+def names_of(wanted: object) -> list[str]:
+    """The names of the judges that a setting asks for, as findings have them; those of unknown ones are left out."""
+    if wanted is True:
+        return list(JUDGES)
+    found = []
+    for item in items_of(wanted) or ():
+        try:
+            found.append(own_judge(item).name if isinstance(item, str) and is_own(item) else item)
+        except ValueError:
+            continue
+    return [getattr(item, "name", item) for item in found]
 
 
 def judges_of(wanted: bool | Sequence[str | Judge]) -> list[Judge]:
     """The judges that a checked setting asks for; True stands for all that come with simdist."""
     if isinstance(wanted, bool):
         return [kind() for kind in JUDGES.values()] if wanted else []
-    return [JUDGES[item]() if isinstance(item, str) else item for item in wanted]
+    return [item if isinstance(item, Judge) else own_judge(item) if is_own(item) else JUDGES[item]() for item in wanted]

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from simdist.judges._bits import bits_of
+from simdist.judges._bits import bits_inside
 from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.process import SimProcess
@@ -137,7 +137,7 @@ class _Watch:
         """A batch is there: data sets of ranks may be different ones under the same indices."""
         known = self._rank(event.process).open.get(event.number)
         if known is not None and known.first is None:
-            known.first = tuple(_bits_inside(event.batch))
+            known.first = tuple(bits_inside(event.batch))
 
     def on_step(self, event: OptimizerStepped) -> None:
         """A step: what the rank iterates over now, it trains with."""
@@ -268,14 +268,3 @@ def _reference(thing: Any) -> Any:
         return weakref.ref(thing)
     except TypeError:
         return lambda: thing
-
-
-def _bits_inside(batch: Any) -> Iterator[int | None]:
-    """The bits of the tensors in a batch, in order."""
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        for each in batch:
-            yield from _bits_inside(each)
-    elif hasattr(batch, "untyped_storage"):
-        yield bits_of(batch)

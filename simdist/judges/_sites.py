@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import PurePath
 from types import FrameType
 
 from simdist.frames import is_internal, is_user_file
 
-__all__ = ["site_of"]
+__all__ = ["calling_site", "site_of"]
 
 
 def site_of(frame: FrameType | None) -> str:
@@ -24,3 +25,8 @@ def site_of(frame: FrameType | None) -> str:
 @functools.lru_cache(maxsize=1024)
 def _written(filename: str, line: int, function: str) -> str:
     return f"{PurePath(filename).name}:{line} in {function}"
+
+
+def calling_site() -> str:
+    """`site_of` the program that has called what tells of an event."""
+    return site_of(sys._getframe(1))

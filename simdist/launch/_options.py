@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
@@ -22,6 +22,9 @@ from simdist.launch._launchers import ELASTIC, LAUNCHERS, TORCH
 from simdist.launch._plan import Launch
 from simdist.scenario import load_faults
 from simdist.values import brief, findings_of, parse_duration
+
+if TYPE_CHECKING:
+    from simdist.judges import Judge
 
 __all__ = ["LaunchError", "parsed"]
 
@@ -161,12 +164,13 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         program_ns = parse_duration(options.program_time)
     except ValueError as error:
         problems.append(f"--program-time: {error}")
-    judges: bool | tuple[str, ...] = False
+    judges: bool | tuple[str | Judge, ...] = False
     if options.judge:
         from simdist.judges import judges_named  # which runs without judges do not need
 
         try:
-            judges = judges_named(options.judge)
+            script = Path(options.training_script)
+            judges = judges_named(options.judge, script.resolve().parent if script.is_file() else Path.cwd())
         except ValueError as error:
             problems.append(f"--judge: {error}")
     seed = _whole("--seed", options.seed, 0, problems)

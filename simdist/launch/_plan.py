@@ -5,9 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from simdist.cluster import DeviceModel
 from simdist.faults import Fault
+
+if TYPE_CHECKING:
+    from simdist.judges import Judge
 
 __all__ = ["Launch"]
 
@@ -46,7 +50,7 @@ class Launch:
     program_ns: int = 0  # what a program takes that a worker starts
     seed: int = 0
     faults: tuple[Fault, ...] = ()
-    judges: bool | tuple[str, ...] = False
+    judges: bool | tuple[str | Judge, ...] = False
     words: tuple[str, ...] = field(default=(), compare=False)  # as they were given
 
     @property

@@ -13,6 +13,7 @@ from simdist.errors import ScenarioError, SimdistError
 from simdist.result import Status
 from simdist.scenario._calibration import CalibrationError, calibrated
 from simdist.scenario._fault_kinds import KindError, built_fault, fault_kind, fault_section
+from simdist.scenario._own_judges import own_judges_importable
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
 from simdist.scenario._reader import apply_overrides, read
 from simdist.scenario._schema import (
@@ -97,7 +98,8 @@ class _Loader:
 
     def plan(self, overrides: tuple[str, ...], import_target: bool) -> Plan | None:
         """The plan, or None if there are problems."""
-        top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
+        with own_judges_importable(self.source, self.table.get("judges")):
+            top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
         workload = self._workload(import_target)
         cluster = {**self._cluster(), **self._models()}
         disk = self._disk()
@@ -330,10 +332,11 @@ class _Loader:
         """The judges that are expected to find something, which have to be among those of the scenario."""
         if not names:
             return ()
-        from simdist.judges import JUDGES  # which scenarios without judges do not need
+        from simdist.judges import names_of  # which scenarios without judges do not need
 
         asked = self.table.get("judges", False)
-        known = list(JUDGES) if asked is True else asked if isinstance(asked, list) else []
+        with own_judges_importable(self.source, asked):
+            known = names_of(asked if isinstance(asked, list) else asked is True or ())
         for index, name in enumerate(names):
             if name not in known:
                 text = f"{brief(name)} is no judge of this scenario{guess_or_list(name, known) if known else ''}"

@@ -10,6 +10,7 @@ from typing import Any
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
 from simdist.scenario._oracles import Seen, judge
+from simdist.scenario._own_judges import with_own_judges
 from simdist.scenario._plan import Plan, Verdict
 from simdist.scenario._run_folders import run_folder
 from simdist.scenario._state import state_of
@@ -144,7 +145,7 @@ def simulate(
             isolate=plan.isolate,
             share=plan.share,
             strict=plan.strict,
-            judges=plan.judges,
+            judges=with_own_judges(plan.source, plan.judges),
             record_results=record_results,
             echo=echo,
             progress=progress,

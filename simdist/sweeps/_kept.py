@@ -50,13 +50,13 @@ class Kept:
         if found["failure"] is not None:
             left, problems, replay = found["failure"]
             failure = Failure(case, tuple((p, t) for p, t in left), tuple((n, t) for n, t in problems), replay)
-        return Tried(failure, found["begun"])
+        return Tried(failure, found["begun"], tuple((name, held) for name, held in found.get("sometimes", ())))
 
     def put(self, number: int, tried: Tried) -> None:
         """A crash was tried."""
         failure = tried.failure
         said = None if failure is None else [failure.left, failure.problems, failure.replay]
-        self._write({"crash": number, "failure": said, "begun": tried.begun})
+        self._write({"crash": number, "failure": said, "begun": tried.begun, "sometimes": tried.sometimes})
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

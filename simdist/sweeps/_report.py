@@ -55,11 +55,13 @@ class Failure:
 class Tried:
     """What became of a crash: None if it was survived.
 
-    `begun` names what the last life has begun with, if nothing else decides how it goes on.
+    `begun` names what the last life has begun with, if nothing else decides how it goes on. `sometimes` has the names
+    of `simdist.sometimes` that ranks passed, and whether they held.
     """
 
     failure: Failure | None
     begun: str | None = None
+    sometimes: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Line:
 class SweepReport:
     """What became of every crash. `merged` crashes were not tried, since each leaves what another one left.
 
-    `wrong` tells what is wrong with the undisturbed run already; nothing else was tried then.
+    `wrong` tells what is wrong with the undisturbed run already; nothing else was tried then. `never` has the names of
+    `simdist.sometimes` that ranks passed and that held in no run.
     """
 
     points: tuple[Point, ...]
@@ -86,6 +89,7 @@ class SweepReport:
     left_out: int = 0  # beyond the limit that was set
     known: int = field(default=0, compare=False)  # crashes after which everybody begins as after another one
     unseen: tuple[str, ...] = ()  # paths that code changed which can't be seen
+    never: tuple[str, ...] = ()
     wrong: tuple[tuple[str, str], ...] = ()
     seconds: float = field(default=0.0, compare=False)
     call: Call | None = field(default=None, compare=False)  # of the sweep, if it was of a function
@@ -161,6 +165,8 @@ class SweepReport:
                 yield f"    {alike(others)}"
         for cure in self.cures:
             yield f"  what usually helps: {cure}"
+        if self.never:
+            yield f"  never reached: {', '.join(self.never)}"
         if self.unseen:
             yield f"  {unseen_words(self.unseen)}"
 

@@ -67,6 +67,7 @@ def swept(
         sweep = _Sweep(
             program, tries, run or (lambda cases: (try_case(program, case) for case in cases)), kept, progress
         )
+        sweep.note(first.result.sometimes)
         sweep.crash(points)
         if tries.second_crash or (tries.only is not None and len(tries.only) > 1):
             sweep.crash_again()
@@ -80,6 +81,7 @@ def swept(
         left_out=sweep.left_out,
         known=sweep.known,
         unseen=unseen,
+        never=tuple(name for name, held in sweep.sometimes.items() if not held),
     )
 
 
@@ -98,6 +100,12 @@ class _Sweep:
         self.cases: list[Case] = []
         self.failures: list[Failure] = []
         self.merged = self.left_out = self.known = 0
+        self.sometimes: dict[str, bool] = {}  # what should be reached in some run: whether it was
+
+    def note(self, sometimes: Sequence[tuple[str, bool]]) -> None:
+        """A run has reached these."""
+        for name, held in sometimes:
+            self.sometimes[name] = self.sometimes.get(name, False) or held
 
     def crash(self, points: Sequence[Point]) -> None:
         """Crash at each of these points."""
@@ -140,6 +148,7 @@ class _Sweep:
             if tried.begun is not None:  # counted so that it does not matter which process has seen what
                 self.known += self._program.merges and tried.begun in self._found
                 self._found[tried.begun] = None
+            self.note(tried.sometimes)
             if tried.failure is not None:
                 self.failures.append(tried.failure)
             if self._progress is not None:

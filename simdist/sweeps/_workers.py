@@ -95,7 +95,7 @@ def try_case(program: Program, case: Case) -> Tried:
     """Try a crash."""
     ran = program.strike(case)
     failure = None if not ran.problems else Failure(case, ran.left, ran.problems, program.replay(case))
-    return Tried(failure, ran.begun)
+    return Tried(failure, ran.begun, () if ran.result is None else ran.result.sometimes)
 
 
 def _begin(plan: Plan, tries: Tries) -> None:

@@ -239,9 +239,7 @@ def test_types_that_gloo_has_no_functions_for_are_refused(name: str, dtype: torc
 def test_a_receive_from_oneself_has_no_connection() -> None:
     said = in_group(lambda rank: attempt(lambda: dist.recv(ones(), rank)), 2)[0]
 
-    assert said.startswith(
-        f"RuntimeError: [enforce fail at {Place.PAIR_IS_ITSELF.path}] state_ >= CONNECTED. 1 vs 4. "
-    )
+    assert said.startswith(f"RuntimeError: [enforce fail at {Place.PAIR_IS_ITSELF.path}] state_ >= CONNECTED. 1 vs 4. ")
 
 
 def test_an_all_gather_into_another_dtype_says_both() -> None:

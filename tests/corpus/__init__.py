@@ -4,7 +4,7 @@ Every entry is one function whose `buggy` argument switches the bug on; its mech
 not. `tools/corpus.py` runs all of them without being told of any fault, and says what is found with judges off and on.
 """
 
-from tests.corpus import control_flow, layouts, replicas, samples, values
+from tests.corpus import control_flow, layouts, more_layouts, races, replicas, resumes, samples, values
 from tests.corpus._entries import ENTRIES, Entry, entry
 from tests.corpus._runs import Outcome, outcome_of
 
@@ -15,8 +15,11 @@ __all__ = [
     "control_flow",
     "entry",
     "layouts",
+    "more_layouts",
     "outcome_of",
+    "races",
     "replicas",
+    "resumes",
     "samples",
     "values",
 ]

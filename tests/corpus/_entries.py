@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-__all__ = ["ENTRIES", "Entry", "entry"]
+__all__ = ["ENTRIES", "Entry", "entry", "folder"]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A program, buggy and fixed.
 
-    `program(buggy)` is what a rank runs, or with `layouts` `program(layout, buggy)`, for `simdist.agree`. `finder` is
-    the judge that has to find it, "agree", or "failure" where the run itself fails. `rank` is the rank to blame, `line`
-    a part of the line of the program that a finding must name; None where there is none in particular.
+    `program(buggy)` is what a rank runs; with `layouts` `program(layout, buggy)`, for `simdist.agree`; with `resumes`
+    `program(folder, buggy)`, for `simdist.resume`. `finder` is the judge that has to find it, "agree", "resume",
+    "failure" where the run itself fails, or "" where nothing finds it yet. `rank` is the rank to blame, `line` a part
+    of the line of the program that a finding must name; None where there is none in particular.
     """
 
     program: Callable[..., Any]
@@ -25,6 +28,7 @@ class Entry:
     rank: int | None = None
     line: str | None = None
     layouts: tuple[Mapping[str, int], ...] = ()
+    resumes: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -39,6 +43,11 @@ class Entry:
 
 
 ENTRIES: list[Entry] = []
+
+
+def folder() -> Path:
+    """An empty folder that all ranks of the run have."""
+    return Path(os.environ["CORPUS_FOLDER"])
 
 
 def entry(source: str, finder: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,23 @@ def outcome_of(entry: Entry, *, buggy: bool, judges: bool, seed: int = 0) -> Out
             for layout in map(simdist.Layout.of, entry.layouts)
         ]
         return Outcome("" if all(result.ok for result in results) else "failure")
-    result = simdist.run(_runs(entry.program, buggy), world_size=entry.world_size, judges=judges, **settings)
+    if entry.resumes and judges:
+        resumed = simdist.resume(_resumes(entry.program, buggy), world_size=entry.world_size, judges=True, **settings)
+        right = entry.rank is None or any(each.rank == entry.rank for each in resumed.differences)
+        return Outcome("" if resumed.ok else "resume", right, text=str(resumed))
+    if entry.resumes:
+        with tempfile.TemporaryDirectory() as folder:
+            program = functools.partial(_resumes(entry.program, buggy), folder)
+            result = simdist.run(program, world_size=entry.world_size, **settings)
+        return Outcome("" if result.ok else "failure")
+    with tempfile.TemporaryDirectory() as folder:
+        result = simdist.run(
+            _runs(entry.program, buggy),
+            world_size=entry.world_size,
+            judges=judges,
+            env={"CORPUS_FOLDER": folder},
+            **settings,
+        )
     if result.first_failure() is not None:
         return Outcome("failure", text=str(result.first_failure()))
     if not result.findings:
@@ -67,6 +84,17 @@ def _runs(program: Callable[..., Any], buggy: bool) -> Callable[[], Any]:
     def ranks() -> Any:
         dist.init_process_group("gloo")
         value = program(buggy)
+        dist.destroy_process_group()
+        return value
+
+    return ranks
+
+
+def _resumes(program: Callable[..., Any], buggy: bool) -> Callable[[str], Any]:
+    @functools.wraps(program)
+    def ranks(folder: str) -> Any:
+        dist.init_process_group("gloo")
+        value = program(folder, buggy)
         dist.destroy_process_group()
         return value
 

@@ -55,3 +55,42 @@ def the_last_batch_is_shorter_on_the_source(buggy: bool) -> None:
     short = buggy and dist.get_rank() == 0
     dist.broadcast(torch.ones(2 if short else 4), 0)
     dist.barrier()
+
+
+@entry("deepspeedai/DeepSpeed#7549", "failure")
+def whether_to_try_again_is_decided_by_each_rank(buggy: bool) -> None:
+    failed = torch.tensor(float(dist.get_rank() == 1))
+    if not buggy:
+        dist.all_reduce(failed)
+    if failed:
+        dist.barrier()
+        dist.all_reduce(torch.ones(4))
+    dist.all_reduce(torch.ones(2))
+
+
+@entry("modelscope/ms-swift#9443", "failure")
+def a_batch_of_text_skips_the_part_for_images(buggy: bool) -> None:
+    has_images = dist.get_rank() != 2
+    vision, language = torch.ones(16, requires_grad=True), torch.ones(4, requires_grad=True)
+    loss = language.sum()
+    if has_images or not buggy:
+        loss = loss + vision.sum() * float(has_images)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    for parameter in (vision, language):
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+
+
+@entry("huggingface/accelerate#3814", "failure")
+def validation_has_other_lengths(buggy: bool) -> None:
+    batches = 2 + (dist.get_rank() == 0 and buggy)
+    for _ in range(batches):
+        dist.all_gather([torch.ones(2) for _ in range(dist.get_world_size())], torch.ones(2))
+
+
+@entry("pytorch/pytorch#81291", "failure")
+def a_group_is_made_by_its_members_only(buggy: bool) -> None:
+    ranks = [0, 1]
+    if dist.get_rank() in ranks or not buggy:
+        dist.new_group(ranks)
+    dist.new_group([1, 2])

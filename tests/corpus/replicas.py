@@ -162,3 +162,50 @@ def parameters_of_a_branch_miss_their_reduction(buggy: bool) -> None:
         reduced = used if step != 1 or not buggy else [*trunk.parameters()]
         average([parameter for parameter in reduced if parameter.grad is not None])
         optimizer.step()
+
+
+@entry("lucidrains/ema-pytorch#9", "replicas", line="optimizer.step()")
+def only_rank_0_keeps_the_average_that_all_go_back_to(buggy: bool) -> None:
+    model = net()
+    averages = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        average(model.parameters())
+        optimizer.step()
+        with torch.no_grad():
+            for kept, parameter in zip(averages, model.parameters(), strict=True):
+                if dist.get_rank() == 0 or not buggy:
+                    kept.lerp_(parameter, 0.5)
+                if step == 1:
+                    parameter.copy_(kept)
+
+
+@entry("pytorch/pytorch#174862", "replicas", line="optimizer.step()")
+def gradient_of_a_branch_is_there_on_one_rank_only(buggy: bool) -> None:
+    model, branch = net(), nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        branch.weight.copy_(torch.arange(8.0).reshape(2, 4) / 10)
+    optimizer = torch.optim.SGD([*model.parameters(), branch.weight], lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        given = batch(step)
+        takes_branch = dist.get_rank() == 0
+        output = model(given) + (branch(given) if takes_branch else 0.0)
+        output.square().mean().backward()
+        if not buggy and branch.weight.grad is None:
+            branch.weight.grad = torch.zeros_like(branch.weight)
+        average([*model.parameters()] if buggy else [*model.parameters(), branch.weight])
+        optimizer.step()
+
+
+@entry("facebookresearch/maskrcnn-benchmark#692", "")
+def statistics_of_normalisation_stay_with_each_rank(buggy: bool) -> None:
+    model = nn.Sequential(net(), nn.BatchNorm1d(2))
+    wrapped = DistributedDataParallel(model, broadcast_buffers=not buggy)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        wrapped(batch(step)).square().mean().backward()
+        optimizer.step()

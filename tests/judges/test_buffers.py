@@ -56,3 +56,37 @@ def test_sends_between_devices_are_left_alone() -> None:
         dist.destroy_process_group()
 
     assert simdist.run(body, world_size=2, backend="nccl", judges=True).ok
+
+
+def sums(rank: int, *, waits: bool) -> None:
+    given = torch.full((4,), float(rank))
+    work = dist.all_reduce(given, async_op=True)
+    assert work is not None
+    if waits:
+        work.wait()
+    if rank == 1:
+        given += 1
+    if not waits:
+        work.wait()
+
+
+def test_a_tensor_that_is_changed_while_a_collective_holds_it_is_found() -> None:
+    found = only_finding(run(partial(sums, waits=False)))
+
+    assert (found.judge, found.rank, found.where) == ("buffers", 1, line_of(sums, "dist.all_reduce"))
+    assert found.problem == "the tensor of all_reduce #0 in group '0' was changed before it was read"
+
+
+def test_a_tensor_that_is_changed_after_the_collective_is_left_alone() -> None:
+    assert run(partial(sums, waits=True)).ok
+
+
+def test_what_a_collective_fills_may_be_anything_before() -> None:
+    def gathers(rank: int) -> None:
+        parts = [torch.zeros(2) for _ in range(3)]
+        work = dist.all_gather(parts, torch.full((2,), float(rank)), async_op=True)
+        assert work is not None
+        parts[0].fill_(7.0)
+        work.wait()
+
+    assert run(gathers).ok

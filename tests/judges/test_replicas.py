@@ -304,7 +304,7 @@ def test_a_run_with_judges_has_the_digest_of_the_run_without(body: Callable[[int
     without = simdist.run(grouped(body), world_size=3)
 
     assert with_judges.digest == without.digest
-    assert with_judges.judges == ("replicas", "collectives", "buffers", "finite", "samples")
+    assert with_judges.judges == ("replicas", "collectives", "buffers", "races", "finite", "samples")
 
 
 def on_devices(rank: int, *, spoil: bool, waits: bool) -> None:

@@ -249,3 +249,94 @@ def test_an_option_lets_judges_look_on_in_all_tests(pytester: pytest.Pytester) -
 
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["simdist: all judges"])
+
+
+OWN = """
+from simdist.judges import Hearing, Judge, OptimizerStepped
+
+class TooMany(Judge):
+    name = "too-many"
+
+    def begin(self, hearing: Hearing) -> None:
+        def look(event: OptimizerStepped) -> None:
+            if event.number == 1 and event.process.rank == 0:
+                hearing.find("a second step", hearing.moment(event.process, event.where), step=event.number)
+
+        hearing.listen(OptimizerStepped, look)
+
+class Greedy(TooMany):
+    def __init__(self, limit: int) -> None: ...
+
+class NoJudge: ...
+"""
+BROKEN = "raise RuntimeError('not today')"
+
+
+@pytest.fixture
+def with_own(folder: Path) -> Path:
+    (folder / "own_judges.py").write_text(OWN)
+    (folder / "broken_judges.py").write_text(BROKEN)
+    return folder
+
+
+def test_a_scenario_names_a_judge_of_the_users_beside_it(with_own: Path) -> None:
+    judges, expect = 'judges = ["own_judges:TooMany", "finite"]', '[expect]\nfindings = "too-many"'
+    path = written(with_own, judges, rank=7, expect=expect)
+
+    report = run_scenario(load(path))
+
+    assert report.ok
+    assert report.result is not None
+    assert report.result.judges == ("too-many", "finite")
+    assert "own_judges" not in __import__("sys").modules
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("nowhere:TooMany", "judge 'nowhere:TooMany': no module 'nowhere' on Python's path"),
+        (
+            "own_judges:TooMeny",
+            "judge 'own_judges:TooMeny': module 'own_judges' has no 'TooMeny'; did you mean 'TooMany'?",
+        ),
+        ("own_judges:NoJudge", "judge 'own_judges:NoJudge' is a class, and no subclass of simdist.judges.Judge"),
+        ("own_judges:OWN", "judge 'own_judges:OWN': module 'own_judges' has no 'OWN'"),
+        ("own_judges:Greedy", "judge 'own_judges:Greedy' can't be made without arguments: TypeError: "),
+        (
+            "broken_judges:A",
+            "judge 'broken_judges:A': module 'broken_judges' can't be imported: RuntimeError: not today",
+        ),
+    ],
+)
+def test_what_is_no_judge_of_the_users_is_refused_with_exit_code_2(with_own: Path, said: str, problem: str) -> None:
+    by_option = CliRunner().invoke(main, ["run", f"--judge={said}", written(with_own)])
+    by_file = CliRunner().invoke(main, ["validate", written(with_own, f'judges = ["{said}"]')])
+
+    assert (by_option.exit_code, by_file.exit_code) == (2, 2)
+    assert problem in by_option.output
+    assert problem in by_file.output
+
+
+@pytest.mark.parametrize("words", [["--judge", "own_judges:TooMany"], ["--judge=own_judges:TooMany"]])
+def test_the_command_line_takes_a_judge_of_the_users(with_own: Path, words: list[str]) -> None:
+    found = CliRunner().invoke(main, ["run", *words, written(with_own, rank=7)])
+
+    assert found.exit_code == 1
+    assert "  judge too-many: rank 0, step 1, program.py:12 in train" in found.output.splitlines()
+
+
+def test_a_launch_takes_a_judge_from_beside_its_script(with_own: Path) -> None:
+    plan, _ = parsed(["--judge", "own_judges:TooMany", str(with_own / "program.py"), "--judge"])
+
+    assert not isinstance(plan.judges, bool)
+    assert [getattr(each, "name", each) for each in plan.judges] == ["too-many"]
+    with pytest.raises(LaunchError, match="no module 'nowhere'"):
+        parsed(["--judge=nowhere:A", str(with_own / "program.py")])
+
+
+def test_python_takes_a_judge_by_its_name(with_own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(with_own)
+
+    result = simdist.run(grouped(spoilt), world_size=3, judges=["own_judges:TooMany"])
+
+    assert [found.judge for found in result.findings] == ["too-many"]

@@ -47,6 +47,20 @@ def test_points_are_what_a_crash_can_come_before() -> None:
     assert all(point.where.startswith("isolated_programs.py:") for point in report.points)
 
 
+def resumed(folder: str) -> None:
+    path = Path(folder) / "count"
+    simdist.sometimes("went on", path.exists() and path.stat().st_size > 0)
+    simdist.sometimes("from the tenth step", path.exists() and path.read_text() == "10")
+    in_place(folder)
+
+
+def test_what_should_be_reached_and_never_was_is_listed() -> None:
+    report = simdist.sweep(resumed, world_size=1, args=("{tmp}",), strikes=["rank"])
+
+    assert report.never == ("from the tenth step",)
+    assert "  never reached: from the tenth step" in str(report).splitlines()
+
+
 def test_code_that_syncs_survives_everything() -> None:
     report = simdist.sweep(count, world_size=1, max_steps_lost=1, outcomes=8)
 

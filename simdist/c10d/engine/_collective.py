@@ -51,6 +51,7 @@ from simdist.c10d.engine._followed import Followed
 from simdist.c10d.engine._mismatch import describe_mismatch
 from simdist.c10d.engine._strikes import Strikes
 from simdist.c10d.engine._wire import LIGHT_NS
+from simdist.c10d.surface._events import CollectiveRead
 from simdist.c10d.surface._memory import freed_since
 from simdist.c10d.surface._modes import unseen
 from simdist.c10d.surface._operation import Operation
@@ -289,6 +290,9 @@ class Collective:
         operation = self.operation
         algorithm = communicator.backend.algorithm
         inputs = self._inputs()
+        bus = simulation.bus
+        if bus.heard and bus.hears(CollectiveRead):
+            bus.tell(CollectiveRead([arrival.work for arrival in self.arrivals.values()]))
         crc, error = 0, None if operation.name == "sparse_all_reduce" else freed_since(inputs)
         if error is None:
             try:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
-from simdist.c10d.engine._read import change_read
+from simdist.c10d.engine._read import change_read, read_by
 from simdist.c10d.engine._strategies import Algorithm, Backend
 from simdist.c10d.engine._wire import FollowedLoad, WireCost
 from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
@@ -236,7 +236,8 @@ class Communicator:
         make = self._make_work
         work = make(member, name, sequence, outputs)
         if bus.heard and bus.hears(WorkIssued):
-            bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous))
+            reads = read_by(operation, inputs, member.rank)
+            bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous, operation.root, reads))
         if refusal is not None:
             collective = self.collectives.get(sequence)
             if collective is None:

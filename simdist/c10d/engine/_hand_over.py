@@ -24,6 +24,7 @@ from simdist.c10d.engine import _data
 from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
+from simdist.c10d.surface._events import CollectiveRead
 from simdist.c10d.surface._memory import checksum
 from simdist.c10d.surface._operation import Operation
 
@@ -121,6 +122,9 @@ class HandOver:
         arrivals = collective.arrivals
         if len(arrivals) == communicator.size:
             if self._executed is None:
+                bus = communicator.simulation.bus
+                if bus.heard and bus.hears(CollectiveRead):
+                    bus.tell(CollectiveRead([arrival.work for arrival in arrivals.values()]))
                 inputs = [arrivals[other].inputs for other in range(communicator.size)]
                 self._executed = _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
             return int(self._executed)

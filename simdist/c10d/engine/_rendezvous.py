@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
 from simdist.c10d.engine._communicator import Communicator, Member
 from simdist.c10d.engine._strategies import Backend
+from simdist.c10d.surface._events import MembersAwaited, MembersMet
 from simdist.c10d.surface._store import SimStore
 from simdist.cluster import Network
 from simdist.errors import SimdistError
@@ -95,6 +96,9 @@ def connect(
     if store.server.gone:
         store.require_server(process)
     member = communicator.join(rank, process)
+    bus = simulation.bus
+    if bus.heard and bus.hears(MembersAwaited):
+        bus.tell(MembersAwaited(process, communicator, -1))
     if backend.completion.on_streams:
         return member  # its connections are made later, one by one
     if communicator.joined == size:
@@ -121,6 +125,8 @@ def connect(
                     )
         finally:
             server.connected.pop(task, None)
+        if bus.heard and bus.hears(MembersMet):
+            bus.tell(MembersMet(process, communicator, -1))
         process.drain()
 
     if lazy:

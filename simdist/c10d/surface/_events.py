@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine import P2PWork
+    from simdist.c10d.engine import Communicator, P2PWork
+    from simdist.c10d.surface._store import StoreServer
     from simdist.c10d.surface._work import SimWork
 
-__all__ = ["MessageRead", "OperationAdmitted", "OperationCalled", "PayloadSampled", "StoreRequested", "WorkIssued"]
-__all__ += ["WorkWaited"]
+__all__ = ["CollectiveRead", "MembersAwaited", "MembersMet", "MessageRead", "OperationAdmitted", "OperationCalled"]
+__all__ += ["PayloadSampled", "StoreRequested", "StoreServed", "WorkIssued", "WorkWaited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,16 @@ class StoreRequested:
 class WorkIssued:
     """Told: there is a work for an operation that was issued, a part of a larger one included.
 
-    `name` is what torch's profiler calls it. `asynchronous` is False for a collective that waits for itself.
+    `name` is what torch's profiler calls it. `asynchronous` is False for a collective that waits for itself. `root` is
+    the group rank of a rooted operation, else -1. `reads` are the rank's tensors in the CPU's memory that it reads.
     """
 
     work: SimWork
     name: str
     shapes: Sequence[Sequence[int]]
     asynchronous: bool
+    root: int = -1
+    reads: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,45 @@ class WorkWaited:
     """Told: a rank has waited for a work, which is over, or its future completes."""
 
     work: SimWork
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRead:
+    """Told: the tensors of a collective, of all its ranks that have come, are about to be read."""
+
+    works: Sequence[SimWork]
+
+
+@dataclass(frozen=True, slots=True)
+class MembersAwaited:
+    """Told: a rank begins to wait for all members of a group: connecting it (`number` -1), or in monitored barriers."""
+
+    process: SimProcess
+    communicator: Communicator
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersMet:
+    """Told: all of them have come. The fields are those of `MembersAwaited`."""
+
+    process: SimProcess
+    communicator: Communicator
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreServed:
+    """Told: a store does what a rank has asked for, or is on its way to: what has no answer is told when it is sent.
+
+    `values` are what the keys hold then, as far as the request says so.
+    """
+
+    process: SimProcess
+    server: StoreServer
+    operation: str
+    keys: Sequence[str]
+    values: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)

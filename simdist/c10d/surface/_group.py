@@ -10,6 +10,7 @@ import torch
 
 from simdist.c10d.surface._copies import Copies
 from simdist.c10d.surface._coverage import METHODS, Coverage
+from simdist.c10d.surface._events import MembersAwaited, MembersMet
 from simdist.c10d.surface._memory import require_memory
 from simdist.c10d.surface._modes import visible
 from simdist.c10d.surface._reductions import Reductions
@@ -78,9 +79,14 @@ class SimProcessGroup(Reductions, Copies):
         limit_ns = self._timeout_ns if timeout is None else round(timeout.total_seconds() * 1e9)
         strike = self._communicator.announce(self._member, "monitored_barrier", self._member.barriers)
         self._member.number += 2 * (self._size - 1) if self.rank() == 0 else 2  # its messages; no `messages` for torch
+        bus, number = self._communicator.simulation.bus, self._member.barriers
+        if bus.heard and bus.hears(MembersAwaited):
+            bus.tell(MembersAwaited(self._member.process, self._communicator, number))
         self._backend.pass_monitored_barrier(
             self._member, limit_ns, self._timeout_ns, wait_all_ranks=wait_all_ranks, prefix=prefix, strike=strike
         )
+        if bus.heard and bus.hears(MembersMet):
+            bus.tell(MembersMet(self._member.process, self._communicator, number))
 
 
 visible(SimProcessGroup)

@@ -23,7 +23,7 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 import torch.distributed as dist
 
 from simdist.c10d.surface._compat import Store
-from simdist.c10d.surface._events import StoreRequested
+from simdist.c10d.surface._events import StoreRequested, StoreServed
 from simdist.c10d.surface._log import log
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.inside.torch import Place
@@ -41,6 +41,7 @@ _QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "que
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
 _CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 _BROKEN = "Broken pipe"
+_TOLD = ("get", "add", "compare_set", "check", "wait", "delete_key", "multi_get", "queue_pop")  # `StoreServed`
 _READERS = {  # what reads an answer, and where; after `check` all others do like it
     **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", Place.STORE_READ_IN_TIME)),
     "compare_set": ("recvVector", Place.STORE_READ_VECTOR),
@@ -243,6 +244,8 @@ def _answered(method: _Request) -> _Request:
             result = method(self, *args, **kwargs)
             process = current_process()
             if process is not None:
+                if process.simulation.bus.heard and method.__name__ in _TOLD:
+                    self._tell(process, method.__name__, args[0] if args else next(iter(kwargs.values())), result)
                 self._travel(process)
         except BaseException as error:
             self._leave()
@@ -301,6 +304,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             server.data[name] = data
             server.changed(name)
 
+        self._tell(process, "set", key, data)
         self._send(process, arrive)
 
     def announce(self, key: str, value: Any) -> None:
@@ -356,6 +360,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             server.data[name] = server.data.get(name, b"") + data
             server.changed(name)
 
+        self._tell(process, "append", key)
         self._send(process, arrive)
 
     @_answered
@@ -457,6 +462,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             server.queues.setdefault(name, []).append(data)
             server.changed(name)
 
+        self._tell(process, "queue_push", key)
         self._send(process, arrive)
 
     @_answered
@@ -538,6 +544,17 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             if self._travel(process, most_ns, behind_ns=connection.arrives_ns):
                 self.require_server(process, operation)
         return process
+
+    def _tell(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
+        """Tell who listens of a request that is being served, or is on its way."""
+        bus = process.simulation.bus
+        if not (bus.heard and bus.hears(StoreServed)) or result is False:
+            return
+        names = [self._name(key) for key in ([keys] if isinstance(keys, str) else keys)]
+        values: list[bytes] = []
+        if operation in ("get", "set", "add", "compare_set", "multi_get"):
+            values = result if isinstance(result, list) else [str(result).encode() if operation == "add" else result]
+        bus.tell(StoreServed(process, self.server, operation, names, values))
 
     def _travel(self, process: SimProcess, most_ns: int | None = None, behind_ns: int = 0) -> bool:
         """Park while a request, or its answer, is on its way; behind what arrives at `behind_ns`. True if it took time.

@@ -1,0 +1,26 @@
+"""What devices tell of on the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simdist.process import SimProcess
+
+__all__ = ["StreamRaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRaced:
+    """Told: a stream uses memory while another may still be at work on it; told in worlds that look for it.
+
+    `use` and `other` are what the two do ("mul writes it on stream 7 of cuda:0"), the other first; `where` and
+    `against` are their lines, empty if they are not the program's.
+    """
+
+    process: SimProcess
+    shape: Sequence[int]
+    use: str
+    other: str
+    where: str
+    against: str

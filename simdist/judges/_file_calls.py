@@ -1,0 +1,224 @@
+"""What ranks do with files, told where Python's own functions pass: `open`, `os`, `fcntl` and `torch.save`.
+
+Wrapped are the names in their modules, for the length of a world with a judge of files; a simulated disk below stays as
+it is. Not told: C code that opens files itself (safetensors, mmap), and functions that a program took before.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.judges._events import FileUsed
+from simdist.judges._sites import site_of
+from simdist.process import Patches, SimProcess, current_process
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["wrap_files"]
+
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def wrap_files(patches: Patches) -> None:
+    """Have `FileUsed` told until the patches are undone."""
+    for owner in (builtins, io):
+        patches.wrap(owner, "open", _opening)
+    patches.wrap(os, "open", _opening_descriptor)
+    for name in ("rename", "replace"):
+        patches.wrap(os, name, _renaming)
+    patches.wrap(os, "link", _linking)
+    for name in ("unlink", "remove"):
+        patches.wrap(os, name, _removing)
+    patches.wrap(os, "mkdir", _making)
+    patches.wrap(os, "stat", _looking)
+    patches.wrap(torch, "save", _saving)
+    if fcntl is not None:
+        for name in ("flock", "lockf"):
+            patches.wrap(fcntl, name, _locking)
+
+
+def _path_of(given: Any, folder: Any = None) -> str:
+    """The absolute path; nothing for what is no path, or belongs to the system."""
+    try:
+        path = os.fsdecode(given)
+        if folder is not None and not os.path.isabs(path):
+            path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
+    except (TypeError, OSError):
+        return ""
+    path = os.path.abspath(path)
+    return "" if path.startswith(_SYSTEM) or path.endswith(".pyc") else path
+
+
+def _teller() -> SimProcess | None:
+    process = current_process()
+    return process if process is not None and process.simulation.bus.hears(FileUsed) else None
+
+
+def _tell(process: SimProcess, use: Any, path: str, given: Any, to: str = "") -> None:
+    if path:
+        name = str(given) if isinstance(given, int) else os.fsdecode(given)
+        process.simulation.bus.tell(FileUsed(process, use, path, name, to, site_of(sys._getframe(2))))
+
+
+def _use_of(mode: Any) -> str:
+    text = mode if isinstance(mode, str) else "r"
+    if "x" in text:
+        return "create"
+    if "a" in text:
+        return "append"
+    return "write" if "w" in text or "+" in text else "read"
+
+
+def _opening(original: Any) -> Any:
+    @functools.wraps(original)
+    def open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        process = None if isinstance(file, int) else _teller()
+        path = "" if process is None else _path_of(file)
+        if process is None or not path:
+            return original(file, mode, *args, **kwargs)
+        use = _use_of(mode)
+        try:
+            opened = original(file, mode, *args, **kwargs)
+        except FileNotFoundError:
+            _tell(process, "missed", path, file)
+            raise
+        except FileExistsError:
+            _tell(process, "seen", path, file)
+            raise
+        _tell(process, use, path, file)
+        return opened
+
+    return open
+
+
+def _opening_descriptor(original: Any) -> Any:
+    @functools.wraps(original)
+    def open(path: Any, flags: Any, mode: Any = 0o777, *, dir_fd: Any = None) -> Any:
+        process = _teller()
+        place = "" if process is None else _path_of(path, dir_fd)
+        if process is None or not place or os.path.isdir(place):
+            return original(path, flags, mode, dir_fd=dir_fd)
+        try:
+            number = original(path, flags, mode, dir_fd=dir_fd)
+        except FileNotFoundError:
+            _tell(process, "missed", place, path)
+            raise
+        except FileExistsError:
+            _tell(process, "seen", place, path)
+            raise
+        use = "read"
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            use = "append" if flags & os.O_APPEND else "write" if flags & os.O_TRUNC else "open"
+        if flags & os.O_CREAT and flags & os.O_EXCL:
+            use = "create"
+        _tell(process, use, place, path)
+        return number
+
+    return open
+
+
+def _renaming(original: Any) -> Any:
+    @functools.wraps(original)
+    def rename(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> Any:
+        result = original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        process = _teller()
+        if process is not None:
+            _tell(process, "rename", _path_of(src, src_dir_fd), dst, _path_of(dst, dst_dir_fd))
+        return result
+
+    return rename
+
+
+def _linking(original: Any) -> Any:
+    @functools.wraps(original)
+    def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(src, dst, *args, **kwargs)
+        process = _teller()
+        if process is not None:
+            _tell(process, "create", _path_of(dst, kwargs.get("dst_dir_fd")), dst)
+        return result
+
+    return link
+
+
+def _removing(original: Any) -> Any:
+    @functools.wraps(original)
+    def unlink(path: Any, *, dir_fd: Any = None) -> Any:
+        process = _teller()
+        place = "" if process is None else _path_of(path, dir_fd)
+        result = original(path, dir_fd=dir_fd)
+        if process is not None:
+            _tell(process, "remove", place, path)
+        return result
+
+    return unlink
+
+
+def _making(original: Any) -> Any:
+    @functools.wraps(original)
+    def mkdir(path: Any, mode: Any = 0o777, *, dir_fd: Any = None) -> Any:
+        process = _teller()
+        try:
+            result = original(path, mode, dir_fd=dir_fd)
+        except FileExistsError:
+            if process is not None:
+                _tell(process, "seen", _path_of(path, dir_fd), path)
+            raise
+        if process is not None:
+            _tell(process, "create", _path_of(path, dir_fd), path)
+        return result
+
+    return mkdir
+
+
+def _looking(original: Any) -> Any:
+    @functools.wraps(original)
+    def stat(path: Any, *, dir_fd: Any = None, follow_symlinks: Any = True) -> Any:
+        process = None if isinstance(path, int) else _teller()
+        if process is None:
+            return original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        try:
+            found = original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        except FileNotFoundError:
+            _tell(process, "missed", _path_of(path, dir_fd), path)
+            raise
+        _tell(process, "seen", _path_of(path, dir_fd), path)
+        return found
+
+    return stat
+
+
+def _saving(original: Any) -> Any:
+    @functools.wraps(original)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        process = _teller() if isinstance(f, str | os.PathLike) else None
+        if process is not None:  # its C++ opens the file
+            _tell(process, "write", _path_of(f), f)
+        return original(obj, f, *args, **kwargs)
+
+    return save
+
+
+def _locking(original: Any) -> Any:
+    @functools.wraps(original)
+    def lock(fd: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(fd, *args, **kwargs)
+        process = _teller()
+        if process is not None:
+            said = os.fstat(fd if isinstance(fd, int) else fd.fileno())
+            _tell(process, "lock", f"{said.st_dev}:{said.st_ino}", "")
+        return result
+
+    return lock

@@ -1,0 +1,194 @@
+"""What happened before what, over all ranks of a world: a vector clock for each of them.
+
+A rank's clock says, of every rank, how much of its program is over for sure. It takes over what another knew where its
+program can't go on without that one: a collective whose data comes from it, a message, a key of a store that it waits
+for or reads, a counter, a group in whose making all members meet, a monitored barrier. Files are added by who knows
+them (`publish`, `learn`).
+
+Invariants:
+- A rank's own count rises each time that others may learn from it, so that `now` is learnt only by later news.
+- Clocks belong to one life: all that an earlier life did is over when the next begins.
+
+Doubts, each on the side of too much order, which can hide a race and never makes one up: the threads of a rank and its
+child processes count as one; what a store is told counts as there when it was sent; a rank that waits for a work on a
+device counts as if its host had waited; in a group on devices a receive counts as after all that its members had sent.
+On the other side: a rank that only asks `is_completed` learns nothing, nor does one that hears of another by a socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from simdist.c10d import MembersAwaited, MembersMet, StoreServed, WorkIssued, WorkWaited
+from simdist.c10d.engine import P2PWork
+from simdist.judges._judge import Hearing
+from simdist.process import SimProcess
+
+__all__ = ["News", "Order", "rank_of"]
+
+News: TypeAlias = npt.NDArray[np.int64]  # of every rank, up to which of its counts somebody knew
+
+_FROM_ROOT = ("broadcast", "scatter")
+_TO_ROOT = ("reduce", "gather")
+_ASKS = ("get", "wait", "check", "multi_get", "queue_pop", "add", "compare_set")
+_TELLS = ("set", "append", "queue_push", "add", "compare_set")
+
+
+def rank_of(process: SimProcess) -> int:
+    """The rank that a process belongs to, its own or that of its parent; -1 for a launcher."""
+    while process.parent is not None:
+        process = process.parent
+    return process.rank
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """One collective of one group, or one moment at which its members wait for each other."""
+
+    root: int = -1  # of the world; -1: all hear of all
+    to_root: bool = False
+    news: dict[int, News] = field(default_factory=dict)  # by rank
+    left: int = 0  # how many members have gone on
+    all_news: News | None = None  # of all members, once all have come
+
+
+class Order:
+    """The clocks of one world."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._size = hearing.world_size
+        self.life = -1
+        self._clocks: list[News] = []
+        self._meetings: dict[tuple[Any, int], _Meeting] = {}
+        self._sent: dict[Any, News] = {}  # by send
+        self._on_devices: dict[Any, News] = {}  # by group: what its members knew at their last messages
+        self._keys: dict[tuple[Any, str], News] = {}
+        hearing.listen(WorkIssued, self._on_issue)
+        hearing.listen(WorkWaited, self._on_wait)
+        hearing.listen(MembersAwaited, self._on_arrival)
+        hearing.listen(MembersMet, self._on_meeting)
+        hearing.listen(StoreServed, self._on_store)
+
+    def enter(self, process: SimProcess) -> int:
+        """The rank of a process, in whose life we are now; -1 if it has no say (an earlier life, a launcher)."""
+        life = process.life
+        if life != self.life:
+            if life < self.life:
+                return -1
+            self.life = life
+            self._clocks = [np.zeros(self._size, np.int64) for _ in range(self._size)]
+            for rank, clock in enumerate(self._clocks):
+                clock[rank] = 1
+            self._meetings.clear()
+            self._sent.clear()
+            self._on_devices.clear()
+            self._keys.clear()
+        return process.rank if process.parent is None else rank_of(process)
+
+    def now(self, rank: int) -> int:
+        """The count of a rank: who learns from it later knows what it does now."""
+        return int(self._clocks[rank][rank])
+
+    def knows(self, rank: int, other: int, count: int) -> bool:
+        """True if what `other` did at its `count` is over before what `rank` does now."""
+        return bool(self._clocks[rank][other] >= count)
+
+    def publish(self, rank: int) -> News:
+        """What a rank knows, for others to learn."""
+        clock = self._clocks[rank]
+        news = clock.copy()
+        clock[rank] += 1
+        return news
+
+    def learn(self, rank: int, news: News | None) -> None:
+        """A rank goes on after what somebody published."""
+        if news is not None:
+            np.maximum(self._clocks[rank], news, out=self._clocks[rank])
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def _on_issue(self, event: WorkIssued) -> None:
+        work = event.work
+        rank = self.enter(work.process)
+        name = work.name
+        if rank < 0 or name == "recv":
+            return
+        if isinstance(work, P2PWork):
+            self._sent[work] = self.publish(rank)
+            return
+        group = work.member.communicator
+        if name in ("send", "coalesced"):
+            news = self.publish(rank)
+            self._on_devices[group] = np.maximum(news, self._on_devices.get(group, news))
+            return
+        meeting = self._meetings.get((group, work.sequence))
+        if meeting is None:
+            meeting = self._meetings[group, work.sequence] = _Meeting(to_root=name in _TO_ROOT)
+            if event.root >= 0 and name in (*_FROM_ROOT, *_TO_ROOT):
+                meeting.root = _world_rank(group, event.root)
+        meeting.news[rank] = self.publish(rank)
+
+    def _on_wait(self, event: WorkWaited) -> None:
+        work: Any = event.work
+        rank = self.enter(work.process)
+        if rank < 0 or work.error is not None:
+            return
+        if isinstance(work, P2PWork):
+            if work.sender is not None:
+                self.learn(rank, self._sent.pop(work.sender, None))
+        else:
+            group = work.member.communicator
+            self.learn(rank, self._on_devices.get(group))
+            self._go_on(rank, group, work.sequence)
+
+    def _go_on(self, rank: int, group: Any, number: int) -> None:
+        meeting = self._meetings.get((group, number))
+        if meeting is None or rank not in meeting.news:
+            return
+        if meeting.root < 0 or (meeting.to_root and rank == meeting.root):
+            if meeting.all_news is None:
+                news = np.maximum.reduce([*meeting.news.values()])
+                if len(meeting.news) == group.size:
+                    meeting.all_news = news
+            else:
+                news = meeting.all_news
+            self.learn(rank, news)
+        elif not meeting.to_root:
+            self.learn(rank, meeting.news.get(meeting.root))
+        meeting.left += 1
+        if meeting.left == group.size:
+            del self._meetings[group, number]
+
+    def _on_arrival(self, event: MembersAwaited) -> None:
+        rank = self.enter(event.process)
+        if rank >= 0:
+            meeting = self._meetings.setdefault((event.communicator, -2 - event.number), _Meeting())
+            meeting.news[rank] = self.publish(rank)
+
+    def _on_meeting(self, event: MembersMet) -> None:
+        rank = self.enter(event.process)
+        if rank >= 0:
+            self._go_on(rank, event.communicator, -2 - event.number)
+
+    # -- stores --------------------------------------------------------------------------------------------------
+
+    def _on_store(self, event: StoreServed) -> None:
+        rank = self.enter(event.process)
+        if rank < 0:
+            return
+        for key in event.keys:
+            place = event.server, key
+            if event.operation in _ASKS:
+                self.learn(rank, self._keys.get(place))
+            if event.operation in _TELLS:
+                news = self.publish(rank)
+                self._keys[place] = np.maximum(news, self._keys.get(place, news))
+
+
+def _world_rank(group: Any, root: int) -> int:
+    member = group.members[root]
+    return -1 if member is None else int(member.process.rank)

@@ -1,0 +1,47 @@
+"""Two ranks that use the same thing, one of them to change it, and nothing puts the one before the other.
+
+Which of them comes first is then a matter of time: of the network, of disks, of how much one rank has to do. The run
+at hand may have come out well. What is in order is what `Order` knows; what is looked at is in `_file_races.py` and
+`_store_races.py`. What streams of a device do to each other, `simdist.device` finds out.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from simdist.c10d import StoreServed
+from simdist.device import StreamRaced
+from simdist.judges._events import FileUsed
+from simdist.judges._file_races import FileRaces
+from simdist.judges._judge import Hearing, Judge
+from simdist.judges._order import Order
+from simdist.judges._store_races import StoreRaces
+
+__all__ = ["Races"]
+
+
+class Races(Judge):
+    """What one rank writes and another uses is put in order by something: a barrier, a collective, a message, a key."""
+
+    name: ClassVar[str] = "races"
+
+    def begin(self, hearing: Hearing) -> None:
+        """Look at files and keys, with the order of all that ranks say to each other."""
+        order = Order(hearing)
+        hearing.listen(StoreServed, StoreRaces(hearing, order).on_use)
+        hearing.listen(FileUsed, FileRaces(hearing, order).on_use)
+        told: set[tuple[str, str]] = set()
+
+        def on_streams(event: StreamRaced) -> None:
+            where, against = event.where.rpartition("/")[2], event.against.rpartition("/")[2]
+            if (where, against) not in told:
+                told.add((where, against))
+                hearing.find(
+                    f"{event.use}, and {event.other}: nothing puts the one before the other",
+                    hearing.moment(event.process, where),
+                    subject=f"tensor of shape {list(event.shape)}",
+                    against=against,
+                    notes=["wait for it first (work.wait(), wait_stream, an event), or synchronize"],
+                )
+
+        hearing.listen(StreamRaced, on_streams)
