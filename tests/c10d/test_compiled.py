@@ -14,7 +14,6 @@ from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel
 
 import simdist
-from simdist.errors import UnsupportedError
 from tests.c10d.worlds import values
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's about itself
@@ -335,54 +334,3 @@ def test_a_backward_pass_is_compiled_for_the_rank_that_wants_it() -> None:
     assert found[2] == ([], 0, False)
     assert (backward.depth, backward.compiled_autograd_enabled) == (0, False)
     assert torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False) == (None, False)
-
-
-class _Reduced(torch.autograd.Function):
-    """Gradients are added up over the ranks."""
-
-    @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 1
-
-    @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        functional: Any = importlib.import_module("torch.distributed._functional_collectives")
-        return functional.all_reduce(gradients[0], "sum", dist.group.WORLD)
-
-
-def test_a_collective_inside_a_compiled_backward_pass_is_refused_by_name() -> None:
-    backward: Any = importlib.import_module("torch._dynamo.compiled_autograd")
-
-    def body() -> str:
-        dist.init_process_group("gloo")
-        x = torch.ones(4, requires_grad=True)
-        reduced: Any = _Reduced.apply(x)  # type: ignore[no-untyped-call]
-        with backward._enable(lambda graph: graph):
-            reduced.sum().backward()
-        return str(x.grad)
-
-    result = simdist.run(body, world_size=2)
-
-    error = result.ranks[1].exception
-    assert isinstance(error, UnsupportedError)
-    assert str(error).startswith("rank 1: a compiled backward pass began while another rank waits inside its own")
-    assert "real processes" in str(error)
-    assert simdist.run(body, world_size=1).values == ["tensor([1., 1., 1., 1.])"]
-
-
-def test_compiled_backward_passes_are_counted_for_each_rank() -> None:
-    backward: Any = importlib.import_module("torch._dynamo.compiled_autograd")
-
-    def body() -> int:
-        dist.init_process_group("gloo")
-        size = 11 if dist.get_rank() else 3
-        for _ in range(1 + dist.get_rank()):
-            x = torch.ones(size, requires_grad=True)
-            with backward._enable(lambda graph: graph, dynamic=False):
-                loss: Any = (x * 2).sum() if dist.get_rank() else x.exp().sum()
-                loss.backward()
-            size += 1
-        counts: Any = torch._dynamo.utils.counters["compiled_autograd"]
-        return int(counts["captures"])
-
-    assert values(body, 2) == [1, 2]

@@ -8,11 +8,9 @@ import makes; the host's stands again when the world has ended.
 Left shared: numbers that only grow and make names unique, tables by code objects that dynamo itself has made, and what
 hangs on a code object without a region (`skip_code`).
 
-C++ runs one compiled backward pass of a process at a time (`torch._dynamo.compiled_autograd`), under a lock: a rank
-that begins one while another waits inside its own, for a collective, is refused.
-
-In doubt: what C++ keeps of compiled backward passes is one cache for all ranks, found by the kinds of nodes and their
-sizes; it can only be cleared as a whole. A pass that a second rank runs alike is the first one's, with its compiler.
+In doubt: what C++ keeps of compiled backward passes (`torch._dynamo.compiled_autograd`) is one cache for all ranks,
+found by the kinds of nodes and their sizes; it can only be cleared as a whole. A pass that a second rank runs alike is
+the first one's.
 """
 
 from __future__ import annotations
@@ -24,11 +22,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch.autograd.graph
-
-from simdist.errors import UnsupportedError
 from simdist.inside.torch import backward_compilers
-from simdist.process import Patches, Replacement, SimProcess, Slot, current_process, current_runtime, when_imported
+from simdist.process import Patches, Replacement, SimProcess, Slot, current_runtime, when_imported
 
 __all__ = ["LEARNED", "numbered", "reset"]
 
@@ -148,7 +143,6 @@ def numbered(frame_state: dict[str, Any]) -> dict[str, Any]:
     return _numbers.setdefault(id(frame_state), (frame_state, {}))[1]  # type: ignore[no-any-return]
 
 
-_NESTED = "Trying to run compiled autograd within another compiled autograd call"
 _Compiler = tuple[Any, Any]  # what C++ calls for a backward pass, and whether its sizes are dynamic
 _Contexts = tuple[dict[str, Any], _Compiler]
 
@@ -183,35 +177,12 @@ def _of_backward(backward: Any) -> tuple[Replacement, ...]:
         def change(*args: Any, **kwargs: Any) -> Any:
             runtime = current_runtime()
             if runtime is not None:
-                runtime.separate(LEARNED)  # the compiler of backward passes counts what it does, too
                 runtime.separate(slot)
             return original(*args, **kwargs)
 
         return change
 
-    return (
-        *(Replacement(backward, name, following) for name in ("_enable", "_disable", "reset")),
-        Replacement(torch.autograd.graph, "_engine_run_backward", _one_at_a_time),
-    )
-
-
-def _one_at_a_time(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except NotImplementedError as error:
-            process = current_process()
-            own = vars(sys.modules[_BACKWARD]).get("in_compiled_autograd_region")
-            if process is None or own or not str(error).startswith(_NESTED):
-                raise
-            raise UnsupportedError(
-                f"rank {process.rank}: a compiled backward pass began while another rank waits inside its own, as for "
-                "a collective in a hook; torch runs one at a time in a process. Leave compiled autograd off "
-                "(torch._dynamo.config.compiled_autograd), or run this program on real processes (torchrun)"
-            ) from error
-
-    return run_backward
+    return tuple(Replacement(backward, name, following) for name in ("_enable", "_disable", "reset"))
 
 
 when_imported(_BACKWARD, _tell_of_backward)
