@@ -28,10 +28,18 @@ from typing import Any
 import torch
 
 import simdist
-from simdist.c10d.surface import _compiled_batches, _compiled_state
+from simdist.c10d.surface import _compiled_backward, _compiled_batches, _compiled_state
 from simdist.c10d.surface._scopes import FORWARD
 from simdist.inside.torch import frame_evaluation, guard_pointer
-from simdist.process import Patches, SimProcess, current_process, current_runtime, original, real_methods
+from simdist.process import (
+    Patches,
+    SimProcess,
+    current_process,
+    current_runtime,
+    original,
+    real_methods,
+    when_imported,
+)
 
 __all__ = ["CompiledCode"]
 
@@ -40,6 +48,8 @@ _INSIDE = "_in_optimized_module"  # what hooks ask; a rank may park in there
 _OURS = PurePath(str(simdist.__file__)).parent.as_posix() + "/"
 _POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _LOCK_NS = 1_000_000  # between two looks at a lock that another rank holds
+
+when_imported(_compiled_backward.MODULE, _compiled_backward.install)
 
 
 class CompiledCode:

@@ -7,23 +7,17 @@ import makes; the host's stands again when the world has ended.
 
 Left shared: numbers that only grow and make names unique, tables by code objects that dynamo itself has made, and what
 hangs on a code object without a region (`skip_code`).
-
-In doubt: what C++ keeps of compiled backward passes (`torch._dynamo.compiled_autograd`) is one cache for all ranks,
-found by the kinds of nodes and their sizes; it can only be cleared as a whole. A pass that a second rank runs alike is
-the first one's.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from simdist.inside.torch import backward_compilers
-from simdist.process import Patches, Replacement, SimProcess, Slot, current_runtime, when_imported
+from simdist.process import SimProcess, Slot
 
 __all__ = ["LEARNED", "numbered", "reset"]
 
@@ -86,16 +80,6 @@ _TABLES: tuple[_Place, ...] = (
     ),
     *((_METRICS, name) for name in ("cpp_outer_loop_fused_inner_counts", "node_runtimes", "nodes_num_elem")),
 )
-# Of backward passes that are compiled: what contexts set while they last, in which a rank may park.
-_BACKWARD = f"{_DYNAMO}.compiled_autograd"
-_CONTEXTS: dict[str, Callable[[], Any]] = {
-    "compiled_autograd_enabled": bool,
-    "compiled_autograd_enabled_force_eager": bool,
-    "in_compiled_autograd_region": bool,
-    "active_disable_ctx": bool,
-    "depth": int,
-    "COMPILE_COUNTER": itertools.count,
-}
 _RESET_TOO = ("guard_failures", "graph_break_reasons", "warn_once_cache")  # by `torch._dynamo.reset`
 _State = tuple[list[Any], list[Any], dict[int, Any]]
 _numbers: dict[int, Any] = {}  # of the process that runs: what stands for each code's frame state, with that
@@ -141,51 +125,6 @@ LEARNED: Slot[_State] = Slot("what dynamo learned", _save, _load, _fresh)
 def numbered(frame_state: dict[str, Any]) -> dict[str, Any]:
     """What the running process keeps in place of a code object's frame state, which is one for all: its number."""
     return _numbers.setdefault(id(frame_state), (frame_state, {}))[1]  # type: ignore[no-any-return]
-
-
-_Compiler = tuple[Any, Any]  # what C++ calls for a backward pass, and whether its sizes are dynamic
-_Contexts = tuple[dict[str, Any], _Compiler]
-
-
-def _save_contexts() -> _Contexts:
-    namespace = vars(sys.modules[_BACKWARD])
-    compiler = backward_compilers.set_autograd_compiler(None, False)  # it gives what was set before
-    return {name: namespace[name] for name in _CONTEXTS if name in namespace}, compiler
-
-
-def _load_contexts(state: _Contexts) -> None:
-    values, compiler = state
-    vars(sys.modules[_BACKWARD]).update(values)
-    backward_compilers.set_autograd_compiler(*compiler)
-
-
-def _fresh_contexts(process: SimProcess, of_host: _Contexts) -> _Contexts:
-    return {name: fresh() for name, fresh in _CONTEXTS.items() if name in of_host[0]}, (None, False)
-
-
-def _tell_of_backward(patches: Patches) -> None:
-    patches.redirect(_of_backward(sys.modules[_BACKWARD]))
-
-
-@functools.cache
-def _of_backward(backward: Any) -> tuple[Replacement, ...]:
-    """The contexts of compiled backward passes are each rank's own from the first that a rank enters."""
-    slot: Slot[_Contexts] = Slot("compiled backward passes", _save_contexts, _load_contexts, _fresh_contexts)
-
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def change(*args: Any, **kwargs: Any) -> Any:
-            runtime = current_runtime()
-            if runtime is not None:
-                runtime.separate(slot)
-            return original(*args, **kwargs)
-
-        return change
-
-    return tuple(Replacement(backward, name, following) for name in ("_enable", "_disable", "reset"))
-
-
-when_imported(_BACKWARD, _tell_of_backward)
 
 
 def reset() -> None:

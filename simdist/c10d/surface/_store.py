@@ -5,8 +5,9 @@ TCPStore travels to its host and its answer back, a latency each; `set` has no a
 and what follows on the same connection arrives after it. The other stores are memory and files of the rank's own
 machine: there only asking for what is not there takes time, so that a polling loop lets others run. Invariant: each
 request takes effect at one instant, when it is at the server. A client of a TCPStore has one connection under one lock:
-of a process's threads one has its turn, until it has its answer or gives up, and its time counts from then. Texts, timeouts and what is counted as a key differ
-between TCPStore, HashStore and FileStore, and are theirs (measured, torch 2.13).
+of a process's threads one has its turn, until it has its answer or gives up, and its time counts from then. Texts,
+timeouts and what is counted as a key differ between TCPStore, HashStore and FileStore, and are theirs (measured, torch
+2.13).
 """
 
 from __future__ import annotations

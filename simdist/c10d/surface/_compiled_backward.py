@@ -1,0 +1,193 @@
+"""Backward passes that are compiled (`torch._dynamo.compiled_autograd`), for ranks that share one process.
+
+C++ has one compiler, one cache and one lock for a process (torch 2.13, python_compiled_autograd.cpp). From the first
+context that a rank enters, each rank has its own contexts and compiles for itself. The cache finds the graph that one
+rank has captured for all ranks whose passes are alike: the same kinds of nodes with the same sizes. So it keeps that
+graph, with what the compiler of each rank has made of it. It is cleared before the first rank compiles and after the
+world: ranks run nothing that the host has compiled, and the host nothing of theirs.
+
+The lock is held as long as a pass runs. While one rank parks in its pass, in a collective that a hook calls, no other
+rank can begin one. Torch would report that as a pass within a pass; here it is refused, with the way out.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.errors import UnsupportedError
+from simdist.inside.torch import backward_compilers
+from simdist.process import Patches, Replacement, Runtime, SimProcess, Slot, current_process, current_runtime
+
+__all__ = ["MODULE", "install"]
+
+MODULE = "torch._dynamo.compiled_autograd"
+# What contexts set while they last, in which a rank may park.
+_CONTEXTS: dict[str, Callable[[], Any]] = {
+    "compiled_autograd_enabled": bool,
+    "compiled_autograd_enabled_force_eager": bool,
+    "in_compiled_autograd_region": bool,
+    "active_disable_ctx": bool,
+    "depth": int,
+    "COMPILE_COUNTER": itertools.count,
+}
+_clear_cache: Callable[[], None] = backward_compilers.clear_cache
+_Compiler = tuple[Any, Any]  # what C++ calls for a backward pass, and whether its sizes are dynamic
+_Contexts = tuple[dict[str, Any], _Compiler]
+
+
+class _Passes:
+    """The compiled passes of a world."""
+
+    def __init__(self) -> None:
+        self.graphs: list[_Graph] = []
+        self.inside: dict[SimProcess, None] = {}  # who is in one; a killed process stays in it
+
+
+class _Graph:
+    """What one rank has captured, and each rank's compiler has made of it. C++ keeps it, and calls it."""
+
+    def __init__(self, captured: Any, wrapper: Callable[..., Any], passes: _Passes) -> None:
+        self.captured = captured
+        self.wrapper = wrapper
+        self.passes = passes
+        self.made: dict[SimProcess | None, Any] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        """A pass of the calling rank, which compiles the graph the first time."""
+        process = current_process()
+        if process not in self.made:
+            module = vars(sys.modules[MODULE])
+            module["counters"]["compiled_autograd"]["captures"] += 1  # its process would have captured it
+            next(module["COMPILE_COUNTER"])
+            self.made[process] = _present_compiler()[0].args[0](self.captured)
+        if process is None:
+            return self.wrapper(self.made[process], *inputs)
+        inside = self.passes.inside
+        inside[process] = None
+        try:
+            return self.wrapper(self.made[process], *inputs)
+        finally:
+            inside.pop(process, None)
+
+
+def _present_compiler() -> _Compiler:
+    compiler: _Compiler = backward_compilers.set_autograd_compiler(None, False)  # it gives what was set before
+    backward_compilers.set_autograd_compiler(*compiler)
+    return compiler
+
+
+def _save() -> _Contexts:
+    namespace = vars(sys.modules[MODULE])
+    compiler = backward_compilers.set_autograd_compiler(None, False)
+    return {name: namespace[name] for name in _CONTEXTS if name in namespace}, compiler
+
+
+def _load(state: _Contexts) -> None:
+    values, compiler = state
+    vars(sys.modules[MODULE]).update(values)
+    backward_compilers.set_autograd_compiler(*compiler)
+
+
+def _fresh(process: SimProcess, of_host: _Contexts) -> _Contexts:
+    return {name: fresh() for name, fresh in _CONTEXTS.items() if name in of_host[0]}, (None, False)
+
+
+def install(patches: Patches) -> None:
+    """Give each rank its own compiled passes, from the first context that a rank enters."""
+    patches.redirect(_of_contexts(sys.modules[MODULE]))
+
+
+@functools.cache
+def _of_contexts(module: Any) -> tuple[Replacement, ...]:
+    slot: Slot[_Contexts] = Slot("compiled backward passes", _save, _load, _fresh)
+    within = (
+        Replacement(module.AutogradCompilerInstance, "end_capture", _capturing),
+        Replacement(torch.autograd.graph, "_engine_run_backward", _running),
+    )
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def change(*args: Any, **kwargs: Any) -> Any:
+            runtime = current_runtime()
+            if runtime is not None:
+                _begin(runtime, within)
+                runtime.separate(slot)
+            return original(*args, **kwargs)
+
+        return change
+
+    return tuple(Replacement(module, name, following) for name in ("_enable", "_disable", "reset"))
+
+
+def _begin(runtime: Runtime, within: tuple[Replacement, ...]) -> None:
+    if _Passes not in runtime.extras:
+        runtime.extras[_Passes] = _Passes()
+        _clear_cache()
+        runtime.patches.on_undo(_clear_cache)
+        runtime.patches.redirect(within)
+        runtime.patches.wrap(backward_compilers, "clear_cache", _clearing)
+
+
+def _capturing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def end_capture(self: Any, outputs: Any) -> Any:
+        process, runtime = current_process(), current_runtime()
+        if process is None or runtime is None:
+            return original(self, outputs)
+        captured, compiler = [], self.compiler_fn
+
+        def compile(graph: Any) -> Any:
+            captured.append(graph)
+            return compiler(graph)
+
+        self.compiler_fn = compile
+        try:
+            wrapper, made = original(self, outputs)
+        finally:
+            self.compiler_fn = compiler
+        passes: _Passes = runtime.extras[_Passes]
+        graph = _Graph(captured[0], wrapper, passes)
+        graph.made[process] = made
+        passes.graphs.append(graph)
+        return operator.call, graph  # what it calls, and with what before its inputs
+
+    return end_capture
+
+
+def _running(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        process, runtime = current_process(), current_runtime()
+        if process is not None and runtime is not None and vars(sys.modules[MODULE])["compiled_autograd_enabled"]:
+            passes: _Passes = runtime.extras[_Passes]
+            others = sorted(each.rank for each in passes.inside if each is not process)
+            if others:
+                raise UnsupportedError(
+                    f"rank {process.rank}: a compiled backward pass begins while rank {others[0]} waits in its own "
+                    "(torch._dynamo.compiled_autograd); torch runs one at a time in a process, and simdist's ranks "
+                    "share one, with isolate=True too; run it without compiled autograd, or on real processes "
+                    "(simdist run --real gloo)"
+                )
+        return original(*args, **kwargs)
+
+    return run_backward
+
+
+def _clearing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clear_cache() -> None:
+        process, runtime = current_process(), current_runtime()
+        if process is None or runtime is None:
+            original()
+            return
+        for graph in runtime.extras[_Passes].graphs:  # another rank may be in one that C++ keeps
+            graph.made.pop(process, None)
+
+    return clear_cache
