@@ -113,6 +113,7 @@ LAYERS: dict[str, set[str]] = {
         "_spawn",
     },
     "_agree": {"_layouts", "api", "errors", "result", "torch"},
+    "_resume": {"api", "errors", "result", "judges"},
     "determinism": {
         "_content",
         "errors",
@@ -250,6 +251,7 @@ LAYERS: dict[str, set[str]] = {
             "_shared_writes",
             "_tell",
             "_agree",
+            "_resume",
             "_assertions",
             "_layouts",
         ),

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import operator
 import sys
 import types
 import weakref
@@ -29,7 +27,7 @@ from simdist.inside.python import (
     Redirection,
     can_be_redirected,
     namespace_of,
-    note_change,
+    noter_of_changes,
     without_wrapper,
 )
 from simdist.process._undoing import call_all
@@ -161,10 +159,11 @@ class _Methods:
     The interpreter is told, as C code that changes a type has to.
     """
 
-    __slots__ = ("_by", "_names", "_namespace", "_originals", "_owner")
+    __slots__ = ("_by", "_names", "_namespace", "_note_change", "_originals", "_owner")
 
     def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
         self._namespace = namespace_of(owner)
+        self._note_change = noter_of_changes(owner)
         self._owner = owner
         self._by = _caller()
         self._originals = {name: vars(owner)[name] for name in make if name in vars(owner)}
@@ -172,7 +171,7 @@ class _Methods:
 
     def do(self) -> None:
         self._namespace.update(self._names)
-        note_change(self._owner)
+        self._note_change()
 
     def rows(self) -> Iterator[Patched]:
         for name, replacement in self._names.items():
@@ -180,7 +179,7 @@ class _Methods:
 
     def undo(self) -> None:
         self._namespace.update(self._originals)
-        note_change(self._owner)
+        self._note_change()
 
 
 class _Functions:
@@ -220,37 +219,10 @@ class _Action:
 _Step = _Attribute | _Methods | _Functions | _Action
 
 
-class _Names:
-    """Names of one module, all at once in its dictionary: to ask the module takes three times as long."""
-
-    __slots__ = ("_missing", "_names", "_namespace", "_originals", "_replacements", "_there", "steps")
-
-    def __init__(self, owner: types.ModuleType, steps: Sequence[_Attribute]) -> None:
-        self.steps = steps
-        self._namespace = vars(owner)
-        self._names = [each.name for each in steps]
-        self._originals = [each.original for each in steps]
-        self._replacements = {each.name: each.replacement for each in steps}
-        self._there = {each.name: each.original for each in steps if each.original is not _MISSING}
-        self._missing = [each.name for each in steps if each.original is _MISSING]
-
-    def fits(self) -> bool:
-        there = map(self._namespace.get, self._names, itertools.repeat(_MISSING))
-        return all(map(operator.is_, there, self._originals))
-
-    def do(self) -> None:
-        self._namespace.update(self._replacements)
-
-    def undo(self) -> None:
-        self._namespace.update(self._there)
-        for name in self._missing:
-            self._namespace.pop(name, None)
-
-
 class _Remembered:
     """The steps that functions took, to be taken again: all redirections at once, then the rest in its order."""
 
-    __slots__ = ("_actions", "_elsewhere", "_functions", "_in_modules", "_looked_at", "_methods")
+    __slots__ = ("_actions", "_attributes", "_elsewhere", "_functions", "_in_modules", "_looked_at", "_methods")
 
     def __init__(self, steps: Iterable[_Step]) -> None:
         kept = list(steps)
@@ -259,20 +231,18 @@ class _Remembered:
         )
         self._methods = [each for each in kept if isinstance(each, _Methods)]
         self._actions = [each.undo for each in kept if isinstance(each, _Action)]
-        attributes = [each for each in kept if isinstance(each, _Attribute)]
-        in_modules: dict[types.ModuleType, list[_Attribute]] = {}
-        for each in attributes:
-            if type(each.owner) is types.ModuleType:
-                in_modules.setdefault(each.owner, []).append(each)
-        self._in_modules = [_Names(owner, steps) for owner, steps in in_modules.items()]
-        self._elsewhere = [each for each in attributes if type(each.owner) is not types.ModuleType]
-        self._looked_at = [(vars(each.owner), each.name, each.original) for each in self._elsewhere]
+        self._attributes = [each for each in kept if isinstance(each, _Attribute)]
+        # Names of modules are written to their dictionaries: to ask the module takes three times as long.
+        self._in_modules = [
+            (vars(each.owner), each.name, each.original, each.replacement)
+            for each in self._attributes
+            if type(each.owner) is types.ModuleType
+        ]
+        self._elsewhere = [each for each in self._attributes if type(each.owner) is not types.ModuleType]
+        self._looked_at = [(vars(each.owner), each.name, each.original) for each in self._attributes]
 
     def fits(self) -> bool:
         """False if what the steps replace is not what stood there the first time."""
-        for names in self._in_modules:
-            if not names.fits():
-                return False
         for there, name, original in self._looked_at:  # noqa: SIM110  # quicker: worlds start by the thousand
             if there.get(name, _MISSING) is not original:
                 return False
@@ -283,8 +253,8 @@ class _Remembered:
         self._functions.do()
         for methods in self._methods:
             methods.do()
-        for names in self._in_modules:
-            names.do()
+        for namespace, name, _, replacement in self._in_modules:
+            namespace[name] = replacement
         for each in self._elsewhere:
             setattr(each.owner, each.name, each.replacement)
 
@@ -292,14 +262,17 @@ class _Remembered:
         yield from self._functions.rows()
         for methods in self._methods:
             yield from methods.rows()
-        for each in (*self._elsewhere, *(step for names in self._in_modules for step in names.steps)):
+        for each in self._attributes:
             yield from each.rows()
 
     def undo(self) -> None:
         for each in self._elsewhere:
             each.undo()
-        for names in self._in_modules:
-            names.undo()
+        for namespace, name, original, _ in self._in_modules:
+            if original is _MISSING:
+                namespace.pop(name, None)
+            else:
+                namespace[name] = original
         for methods in self._methods:
             methods.undo()
         self._functions.undo()

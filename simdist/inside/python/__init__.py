@@ -34,6 +34,7 @@ from simdist.inside.python._types import (
     generic_setter,
     namespace_of,
     note_change,
+    noter_of_changes,
     put_setter,
     setter_of,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "namespace_of",
     "note_change",
     "note_wrapper",
+    "noter_of_changes",
     "number_kinds",
     "original",
     "own_random_words",

@@ -6,6 +6,7 @@ The C function stands in `PyTypeObject.tp_setattro`, the 20th word of a type.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 from collections.abc import Callable
 from types import ModuleType
@@ -13,9 +14,18 @@ from typing import Any
 
 from simdist.inside._facts import fact
 
-__all__ = ["Setter", "can_exchange_setters", "generic_setter", "namespace_of", "note_change", "put_setter", "setter_of"]
+__all__ = [
+    "Setter",
+    "can_exchange_setters",
+    "generic_setter",
+    "namespace_of",
+    "note_change",
+    "noter_of_changes",
+    "put_setter",
+    "setter_of",
+]
 
-_type_modified = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))
+_type_modified = ctypes.PYFUNCTYPE(None)(("PyType_Modified", ctypes.pythonapi))  # converted by hand, ahead of time
 _SLOT = 19 * ctypes.sizeof(ctypes.c_void_p)
 _set_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 _delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
@@ -29,7 +39,12 @@ def namespace_of(owner: type) -> dict[str, Any]:
 
 def note_change(owner: type) -> None:
     """Have the interpreter forget what it remembers of a type, as C code that changes one has to."""
-    _type_modified(owner)
+    _type_modified(ctypes.py_object(owner))
+
+
+def noter_of_changes(owner: type) -> Callable[[], None]:
+    """`note_change` of one type, for those who change it often: half the work is done here."""
+    return functools.partial(_type_modified, ctypes.py_object(owner))
 
 
 class Setter:

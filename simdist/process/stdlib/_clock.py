@@ -42,8 +42,7 @@ def install(patches: Patches) -> None:
     patches.redirect(_REPLACEMENTS)
     # The class stays what it is, so that its instances pickle, and anyone who imported it early has virtual time too.
     # Its other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
-    patches.wrap_in_type(datetime.datetime, "now", _now)
-    patches.wrap_in_type(datetime.datetime, "utcnow", _utcnow)
+    patches.wrap_all_in_type(datetime.datetime, {"now": _now, "utcnow": _utcnow})
     if hasattr(subprocess, "_time"):  # it measures how long a thread really waits
         patches.replace(subprocess, "_time", original(subprocess._time))
 
