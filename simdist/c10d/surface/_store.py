@@ -304,7 +304,8 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             server.data[name] = data
             server.changed(name)
 
-        self._tell(process, "set", key, data)
+        if process.simulation.bus.heard:
+            self._tell(process, "set", key, data)
         self._send(process, arrive)
 
     def announce(self, key: str, value: Any) -> None:
@@ -360,7 +361,8 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             server.data[name] = server.data.get(name, b"") + data
             server.changed(name)
 
-        self._tell(process, "append", key)
+        if process.simulation.bus.heard:
+            self._tell(process, "append", key)
         self._send(process, arrive)
 
     @_answered
@@ -462,7 +464,8 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             server.queues.setdefault(name, []).append(data)
             server.changed(name)
 
-        self._tell(process, "queue_push", key)
+        if process.simulation.bus.heard:
+            self._tell(process, "queue_push", key)
         self._send(process, arrive)
 
     @_answered
@@ -548,7 +551,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     def _tell(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
         """Tell who listens of a request that is being served, or is on its way."""
         bus = process.simulation.bus
-        if not (bus.heard and bus.hears(StoreServed)) or result is False:
+        if not bus.hears(StoreServed) or result is False:
             return
         names = [self._name(key) for key in ([keys] if isinstance(keys, str) else keys)]
         values: list[bytes] = []
