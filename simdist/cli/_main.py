@@ -243,6 +243,50 @@ def sweep(
 
 
 @main.command()
+@click.argument("file")
+@click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the file.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
+)
+@click.option("--runs", type=Count(least=1), default=200, show_default=True, help="How many schedules are tried.")
+@click.option("--schedules", type=Count(most=2**63), default=0, show_default=True, help="The seed of the schedules.")
+@click.option("--one-outcome", is_flag=True, help="Fail if what ranks return depends on the schedule.")
+@click.option("--until-found", is_flag=True, help="Stop at the first failure.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.pass_context
+def explore(
+    context: click.Context,
+    /,
+    file: str,
+    seed: int | None,
+    overrides: tuple[str, ...],
+    runs: int,
+    schedules: int,
+    json_path: str | None,
+    *,
+    one_outcome: bool,
+    until_found: bool,
+) -> None:
+    """Run the scenario in FILE under many schedules, and report those under which it fails.
+
+    All judges look on unless the file names some. Exit codes: 0 nothing found, 1 found, 2 bad input.
+    """
+    from simdist.cli._explore import explore_file
+
+    code = explore_file(
+        file,
+        seed,
+        overrides,
+        json_path=json_path,
+        runs=runs,
+        schedules=schedules,
+        one_outcome=one_outcome,
+        until_found=until_found,
+    )
+    context.exit(code)
+
+
+@main.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="The real backend."
