@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
     from simdist.result import Event, FaultResult, JudgeFinding, RankResult, RunResult
-    from simdist.searches import ExploreReport, explore
+    from simdist.searches import ExploreReport, FuzzReport, explore, fuzz
     from simdist.sweeps import SweepReport, sweep
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Event",
     "ExploreReport",
     "FaultResult",
+    "FuzzReport",
     "JudgeFinding",
     "Layout",
     "RankResult",
@@ -50,6 +51,7 @@ __all__ = [
     "cluster",
     "explore",
     "faults",
+    "fuzz",
     "point",
     "run",
     "samples",
@@ -75,12 +77,14 @@ _HOMES = {
     "Event": "simdist.result",
     "ExploreReport": "simdist.searches",
     "FaultResult": "simdist.result",
+    "FuzzReport": "simdist.searches",
     "RankResult": "simdist.result",
     "RunResult": "simdist.result",
     "SimdistError": "simdist.errors",
     "SweepReport": "simdist.sweeps",
     "check_determinism": "simdist.determinism",
     "explore": "simdist.searches",
+    "fuzz": "simdist.searches",
     "point": "simdist.api",
     "run": "simdist.api",
     "samples": "simdist._tell",

@@ -15,10 +15,22 @@ from simdist.errors import SimdistError
 from simdist.result import RankResult, RunResult, how_it_ended
 from simdist.values import rank_text, repr_of, shortened, text_of, without_source
 
-__all__ = ["Cause", "Ran", "cause_of", "outcome_of"]
+__all__ = ["Cause", "EndlessError", "Ran", "cause_of", "outcome_of"]
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _LONGEST = 200  # letters of a value
+
+
+class EndlessError(SimdistError):
+    """A run was ended after so many events. `settled`: long after everything had healed."""
+
+    def __init__(self, events: int, settled: bool) -> None:
+        super().__init__(events, settled)
+        self.events = events
+        self.settled = settled
+
+    def __str__(self) -> str:
+        return f"the run has no end: there were more than {self.events} events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +49,8 @@ class Ran:
 class Cause:
     """Why a run failed.
 
-    `kind` is "raised", "exited", "killed", "hung", "finding", "expectation", "fault" (one never struck), "wrong" (what
-    ranks returned) or "internal". Two failures with one `key` have the same cause.
+    `kind` is "raised", "exited", "killed", "hung", "finding", "expectation", "wrong" (what ranks returned), "endless"
+    or "internal". Two failures with one `key` have the same cause.
     """
 
     kind: str
@@ -61,18 +73,18 @@ def outcome_of(result: RunResult) -> str:
 
 def _end_of(rank: RankResult) -> str:
     if rank.status == "returned":
-        return f"returned {value_text(rank.value)}"
+        return f"returned {_value_text(rank.value)}"
     if rank.status == "hung":
         return f"hung at {rank.where}" if rank.where else "hung"
     return _NUMBER.sub("N", how_it_ended(rank)) if rank.status == "raised" else how_it_ended(rank)
 
 
-def value_text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value that a rank returned; of tensors shape and checksum, so that equal texts are equal values."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {value_text(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {_value_text(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
-        inside = ", ".join(map(value_text, value))
+        inside = ", ".join(map(_value_text, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside})"
     if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "detach"):
         from simdist._content import content_checksum
@@ -85,6 +97,8 @@ def value_text(value: Any) -> str:
 
 def cause_of(ran: Ran) -> Cause | None:
     """Why a run failed: the first reason that there is; None if it did not."""
+    if isinstance(ran.error, EndlessError):
+        return Cause("endless", str(ran.error), "endless") if ran.error.settled else None
     if ran.error is not None:
         text = f"{type(ran.error).__name__}: {shortened(str(ran.error), _LONGEST)}"
         return Cause("internal", text, _key("internal", type(ran.error).__name__, text))

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from simdist._replay import call_text
@@ -15,13 +14,37 @@ from simdist._settings import check_settings
 from simdist.errors import ArgumentError, FaultError, ScenarioError, SimdistError, TopologyError
 from simdist.faults import Fault
 from simdist.result import RunResult
-from simdist.scenario import Plan, alone, fault_text, importable, simulated
+from simdist.scenario import Plan, alone, fault_text, importable, load, simulated, undisturbed
 from simdist.searches._attempts import Attempt
-from simdist.searches._outcomes import Ran
+from simdist.searches._outcomes import EndlessError, Ran
 
-__all__ = ["FunctionProgram", "PlanProgram", "Program"]
+__all__ = ["FunctionProgram", "PlanProgram", "Program", "overrides_of"]
 
+_STEPS = ("step", "epoch", "iter", "batches", "rounds")  # in the names of what counts them
+_TIMES, _EVENTS = 30, 30_000  # events of a run: so many times those of the first, and so many more
 _INPUT = (ArgumentError, FaultError, ScenarioError, TopologyError)  # what is wrong with what was given, and no finding
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long a run may be: so many events, as a program that asks for ever for what never comes has no end."""
+
+    events: int | None = None
+    settled_ns: int = 0  # virtual time from which on everything has healed
+
+    @classmethod
+    def of(cls, plain: RunResult, longest_ns: int) -> Bounds:
+        """Those for runs with faults that last so long, of a program that runs like `plain` without."""
+        return cls(_TIMES * len(plain.events) + _EVENTS, plain.virtual_time_ns + longest_ns)
+
+    def watch(self, now_ns: int, events: int) -> None:
+        """End the run if it is too long; called during it about ten times in a second, and at its end.
+
+        Raises:
+            EndlessError: it is.
+        """
+        if self.events is not None and events > self.events:
+            raise EndlessError(self.events, settled=now_ns > self.settled_ns)
 
 
 class Program(Protocol):
@@ -31,12 +54,16 @@ class Program(Protocol):
         """A context inside which it can be run."""
         ...
 
-    def run(self, attempt: Attempt) -> Ran:
-        """Run it once."""
+    def run(self, attempt: Attempt, bounds: Bounds | None = None) -> Ran:
+        """Run it once, and no longer than the bounds say."""
         ...
 
     def replay(self, attempt: Attempt) -> str:
         """The command or call that repeats a run."""
+        ...
+
+    def smaller(self) -> Iterator[Program]:
+        """The same with fewer ranks, or fewer steps."""
         ...
 
 
@@ -52,11 +79,13 @@ class FunctionProgram:
         check_settings("simdist.explore", {"fn": self.function, **self.settings})
         yield
 
-    def run(self, attempt: Attempt) -> Ran:
+    def run(self, attempt: Attempt, bounds: Bounds | None = None) -> Ran:
         import simdist
 
+        bounds = bounds or Bounds()
         try:
-            result = simdist.run(self.function, **self._settings(attempt))
+            result = simdist.run(self.function, **self._settings(attempt), progress=bounds.watch)
+            bounds.watch(result.virtual_time_ns, len(result.events))
         except _INPUT:
             raise
         except SimdistError as error:
@@ -73,6 +102,23 @@ class FunctionProgram:
         defaults = {name: each.default for name, each in inspect.signature(run).parameters.items()}
         settings = self._settings(attempt)
         return call_text("simdist.run", self.function, {**settings, "faults": list(settings["faults"])}, defaults)
+
+    def smaller(self) -> Iterator[Program]:
+        size = self.settings["world_size"]
+        if self.settings.get("cluster") is None:
+            for fewer in dict.fromkeys((2, size // 2, size - 1)):
+                if 1 <= fewer < size:
+                    yield FunctionProgram(function=self.function, settings={**self.settings, "world_size": fewer})
+        kwargs = self.settings.get("kwargs") or {}
+        for name, value in _fewer_steps(kwargs):
+            yield FunctionProgram(function=self.function, settings={**self.settings, "kwargs": {**kwargs, name: value}})
+
+
+def _fewer_steps(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """For each keyword argument that counts steps or the like, smaller counts."""
+    for name, value in kwargs.items():
+        if isinstance(value, int) and not isinstance(value, bool) and any(word in name.lower() for word in _STEPS):
+            yield from ((name, fewer) for fewer in dict.fromkeys((1, value // 2, value - 1)) if 1 <= fewer < value)
 
 
 def _problems(result: RunResult) -> Iterator[tuple[str, str]]:
@@ -91,8 +137,8 @@ class PlanProgram:
     """A scenario, judged by its own expectations."""
 
     plan: Plan
-    _baseline: RunResult | None = field(default=None, init=False)
-    _single: RunResult | None = field(default=None, init=False)
+    _baseline: RunResult | None = field(default=None, init=False, compare=False)
+    _single: RunResult | None = field(default=None, init=False, compare=False)
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -103,10 +149,13 @@ class PlanProgram:
                 self._baseline = simulated(calm, None)[0]
             yield
 
-    def run(self, attempt: Attempt) -> Ran:
+    def run(self, attempt: Attempt, bounds: Bounds | None = None) -> Ran:
+        bounds = bounds or Bounds()
         with importable(self.plan.workload.folder, self.plan.workload.target):
             try:
-                result, verdicts = simulated(self.planned(attempt), self._baseline, self._single)
+                plan = self.planned(attempt)
+                result, verdicts = simulated(plan, self._baseline, self._single, progress=bounds.watch)
+                bounds.watch(result.virtual_time_ns, len(result.events))
             except _INPUT:
                 raise
             except SimdistError as error:
@@ -122,14 +171,22 @@ class PlanProgram:
     def replay(self, attempt: Attempt) -> str:
         return self.planned(attempt).replay
 
+    def smaller(self) -> Iterator[Program]:
+        size = self.plan.world_size
+        wanted = [f"world_size={fewer}" for fewer in dict.fromkeys((2, size // 2, size - 1)) if 1 <= fewer < size]
+        wanted += [f"workload.kwargs.{name}={fewer}" for name, fewer in _fewer_steps(self.plan.workload.kwargs)]
+        for override in wanted:
+            try:
+                key = override.partition("=")[0]
+                others = [each for each in self.plan.overrides if each.partition("=")[0] != key]
+                plan = load(self.plan.source, overrides=(*others, override))
+            except ScenarioError:  # a cluster, or an expectation, needs as many
+                continue
+            yield PlanProgram(replace(undisturbed(plan), seed=self.plan.seed))
+
 
 def overrides_of(policy: str, faults: Sequence[Fault] | None) -> Iterator[str]:
     """What `--set` takes for them; faults None: the file's own."""
     yield f"policy={json.dumps(policy)}"
     if faults is not None:
         yield f"faults=[{', '.join(map(fault_text, faults))}]"
-
-
-def name_of(plan: Plan) -> str:
-    """The file's name."""
-    return Path(plan.source).name

@@ -13,17 +13,18 @@ from simdist.errors import ArgumentError
 from simdist.result import RunResult
 from simdist.scenario import Plan
 from simdist.searches._attempts import Attempt, Facts, schedule
-from simdist.searches._outcomes import Ran, cause_of, outcome_of
-from simdist.searches._programs import FunctionProgram, PlanProgram, Program
-from simdist.searches._report import ExploreReport, Outcome, Schedule
+from simdist.searches._outcomes import EndlessError, Ran, cause_of, outcome_of
+from simdist.searches._programs import Bounds, FunctionProgram, PlanProgram, Program
+from simdist.searches._report import ExploreReport, Outcome, Schedule, TurningPoint
 from simdist.searches._turning_point import turning_point
 from simdist.values import guess_or_list
 
-__all__ = ["Progress", "explore", "explore_plan"]
+__all__ = ["Progress", "Search", "explore", "explore_plan", "judged"]
 
 Progress = Callable[[int, int, int], None]
 """Called with how many runs are done, how many there are, and how many causes were found."""
 
+_LONGEST_NS = 240_000_000_000  # longer than a rank is starved, and what waits for it
 _TAKEN = ("policy", "progress", "echo", "replay", "record_results")
 
 
@@ -150,26 +151,28 @@ class Search:
         with ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())
             stack.enter_context(self.program.ready())
-            facts: Facts | None = None
-            done = 0
-            for number in range(runs):
-                attempt = Attempt() if facts is None else schedule(number, self.seed, facts)
-                ran = self.program.run(attempt)
-                done += 1
-                self._note(number, attempt, ran)
-                if facts is None:
-                    if ran.result is None:  # nothing is known of it: no schedule of its own can be drawn
-                        break
-                    facts = Facts.of(ran.result)
-                if progress is not None:
-                    progress(done, runs, len(self._failures))
+            first = self.program.run(Attempt())
+            bounds = None if first.result is None else Bounds.of(first.result, _LONGEST_NS)
+            self._note(0, Attempt(), first, bounds)
+            done = 1
+            # Of a program that can't be run nothing is known, and no schedule of its own can be drawn.
+            facts = None if first.result is None else Facts.of(first.result)
+            for number in range(1, runs if first.result is not None else 1):
                 if self.until_found and not self._report(done).ok:
                     break
+                assert facts is not None
+                attempt = schedule(number, self.seed, facts)
+                self._note(number, attempt, self.program.run(attempt, bounds), bounds)
+                done += 1
+                if progress is not None:
+                    progress(done, runs, len(self._failures))
             return self._report(done)
 
-    def _note(self, number: int, attempt: Attempt, ran: Ran) -> None:
+    def _note(self, number: int, attempt: Attempt, ran: Ran, bounds: Bounds | None) -> None:
         cause = cause_of(ran)
         result = ran.result
+        if isinstance(ran.error, EndlessError):
+            self._outcomes.setdefault("runs on and on", _Seen(number, attempt)).count += 1
         if result is not None:
             self._outcomes.setdefault(outcome_of(result), _Seen(number, attempt)).count += 1
             for name, held in result.sometimes:
@@ -177,14 +180,15 @@ class Search:
         if cause is None:
             return
         if cause.key not in self._failures:
-            failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), self._turn(attempt, result))
+            turn = self._turn(attempt, result, bounds)
+            failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), turn)
             self._failures[cause.key] = _Seen(number, attempt), failure
         self._failures[cause.key][0].count += 1
 
-    def _turn(self, attempt: Attempt, result: RunResult | None) -> Any:
+    def _turn(self, attempt: Attempt, result: RunResult | None, bounds: Bounds | None) -> TurningPoint | None:
         if not self.inevitable or result is None:
             return None
-        return turning_point(attempt, result, self.program.run)
+        return turning_point(attempt, result, lambda other: self.program.run(other, bounds))
 
     def _report(self, runs: int) -> ExploreReport:
         outcomes = sorted(self._outcomes.items(), key=lambda item: (-item[1].count, item[1].number))

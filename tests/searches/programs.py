@@ -6,6 +6,7 @@ import os
 import queue
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +22,12 @@ def lost_update(wait_ms: int = 1) -> int:
     store.add("count", 0)
     time.sleep(rank * wait_ms / 1000)
     store.set("count", str(int(store.get("count")) + 1))
-    store.add("done", 1)
-    while store.add("done", 0) < size:
-        time.sleep(0.001)
+    store.set(f"done {rank}", "")
+    store.wait([f"done {each}" for each in range(size)])
     found = int(store.get("count"))
-    store.add("read", 1)
-    while rank == 0 and store.add("read", 0) < size:
-        time.sleep(0.001)
+    store.set(f"read {rank}", "")
+    if rank == 0:  # the store ends with it
+        store.wait([f"read {each}" for each in range(size)])
     if found != size:
         raise ValueError(f"{found} of {size} updates")
     return found
@@ -81,3 +81,36 @@ def wrong_sum() -> float:
     simdist.always("small", total < 0)
     simdist.sometimes("large", total > 1e9)
     return total
+
+
+def in_place(folder: str, steps: int = 3) -> list[float]:
+    """A checkpoint that is written over the one before it."""
+    import simdist
+
+    dist.init_process_group("gloo")
+    path, first, total = Path(folder) / "last.pt", 0, torch.zeros(2)
+    if path.exists():
+        saved = torch.load(path)
+        first, total = saved["step"] + 1, saved["total"]
+    for step in range(first, steps):
+        simdist.step(step)
+        part = torch.full((2,), float(step + dist.get_rank()))
+        dist.all_reduce(part)
+        total += part
+        if dist.get_rank() == 0:
+            torch.save({"step": step, "total": total}, path)
+        dist.barrier()
+    found: list[float] = total.tolist()
+    return found
+
+
+def gives_up() -> int:
+    """An error of communication that is taken for a result."""
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    try:
+        for _ in range(4):
+            dist.all_reduce(total)
+    except RuntimeError:
+        return -1
+    return int(total)

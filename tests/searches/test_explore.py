@@ -86,7 +86,7 @@ def test_the_same_search_finds_the_same() -> None:
 
 
 def test_a_schedule_depends_on_its_number_alone() -> None:
-    facts = Facts(3, 1_000_000, 3 * ((("time", 0), ("store", 1), ("operation", 1)),))
+    facts = Facts.of(simdist.run(all_together, world_size=3))
     drawn = [schedule(number, 0, facts) for number in range(40)]
 
     assert drawn == [schedule(number, 0, facts) for number in range(40)]
