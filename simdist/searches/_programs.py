@@ -18,7 +18,7 @@ from simdist.scenario import Plan, alone, fault_text, importable, load, simulate
 from simdist.searches._attempts import Attempt
 from simdist.searches._outcomes import EndlessError, Ran
 
-__all__ = ["FunctionProgram", "PlanProgram", "Program", "overrides_of"]
+__all__ = ["Bounds", "FunctionProgram", "PlanProgram", "Program", "overrides_of"]
 
 _STEPS = ("step", "epoch", "iter", "batches", "rounds")  # in the names of what counts them
 _TIMES, _EVENTS = 30, 30_000  # events of a run: so many times those of the first, and so many more

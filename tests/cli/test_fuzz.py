@@ -41,6 +41,10 @@ def _run(*words: str) -> Result:
     return CliRunner().invoke(main, list(words))
 
 
+def _fuzz(folder: Path, *words: str) -> Result:
+    return _run("fuzz", _write(folder, careful=False), "--family", "exception", "--runs", "20", *words)
+
+
 def test_failures_that_faults_explain_are_no_finding(tmp_path: Path) -> None:
     result = _run("fuzz", _write(tmp_path, careful=True), "--runs", "30")
 
