@@ -107,3 +107,12 @@ def test_a_schedule_depends_on_its_number_alone() -> None:
 def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said.replace("?", r"\?")):
         simdist.explore(all_together, **{"world_size": 2, **given})
+
+
+def test_threads_under_priorities_do_the_same_each_time() -> None:
+    digests = [
+        [simdist.run(check_then_act, world_size=1, policy=f"pct:3@{seed}").digest for seed in range(20)]
+        for _ in range(2)
+    ]
+
+    assert digests[0] == digests[1]
