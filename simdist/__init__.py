@@ -8,8 +8,9 @@
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
 `cluster` (hosts and links), `storage` (what a disk keeps), `process` (what makes a task look like a process), `files`
 (what programs call to reach a disk), `device` (virtual CUDA devices), `c10d` (groups, stores), `faults`, `trace`,
-`judges` (what must hold of any training), `determinism`, `scenario`, `sweeps` (crashes at every moment), `cli`. Imports
-point one way, towards `kernel`; nothing is imported before it is used.
+`judges` (what must hold of any training), `determinism`, `scenario`, `sweeps` (crashes at every moment),
+`searches` (schedules searched, plans shrunk), `cli`. Imports point one way, towards `kernel`; nothing is imported
+before it is used.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
     from simdist.result import Event, FaultResult, JudgeFinding, RankResult, RunResult
+    from simdist.searches import ExploreReport, FuzzReport, explore, fuzz
     from simdist.sweeps import SweepReport, sweep
 
 __all__ = [
     "AgreeReport",
     "DeterminismReport",
     "Event",
+    "ExploreReport",
     "FaultResult",
+    "FuzzReport",
     "JudgeFinding",
     "Layout",
     "RankResult",
@@ -47,7 +51,9 @@ __all__ = [
     "always",
     "check_determinism",
     "cluster",
+    "explore",
     "faults",
+    "fuzz",
     "point",
     "resume",
     "run",
@@ -74,12 +80,16 @@ _HOMES = {
     "sometimes": "simdist._assertions",
     "DeterminismReport": "simdist.determinism",
     "Event": "simdist.result",
+    "ExploreReport": "simdist.searches",
     "FaultResult": "simdist.result",
+    "FuzzReport": "simdist.searches",
     "RankResult": "simdist.result",
     "RunResult": "simdist.result",
     "SimdistError": "simdist.errors",
     "SweepReport": "simdist.sweeps",
     "check_determinism": "simdist.determinism",
+    "explore": "simdist.searches",
+    "fuzz": "simdist.searches",
     "point": "simdist.api",
     "run": "simdist.api",
     "samples": "simdist._tell",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simdist.errors import ArgumentError, FaultError, TopologyError
 from simdist.faults import problems_of
+from simdist.kernel import POLICIES, policy_problem
 from simdist.storage import PROFILES, Mount
 from simdist.values import (
     PYTHON,
@@ -137,6 +138,16 @@ class _Module(Spec):
 
 
 @dataclass(frozen=True, slots=True)
+class _Policy(OneOf):
+    """The name of a scheduling policy; those with parameters are not listed."""
+
+    def check(self, value: Any, dialect: Dialect = PYTHON) -> str:
+        if isinstance(value, str) and value not in self.known and not policy_problem(value):
+            return value
+        return OneOf.check(self, value, dialect)
+
+
+@dataclass(frozen=True, slots=True)
 class _Judges(Spec):
     """True or False, or judges and names of judges; True, False or a tuple comes out."""
 
@@ -242,7 +253,7 @@ SETTINGS: Mapping[str, Spec] = {
     "min_hosts": Maybe(Whole(least=1)),
     "env": Maybe(Environment()),
     "argv": Maybe(ListOf(Text(), of="texts")),
-    "policy": OneOf(("fifo", "random")),
+    "policy": _Policy(POLICIES, ("pct",)),
     "start_time": Moment(),
     "isolate": _Isolate(),
     "share": ListOf(_MODULE, of="names of modules"),

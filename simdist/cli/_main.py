@@ -243,6 +243,114 @@ def sweep(
 
 
 @main.command()
+@click.argument("file")
+@click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the file.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
+)
+@click.option("--runs", type=Count(least=1), default=200, show_default=True, help="How many schedules are tried.")
+@click.option("--schedules", type=Count(most=2**63), default=0, show_default=True, help="The seed of the schedules.")
+@click.option("--one-outcome", is_flag=True, help="Fail if what ranks return depends on the schedule.")
+@click.option("--until-found", is_flag=True, help="Stop at the first failure.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.pass_context
+def explore(
+    context: click.Context,
+    /,
+    file: str,
+    seed: int | None,
+    overrides: tuple[str, ...],
+    runs: int,
+    schedules: int,
+    json_path: str | None,
+    *,
+    one_outcome: bool,
+    until_found: bool,
+) -> None:
+    """Run the scenario in FILE under many schedules, and report those under which it fails.
+
+    All judges look on unless the file names some. Exit codes: 0 nothing found, 1 found, 2 bad input.
+    """
+    from simdist.cli._explore import explore_file
+
+    code = explore_file(
+        file,
+        seed,
+        overrides,
+        json_path=json_path,
+        runs=runs,
+        schedules=schedules,
+        one_outcome=one_outcome,
+        until_found=until_found,
+    )
+    context.exit(code)
+
+
+@main.command()
+@click.argument("file")
+@click.option("--seed", type=Count(most=2**63), default=0, show_default=True, help="The seed of the plans.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
+)
+@click.option("--runs", type=Count(least=1), help="How many plans; default: 200, or as many as there is time for.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="For how long, in real time.")
+@click.option("--budget", type=Count(least=1), default=1, show_default=True, help="Ranks that one run may strike.")
+@click.option("--family", "families", multiple=True, metavar="NAME", help="Only faults of this family; may repeat.")
+@click.option("--database", metavar="DIR", help="Keep what is found there, and try it first the next time.")
+@click.option("--no-shrink", is_flag=True, help="Report what is found as it was drawn.")
+@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.option("--write", metavar="FOLDER", help="Write for each failure a scenario and a pytest test there.")
+@click.pass_context
+def fuzz(
+    context: click.Context,
+    /,
+    file: str,
+    seed: int,
+    overrides: tuple[str, ...],
+    runs: int | None,
+    minutes: float | None,
+    budget: int,
+    families: tuple[str, ...],
+    database: str | None,
+    json_path: str | None,
+    write: str | None,
+    *,
+    no_shrink: bool,
+) -> None:
+    """Run the scenario in FILE under random faults, and report the failures that no fault explains.
+
+    Faults in the file are ignored. All judges look on unless the file names some. Exit codes: 0 nothing found, 1 found,
+    2 bad input.
+    """
+    from simdist.cli._fuzz import fuzz_file
+    from simdist.searches import Tries
+
+    tries = Tries(
+        runs=200 if runs is None and minutes is None else runs,
+        seed=seed,
+        budget=budget,
+        families=families or None,
+        shrink=not no_shrink,
+    )
+    code = fuzz_file(file, overrides, tries, minutes=minutes, database=database, json_path=json_path, write=write)
+    context.exit(code)
+
+
+@main.command()
+@click.argument("token")
+@click.option("--file", metavar="FILE", help="The scenario, if it is elsewhere by now.")
+@click.pass_context
+def replay(context: click.Context, token: str, file: str | None) -> None:
+    """Repeat the failing run that TOKEN stands for; `simdist fuzz` prints tokens.
+
+    Exit codes: 0 it does not fail any more, 1 it fails, 2 bad input.
+    """
+    from simdist.cli._fuzz import replay_token
+
+    context.exit(replay_token(token, file))
+
+
+@main.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--real", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="The real backend."

@@ -14,7 +14,15 @@ from simdist.kernel._bus import PASS, Bus, Verdict
 from simdist.kernel._core import one_core, why_not_one_core
 from simdist.kernel._deadlock import Wait, describe_deadlock
 from simdist.kernel._events import EventLog
-from simdist.kernel._policy import FifoPolicy, Policy, RandomPolicy, make_policy
+from simdist.kernel._policy import (
+    POLICIES,
+    FifoPolicy,
+    Policy,
+    PriorityPolicy,
+    RandomPolicy,
+    make_policy,
+    policy_problem,
+)
 from simdist.kernel._simulation import Simulation
 from simdist.kernel._streams import stream
 from simdist.kernel._task import Task, TaskKilled, TaskState
@@ -22,10 +30,12 @@ from simdist.kernel._timetable import Timer
 
 __all__ = [
     "PASS",
+    "POLICIES",
     "Bus",
     "EventLog",
     "FifoPolicy",
     "Policy",
+    "PriorityPolicy",
     "RandomPolicy",
     "Simulation",
     "Task",
@@ -37,6 +47,7 @@ __all__ = [
     "describe_deadlock",
     "make_policy",
     "one_core",
+    "policy_problem",
     "stream",
     "why_not_one_core",
 ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections import deque
 from typing import Protocol
 
 from simdist.kernel._streams import stream
 from simdist.kernel._task import Task
 
-__all__ = ["FifoPolicy", "Policy", "RandomPolicy", "make_policy"]
+__all__ = ["POLICIES", "FifoPolicy", "Policy", "PriorityPolicy", "RandomPolicy", "make_policy", "policy_problem"]
+
+POLICIES = ("fifo", "random")  # and "pct:D"; each but fifo also as "NAME@SEED" and "NAME@SEED+K@SEED"
 
 
 class Policy(Protocol):
@@ -60,6 +64,10 @@ class RandomPolicy:
 
     def __init__(self, seed: int) -> None:
         self._tasks: list[Task] = []
+        self.draw_from(seed)
+
+    def draw_from(self, seed: int) -> None:
+        """Take all further draws from this seed."""
         self._generator = stream(seed, "schedule")
         self._draws: list[int] = []
         self._jitter = stream(seed, "jitter")
@@ -86,14 +94,139 @@ class RandomPolicy:
         return len(self._tasks)
 
 
+class PriorityPolicy:
+    """Probabilistic concurrency testing: each task has a random priority, and the highest that is runnable runs.
+
+    At `depth` - 1 turns, drawn from the seed, the task that would run falls behind all others. A bug that needs `depth`
+    orders between tasks is found with a probability that does not shrink with the number of possible schedules
+    (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of finding bugs", 2010). How long a run is
+    nobody knows before: the turns are drawn so that each power of two is equally likely. Requests of a task with a low
+    priority take longer: as long again as usual for each task above it, up to eight times.
+    """
+
+    preempts = True
+    _LONGEST = 8  # times the usual length, on top of it
+    _LONGEST_RUN = 14  # in turns, as a power of two
+
+    def __init__(self, seed: int, depth: int) -> None:
+        self._tasks: list[Task] = []
+        self._depth = depth
+        self._turns = 0
+        self.draw_from(seed)
+
+    def draw_from(self, seed: int) -> None:
+        """Draw priorities and change points anew from this seed."""
+        # Not a generator of numpy, which takes a lock for each draw: a lock of the world's, where others may go first.
+        self._generator = random.Random(f"{seed} priorities")
+        exponents = [self._generator.uniform(0, self._LONGEST_RUN) for _ in range(self._depth - 1)]
+        self._changes = sorted(self._turns + int(2**exponent) for exponent in exponents)
+        self._priorities: dict[Task, float] = {}  # the highest runs; those that fell are below zero
+        self._fallen = 0
+        self._last: Task | None = None
+
+    def push(self, task: Task) -> None:
+        """Add a task that became runnable."""
+        self._tasks.append(task)
+        if task not in self._priorities:
+            self._priorities[task] = self._generator.random()
+
+    def pop(self) -> Task:
+        """Take the runnable task of the highest priority."""
+        if not self._tasks:
+            raise IndexError("no task is runnable")
+        task = self._highest()
+        if len(self._tasks) > 1:
+            self._turns += 1
+            while self._changes and self._turns >= self._changes[0]:
+                self._changes.pop(0)
+                self._fallen += 1
+                self._priorities[task] = -float(self._fallen)
+                task = self._highest()
+        self._tasks.remove(task)
+        self._last = task
+        return task
+
+    def _highest(self) -> Task:
+        for task in self._tasks:  # since draws began anew
+            if task not in self._priorities:
+                self._priorities[task] = self._generator.random()
+        return max(self._tasks, key=self._priorities.__getitem__)
+
+    def extra_ns(self, usual_ns: int) -> int:
+        """As long again as usual for each task above the one that runs."""
+        own = self._priorities.get(self._last, 0.0) if self._last is not None else 0.0
+        above = sum(priority > own for priority in self._priorities.values())
+        return usual_ns * min(above, self._LONGEST)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+class _TurningPolicy:
+    """Another policy, which after so many decisions draws from another seed: the same run up to there.
+
+    Decisions are choices among several tasks, and how long something takes.
+    """
+
+    preempts = True
+
+    def __init__(self, policy: RandomPolicy | PriorityPolicy, decisions: int, seed: int) -> None:
+        self._policy = policy
+        self._left = decisions
+        self._seed = seed
+        self.push = policy.push
+
+    def _decide(self) -> None:
+        if self._left == 0:
+            self._policy.draw_from(self._seed)
+        self._left -= 1
+
+    def pop(self) -> Task:
+        """As the policy does."""
+        if len(self._policy) > 1:
+            self._decide()
+        return self._policy.pop()
+
+    def extra_ns(self, usual_ns: int) -> int:
+        """As the policy says."""
+        self._decide()
+        return self._policy.extra_ns(usual_ns)
+
+    def __len__(self) -> int:
+        return len(self._policy)
+
+
+_SEED = r"[0-9]{1,19}"
+_FORM = re.compile(
+    r"(?P<name>random|pct(:(?P<depth>[1-9][0-9]?))?)"
+    rf"(@(?P<seed>{_SEED})(\+(?P<decisions>[0-9]{{1,9}})@(?P<other>{_SEED}))?)?"
+)
+_DEPTH = 3
+
+
+def policy_problem(name: str) -> str:
+    """Why there is no policy of this name; "" if there is one."""
+    if name in POLICIES or _FORM.fullmatch(name):
+        return ""
+    if name.startswith("pct"):
+        return "expected 'pct' or 'pct:D', where D is a depth from 1 to 99"
+    return f"unknown scheduling policy {name!r}; expected 'fifo', 'random' or 'pct:D'"
+
+
 def make_policy(name: str, seed: int) -> Policy:
-    """The policy called `name`: "fifo" or "random".
+    """The policy called `name`: "fifo", "random", or "pct:D" with a depth D ("pct" is "pct:3").
+
+    "NAME@S" draws from a seed S of its own, and "NAME@S+K@T" does so for K decisions, and then from the seed T.
 
     Raises:
         ValueError: there is no such policy.
     """
     if name == "fifo":
         return FifoPolicy()
-    if name == "random":
-        return RandomPolicy(seed)
-    raise ValueError(f"unknown scheduling policy {name!r}; expected 'fifo' or 'random'")
+    form = _FORM.fullmatch(name)
+    if form is None:
+        raise ValueError(policy_problem(name))
+    seed = seed if form["seed"] is None else int(form["seed"])
+    policy: RandomPolicy | PriorityPolicy
+    policy = RandomPolicy(seed) if form["name"] == "random" else PriorityPolicy(seed, int(form["depth"] or _DEPTH))
+    return policy if form["other"] is None else _TurningPolicy(policy, int(form["decisions"]), int(form["other"]))

@@ -10,7 +10,7 @@ from simdist.faults import Fault, fields_of, file_key
 from simdist.result import RunResult
 from simdist.scenario._oracles import Seen, judge
 from simdist.scenario._plan import Plan, Verdict
-from simdist.scenario._runner import simulate
+from simdist.scenario._runner import Progress, simulate
 
 __all__ = ["fault_text", "simulated", "undisturbed"]
 
@@ -22,11 +22,17 @@ def undisturbed(plan: Plan) -> Plan:
 
 
 def simulated(
-    plan: Plan, baseline: RunResult | None, single: RunResult | None = None, *, folder: str | None = None
+    plan: Plan,
+    baseline: RunResult | None,
+    single: RunResult | None = None,
+    *,
+    folder: str | None = None,
+    progress: Progress | None = None,
 ) -> tuple[RunResult, tuple[Verdict, ...]]:
     """Run the plan once, and judge it, held against `baseline` where an expectation asks for a fault-free run.
 
-    `single` is that of one rank. The run's temporary folder is made in `folder`, if given.
+    `single` is that of one rank. The run's temporary folder is made in `folder`, if given; `progress` is that of
+    `simdist.run`.
 
     Call it inside `importable`.
 
@@ -34,7 +40,7 @@ def simulated(
         ScenarioError: the workload can't be imported.
     """
     with tempfile.TemporaryDirectory(prefix="simdist-", dir=folder, ignore_cleanup_errors=True) as tmp:
-        result = simulate(plan, tmp, folder=folder)
+        result = simulate(plan, tmp, progress=progress, folder=folder)
         return result, judge(Seen(plan, result, baseline, tmp, single=single))
 
 
@@ -53,4 +59,6 @@ def _toml(value: Any, *, is_duration: bool) -> str:
         return "true" if value else "false"
     if is_duration:
         return f'"{value // 1_000_000_000}s"' if value % 1_000_000_000 == 0 else f'"{value}ns"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(each, is_duration=False) for each in value)}]"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -23,7 +23,7 @@ def scenario_text(plan: Plan, faults: Sequence[Fault], folder: Path, *, comment:
     table = read(plan.source, []) or {}
     apply_overrides(table, plan.overrides, [])
     table["seed"] = plan.seed
-    table["max_restarts"] = max(plan.max_restarts, len(faults))
+    table["max_restarts"] = plan.max_restarts
     workload = table.get("workload")
     table["workload"] = {"target": workload} if isinstance(workload, str) else dict(workload or {})
     table["workload"]["folder"] = os.path.relpath(plan.workload.folder, folder)

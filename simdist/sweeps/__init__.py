@@ -25,7 +25,7 @@ from simdist.sweeps._api import sweep
 from simdist.sweeps._picture import picture
 from simdist.sweeps._points import STRIKES, Case, Point, Strike
 from simdist.sweeps._programs import FunctionProgram
-from simdist.sweeps._replays import write_replays
+from simdist.sweeps._replays import test_text, write_replays
 from simdist.sweeps._report import Failure, Line, SweepReport, Tried, alike, counted, unseen_words
 from simdist.sweeps._sweep import sweep_plan, swept
 from simdist.sweeps._tries import Tries
@@ -47,6 +47,7 @@ __all__ = [
     "sweep",
     "sweep_plan",
     "swept",
+    "test_text",
     "unseen_words",
     "write_replays",
 ]

@@ -12,9 +12,9 @@ from simdist.sweeps._picture import picture
 from simdist.sweeps._programs import struck_plan
 from simdist.sweeps._report import SweepReport
 
-__all__ = ["write_replays", "write_tests"]
+__all__ = ["test_text", "write_replays", "write_tests"]
 
-_TEST = '''"""A crash that {name} does not survive, found by `simdist sweep`. It passes once that is mended."""
+_TEST = '''"""{what}. It passes once that is mended."""
 
 from pathlib import Path
 
@@ -82,6 +82,11 @@ def _quoted(account: str) -> str:
     return account.replace("\\", "/").replace('"', "'")
 
 
+def test_text(what: str, function: str, account: str, scenario: str) -> str:
+    """A pytest file with a test that runs the scenario beside it, and passes if its expectations hold."""
+    return _TEST.format(what=what, function=function, account=_quoted(account), scenario=scenario)
+
+
 def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Path]:
     """Write the files of each failure that the report tells of into `folder`; their paths, scenario, test, picture."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,11 +97,10 @@ def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Pat
         text = scenario_text(struck, failure.case.faults, folder.resolve(), comment=failure.account)
         path.write_text(text, encoding="utf-8")
         yield path
-        account = _quoted(failure.account)
         function = "".join(letter if letter.isalnum() else "_" for letter in name)
         test = folder / f"test_{function}.py"
-        text = _TEST.format(name=plan.name, function=function, account=account, scenario=path.name)
-        test.write_text(text, encoding="utf-8")
+        what = f"A crash that {plan.name} does not survive, found by `simdist sweep`"
+        test.write_text(test_text(what, function, failure.account, path.name), encoding="utf-8")
         yield test
         alone = replace(struck, expect=Expectations(outcomes=plan.expect.outcomes))  # no other run to compare with
         drawn = folder / f"{name}.svg"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 
+from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
 from simdist.files import Looks
-from simdist.process import current_process
 from simdist.scenario import Plan
 from simdist.sweeps._kept import Kept
 from simdist.sweeps._points import STRIKES, Case, Point, Watcher, cases_of
@@ -51,7 +50,7 @@ def swept(
     if "swap" in strikes and not program.has_local_disks:
         raise ArgumentError("a sweep", ["no host has a disk of its own that could be swapped; mount local ones"])
     with ExitStack() as stack:
-        stack.enter_context(_no_logs_of_ranks())
+        stack.enter_context(no_logs_of_ranks())
         stack.enter_context(program.ready())
         stack.callback(Looks.end)
         watcher = Watcher(tries.outcomes)
@@ -176,23 +175,6 @@ def sweep_plan(
     program = PlanProgram(plan, merge=tries.merge)
     with Workers(plan, program, workers or _cores(), tries) as pool:
         return swept(program, tries, progress=progress, keep=keep, run=pool.run)
-
-
-@contextmanager
-def _no_logs_of_ranks() -> Iterator[None]:
-    """Let nothing that ranks log reach the host's handlers: torch alone logs each collective, in hundreds of runs."""
-
-    def is_of_host(_: logging.LogRecord) -> bool:
-        return current_process() is None
-
-    handlers = list(logging.getLogger().handlers)
-    for handler in handlers:
-        handler.addFilter(is_of_host)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(is_of_host)
 
 
 def _cores() -> int:

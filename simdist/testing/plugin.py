@@ -17,7 +17,7 @@ of `self` in a test class), as processes would. Inside, `monkeypatch.setenv`, `c
 | init | None | the default group is there when the body begins, and destroyed after it; False leaves both to the body |
 | timeout | None | of that group: "30s", nanoseconds or a timedelta; None: the backend's own |
 | seeds | (0,) | a count or the seeds themselves: one test for each |
-| policy | None | order of ranks that could run at once: "fifo" or "random"; None: fifo for seed 0, else random |
+| policy | None | order of ranks that could run at once: "fifo", "random", "pct:D"; None: fifo for seed 0, else random |
 | faults | () | faults from `simdist.faults`, or a function of the seed that returns them |
 | strict | None | as `simdist.run`'s |
 | judges | False | likewise: True, or names and instances of judges; with `--simdist-judges` True is the default |
@@ -36,7 +36,10 @@ The fixture `sim` (see `Sim`) is for tests that drive worlds from outside; such 
 With `@pytest.mark.simdist_sweep(world_size=2, ...)` the body is run once undisturbed, and then once for each crash at
 each moment (`simdist.sweep` has the keywords), and has to come back each time. Its fixture `disk` is its disk's folder.
 
-Options: `--simdist-seed`, `--simdist-seeds`, `--simdist-check-determinism`, `--simdist-judges`,
+With `--simdist-explore N` a marked test runs under N other schedules after the usual one (`simdist.explore`), until one
+fails. Its fixtures are set up once for all of them, so what they return should not change.
+
+Options: `--simdist-seed`, `--simdist-seeds`, `--simdist-explore`, `--simdist-check-determinism`, `--simdist-judges`,
 `--simdist-trace`.
 
 pytest loads this module in every run, so it imports nothing but pytest; open `_plugin/__init__.py` for the rest.
@@ -82,6 +85,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     group.addoption("--simdist-seed", type=_count, metavar="S", help="run each simulated test with seed S only")
     group.addoption(
         "--simdist-seeds", type=_positive, metavar="N", help="run each simulated test with N seeds, from its first on"
+    )
+    group.addoption(
+        "--simdist-explore", type=_positive, metavar="N", help="run each marked test under N other schedules, too"
     )
     group.addoption(
         "--simdist-check-determinism",
@@ -147,6 +153,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     words = [
         *([f"seed {option.simdist_seed}"] if option.simdist_seed is not None else []),
         *([f"{option.simdist_seeds} seeds each"] if option.simdist_seeds is not None else []),
+        *([f"{option.simdist_explore} more schedules each"] if option.simdist_explore is not None else []),
         *(["all judges"] if option.simdist_judges else []),
         *(["each test twice, events compared"] if option.simdist_check_determinism else []),
         *([f"traces in {option.simdist_trace}"] if option.simdist_trace else []),

@@ -189,3 +189,28 @@ def test_fails_alike(rank):
     assert "a second run, in a fresh process, was the same, event for event" in alike
     told = r"no seed decides what programs outside the simulation do:\n +true, started at test_it\.py:20 by ranks 0, 1"
     assert re.search(told, alike)
+
+
+def test_an_option_tries_other_schedules_until_one_fails(run: Run) -> None:
+    test = """
+import pytest, torch, torch.distributed as dist
+
+@pytest.mark.simdist(3)
+def test_first_come(rank):
+    if rank:
+        return dist.send(torch.tensor([float(rank)]), 0)
+    got = [torch.zeros(1), torch.zeros(1)]
+    for each in got:
+        dist.recv(each)
+    assert int(got[0]) == 1
+
+@pytest.mark.simdist(3)
+def test_sum(rank):
+    dist.all_reduce(torch.ones(1))
+"""
+    usual = run("-rA", files={"test_it.py": test})
+    explored = run("-rA", "--simdist-explore=12", files={"test_it.py": test})
+
+    assert set(usual.outcomes.values()) == {"passed"}
+    assert explored.outcomes == {"test_first_come": "failed", "test_sum": "passed"}
+    assert re.search(r"replay: pytest \S+::test_first_come --simdist-seed=0 --simdist-explore=\d+", explored.text)

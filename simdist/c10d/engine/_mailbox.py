@@ -131,7 +131,12 @@ class Mailbox:
         assert send.peer is not None
         source, target = send.member.rank, send.peer
         left = communicator.open_from_ns(source, target, send.posted_ns)
-        return None if left is None else left + communicator.latency_ns(source, target, left)
+        if left is None:
+            return None
+        latency_ns = communicator.latency_ns(source, target, left)
+        if send.late_ns is None:
+            send.late_ns = communicator.simulation.policy.extra_ns(latency_ns)
+        return left + latency_ns + send.late_ns
 
     def _hear(self, target: int, tag: Any) -> None:
         """Let what `target` has heard of meet the receives that wait for it, and come back when it hears of more.

@@ -29,6 +29,7 @@ class P2PWork(SimWork):
         "expired",
         "inner",
         "kind",
+        "late_ns",
         "left_ns",
         "peer",
         "place",
@@ -55,6 +56,7 @@ class P2PWork(SimWork):
     place: int  # among the unmatched of its group, in the order of posting; -1: it is matched, or was withdrawn
     peer: int | None  # group rank; None: receive from any, also once it is matched
     tag: Any  # messages meet if theirs are equal
+    late_ns: int | None  # of a send that a receive from any may take: how much later it is heard of; None: not drawn
     posted_checksum: int | None  # of a send's buffer when it was issued, if a listener has noted it
     expired: bool  # it ran out of time
     inner: bool  # a message of an operation that is itself told about
@@ -87,7 +89,7 @@ class P2PWork(SimWork):
         self.place = -1
         self.expired = self.waited = self.spent = False
         self.ready_ns = self.sent_ns = self.way_ns = 0
-        self.posted_checksum = self.left_ns = None
+        self.posted_checksum = self.left_ns = self.late_ns = None
         self.timer = self.strike = self.wire = self.sender = self.during = None
 
     def is_success(self) -> bool:

@@ -7,7 +7,8 @@ import datetime
 import inspect
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from simdist.errors import RunFailedError, SimdistError
 from simdist.process import own
+from simdist.result import RunResult
 from simdist.testing._plugin._arguments import Arguments
 from simdist.testing._plugin._frames import hides
 from simdist.testing._plugin._live import LiveWorld
@@ -73,7 +75,8 @@ def _on_ranks(item: Any, worlds: Worlds) -> Any:
         except SimdistError as error:
             raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
         with live:
-            live.finish()
+            first = live.finish()
+        _explore(item, worlds, call, first)
         if returned:
             warnings.warn(
                 pytest.PytestReturnNotNoneWarning(
@@ -84,6 +87,25 @@ def _on_ranks(item: Any, worlds: Worlds) -> Any:
             )
 
     return body
+
+
+def _explore(item: Any, worlds: Worlds, call: Callable[[int], None], first: RunResult) -> None:
+    """Run the test under as many other schedules as `--simdist-explore` says; the first that fails, fails the test."""
+    __tracebackhide__ = True
+    count = item.config.option.simdist_explore or 0
+    if not count:
+        return
+    from simdist.searches import Facts, schedule
+
+    facts, settings = Facts.of(first), worlds.settings
+    for number in range(1, count + 1):
+        attempt = schedule(number, worlds.seed, facts)
+        worlds.schedule = number
+        faults = (*settings.faults_for(worlds.seed), *attempt.faults)
+        with LiveWorld(worlds, call, replace(settings, policy=attempt.policy), seed=worlds.seed, faults=faults) as live:
+            live.finish()
+        worlds.records.pop()
+    worlds.schedule = 0
 
 
 @contextlib.contextmanager

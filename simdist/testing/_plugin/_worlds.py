@@ -53,6 +53,7 @@ class Worlds:
         self.records: list[Record] = []
         self.live: LiveWorld | None = None  # under way
         self.notes: list[str] = []
+        self.schedule = 0  # the number of the one that is explored; 0 is the usual one
 
     def open(
         self,
@@ -97,7 +98,7 @@ class Worlds:
             judges=settings.judges,
             stall_s=settings.stall_s,
             echo=self._echo(),
-            replay=replay_command(self.item, self.seed),
+            replay=f"{replay_command(self.item, self.seed)}{self._exploring}",
             on_frames=keep,
         )
         record = Record(spec)
@@ -136,6 +137,10 @@ class Worlds:
                 if self._passes_on and text and not text.endswith("\n"):
                     getattr(sys, stream).write(text.rpartition("\n")[2])  # the last line had no end yet
         write_files(self.item, self.seed, self.records.index(record), result)
+
+    @property
+    def _exploring(self) -> str:
+        return f" --simdist-explore={self.schedule}" if self.schedule else ""
 
     @property
     def _passes_on(self) -> bool:

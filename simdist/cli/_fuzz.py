@@ -1,0 +1,93 @@
+"""`simdist fuzz` and `simdist replay`: random faults, and a failure again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from simdist.cli._console import page
+from simdist.cli._explore import loaded
+from simdist.cli._outputs import output_problems, write_text
+from simdist.cli._progress import LiveLine
+from simdist.result import report_of
+from simdist.searches import PlanProgram, Trial, Tries, fuzz_plan, read_token
+
+__all__ = ["fuzz_file", "replay_token"]
+
+
+def fuzz_file(
+    file: str,
+    overrides: Sequence[str],
+    tries: Tries,
+    *,
+    minutes: float | None,
+    database: str | None,
+    json_path: str | None,
+    write: str | None,
+) -> int:
+    """Search the scenario under faults and print what was found; the exit code.
+
+    Raises:
+        ScenarioError: the file, an override, a family or an output path is bad; nothing has run then.
+    """
+    folders = {"--write": write, "--database": database}
+    problems = [*tries.problems(), *output_problems({"--json": json_path}, folders=folders, inputs=[file])]
+    plan = loaded(file, None, overrides, problems)
+    started = time.perf_counter()
+    with LiveLine() as line:
+
+        def progress(done: int, found: int) -> None:
+            rate = done / max(time.perf_counter() - started, 1e-6)
+            line.say(f"{done} runs   {found} causes found   {60 * rate:,.0f} runs a minute")
+
+        report = fuzz_plan(
+            plan,
+            tries,
+            database=None if database is None else Path(database),
+            over=None if minutes is None else lambda: time.perf_counter() - started > 60 * minutes,
+            progress=progress,
+        )
+    seconds = time.perf_counter() - started
+    if json_path is not None:
+        write_text(json_path, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
+    written = [] if write is None else list(report.write(Path(write)))
+    with page() as out:
+        out.print(Text(plan.heading, style="bold"), soft_wrap=True)
+        for text in report.lines():
+            out.print(Text(text, style="bold red" if text.startswith("found:") else ""), soft_wrap=True)
+        for path in written:
+            out.print(f"written      {path}", soft_wrap=True, highlight=False)
+        out.print(f"real time    {seconds:.2f} s, {60 * report.runs / max(seconds, 1e-6):,.0f} runs a minute")
+    return 0 if report.ok else 1
+
+
+def replay_token(token: str, file: str | None) -> int:
+    """Repeat the run of a token and print its report; the exit code.
+
+    Raises:
+        ScenarioError: it is no token, or the scenario is not there, or is another one.
+    """
+    plan, attempt = read_token(token, file)
+    program = PlanProgram(plan)
+    with program.ready():
+        trial = Trial(program)
+        verdict = None if trial.wrong is not None else trial.verdict(attempt)
+        ran = program.run(attempt)
+    with page() as out:
+        out.print(Text(program.planned(attempt).replay), soft_wrap=True)
+        if verdict is None:
+            out.print(Text(f"without any fault: {trial.wrong}"), soft_wrap=True)
+            return 1
+        if verdict.kind == "found":
+            out.print(Text(f"found: {verdict.cause}", style="bold red"), soft_wrap=True)
+        elif verdict.kind == "explained":
+            out.print(Text(f"fails as its faults explain: {verdict.cause}"), soft_wrap=True)
+        else:
+            out.print("passed")
+        if ran.result is not None and verdict.kind == "found":
+            out.print(Text("\n".join(report_of(ran.result).lines())), soft_wrap=True)
+    return 1 if verdict.kind == "found" else 0

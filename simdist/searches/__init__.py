@@ -1,0 +1,52 @@
+"""Searches for bugs that nobody injected: other schedules, other faults, and the smallest run that still fails.
+
+    program (a function, a scenario) -> attempts (a policy, faults) -> runs -> outcomes, causes -> report
+
+- `_attempts.py` says what is tried: the policy of a run, with a seed of its own, and faults. An attempt is all that a
+  replay needs.
+- `_programs.py` runs an attempt, `_outcomes.py` says what became of it: an outcome that runs may share, and the cause
+  of a failure, by which failures are merged.
+- `_swarm.py` draws plans of faults; `_fuzz.py` tries them, `_verdicts.py` says which failures the faults explain,
+  `_shrinking.py` makes the others smaller, `_tokens.py` writes them as one word, `_database.py` keeps them.
+- `_search.py` draws schedules; `_turning_point.py` finds when a failure became inevitable; `_report.py` says it.
+
+It rests on `simdist.run`, `simdist.scenario` and the policies of `simdist.kernel`: there is no runner of its own, and
+each failure replays with `simdist.run` or `simdist run`. Open `_search.py` first.
+"""
+
+from simdist.searches._attempts import Attempt, Facts, schedule
+from simdist.searches._fuzz import Tries, fuzz, fuzz_plan
+from simdist.searches._fuzz_report import Bug, FuzzReport
+from simdist.searches._outcomes import Cause
+from simdist.searches._programs import PlanProgram
+from simdist.searches._report import ExploreReport, Outcome, Schedule, TurningPoint
+from simdist.searches._search import explore, explore_plan
+from simdist.searches._swarm import FAMILIES, plan_of_faults
+from simdist.searches._tokens import read_token, token_of
+from simdist.searches._trials import Trial
+from simdist.searches._verdicts import Verdict
+
+__all__ = [
+    "FAMILIES",
+    "Attempt",
+    "Bug",
+    "Cause",
+    "ExploreReport",
+    "Facts",
+    "FuzzReport",
+    "Outcome",
+    "PlanProgram",
+    "Schedule",
+    "Trial",
+    "Tries",
+    "TurningPoint",
+    "Verdict",
+    "explore",
+    "explore_plan",
+    "fuzz",
+    "fuzz_plan",
+    "plan_of_faults",
+    "read_token",
+    "schedule",
+    "token_of",
+]

@@ -1,0 +1,285 @@
+"""The search over faults: plans drawn one after the other, a verdict on each run, failures made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from simdist._quiet import no_logs_of_ranks
+from simdist._settings import SETTINGS
+from simdist.errors import ArgumentError
+from simdist.faults import Surroundings
+from simdist.scenario import Plan, undisturbed
+from simdist.searches._attempts import Attempt
+from simdist.searches._database import Database
+from simdist.searches._fuzz_report import Bug, FuzzReport
+from simdist.searches._outcomes import Cause
+from simdist.searches._programs import FunctionProgram, PlanProgram, Program
+from simdist.searches._search import judged
+from simdist.searches._shrinking import Shrunk, shrunk
+from simdist.searches._swarm import FAMILIES, plan_of_faults
+from simdist.searches._tokens import token_of
+from simdist.searches._trials import Trial
+from simdist.values import guess_or_list
+
+__all__ = ["Tries", "fuzz", "fuzz_plan"]
+
+Progress = Callable[[int, int], None]
+"""Called with how many runs are done, and how many causes were found."""
+
+_TAKEN = ("policy", "progress", "echo", "replay", "record_results", "faults", "disk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """What a search over faults tries.
+
+    `runs` is how many plans, or None: until the caller ends it. `seed` is that of the plans, `budget` how many ranks
+    may be struck in one run, `families` which of the families of faults are drawn from (None: all that can strike).
+    Without `shrink` what is found is reported as it was drawn.
+    """
+
+    runs: int | None = 200
+    seed: int = 0
+    budget: int = 1
+    families: Sequence[str] | None = None
+    shrink: bool = True
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with them."""
+        for name in self.families or ():
+            if name not in FAMILIES:
+                yield f"families: {name!r} is none{guess_or_list(name, FAMILIES)}"
+        for name, value in (("runs", self.runs), ("budget", self.budget)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                yield f"{name}: {value!r} is no count; 1 is the least"
+
+
+def fuzz(
+    fn: Callable[..., Any],
+    *,
+    world_size: int,
+    runs: int = 200,
+    seed_of_plans: int = 0,
+    budget: int = 1,
+    families: Sequence[str] | None = None,
+    shrink: bool = True,
+    judges: Any = True,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> FuzzReport:
+    """Run `fn` under many plans of faults, and report the runs that fail as no fault explains.
+
+    Each plan turns families of faults on or off, draws a few faults from them, and lets them end. A run has passed if
+    every rank returned what it returns without faults; it is explained if a rank is gone for good, or communication
+    failed while a fault was at work; all else is found: a hang after everything has healed, another exception, another
+    result, what a judge reports.
+
+    Args:
+        fn: the program of a rank, as `simdist.run` takes it.
+        world_size: number of ranks.
+        runs: how many plans.
+        seed_of_plans: another one gives other plans; the seed of the program's own generators stays the same.
+        budget: at most so many ranks are struck in one run.
+        families: of faults: "crash", "host", "hang", "signal", "exception", "slow", "network", "store", "corruption".
+            None: all that can strike.
+        shrink: make what is found smaller: fewest faults, ranks and steps, the plainest schedule.
+        judges: as in `simdist.run`; all of them by default.
+        progress: called with how many runs are done, and how many causes were found.
+        settings: further ones of `simdist.run`, such as `max_restarts`. A program with a disk is a scenario's, whose
+            disk is fresh for each run (`simdist fuzz FILE`).
+
+    Returns:
+        How many runs passed or were explained, and each cause that was found, with its smallest plan.
+
+    Raises:
+        ArgumentError: arguments are not what they have to be.
+    """
+    tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink)
+    known = [name for name in SETTINGS if name not in (*_TAKEN, "nprocs", "join", "fn")]
+    problems = [f"{name}: a search has its own" for name in _TAKEN if name in settings]
+    unknown = [name for name in settings if name not in (*known, *_TAKEN)]
+    problems += [f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown]
+    problems += tries.problems()
+    if problems:
+        raise ArgumentError("simdist.fuzz", problems)
+    program = FunctionProgram(function=fn, settings={"world_size": world_size, "judges": judges, **settings})
+    restarts = int(settings.get("max_restarts", 0))
+    return _Fuzz(program, tries, restarts, has_disk=False).run(progress)
+
+
+def fuzz_plan(
+    plan: Plan,
+    tries: Tries | None = None,
+    *,
+    database: Path | None = None,
+    over: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+) -> FuzzReport:
+    """As `fuzz`, of a scenario without its own faults, judged by its own expectations.
+
+    What is found is kept in the folder `database`, and tried first the next time. The search ends when `over` says so,
+    or after the runs that `tries` has.
+
+    Raises:
+        ScenarioError: the workload can't be imported.
+        ArgumentError: `tries` make no sense.
+    """
+    tries = tries or Tries()
+    if problems := list(tries.problems()):
+        raise ArgumentError("a search", problems)
+    plan = judged(plan)
+    if plan.faults:
+        plan = replace(plan, overrides=(*plan.overrides, "faults=[]"))
+    plan = undisturbed(plan)
+    kept = None if database is None else Database(database, plan)
+    search = _Fuzz(
+        PlanProgram(plan),
+        tries,
+        plan.max_restarts,
+        has_disk=plan.disk is not None,
+        has_local_disks=plan.disk is not None and bool(plan.disk["local"]),
+        kept=kept,
+        over=over,
+    )
+    return search.run(progress)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A cause on its way: the first attempt that showed it, and how many did."""
+
+    cause: Cause
+    number: int
+    attempt: Attempt
+    count: int = 0
+    shrunk: Shrunk | None = None
+
+
+@dataclass(slots=True)
+class _Fuzz:
+    """A search over faults on its way."""
+
+    program: Program
+    tries: Tries
+    max_restarts: int
+    has_disk: bool = field(kw_only=True)
+    has_local_disks: bool = field(default=False, kw_only=True)
+    kept: Database | None = field(default=None, kw_only=True)
+    over: Callable[[], bool] | None = field(default=None, kw_only=True)
+    _found: dict[str, _Found] = field(default_factory=dict, init=False)
+    _counts: dict[str, int] = field(default_factory=lambda: {"passed": 0, "explained": 0, "found": 0}, init=False)
+
+    def run(self, progress: Progress | None) -> FuzzReport:
+        """Try the plans, those in the database first."""
+        with ExitStack() as stack:
+            stack.enter_context(no_logs_of_ranks())
+            stack.enter_context(self.program.ready())
+            trial = Trial(self.program)
+            if trial.wrong is not None:
+                return FuzzReport(runs=1, passed=0, explained=0, bugs=(), wrong=trial.wrong)
+            done = 0
+            for number, path, attempt in self._attempts(trial):
+                again = self._try(trial, number, attempt)
+                if path is not None and not again and self.kept is not None:
+                    self.kept.forget(path)
+                done += 1
+                if progress is not None:
+                    progress(done, len(self._found))
+            return self._report(done)
+
+    def _attempts(self, trial: Trial) -> Iterator[tuple[int, Path | None, Attempt]]:
+        for path, attempt in [] if self.kept is None else list(self.kept.entries()):
+            yield -1, path, attempt
+        families = list(self.tries.families or self._that_can_strike(trial))
+        facts = trial.facts
+        disks: dict[str, Any] = {"has_disk": self.has_disk, "has_local_disks": self.has_local_disks}
+        world = Surroundings(facts.world_size, self.max_restarts, **disks)
+        number = 0
+        while (self.tries.runs is None or number < self.tries.runs) and not (self.over is not None and self.over()):
+            attempt = plan_of_faults(
+                number,
+                self.tries.seed,
+                facts,
+                world,
+                budget=self.tries.budget,
+                families=families,
+            )
+            yield number, None, attempt
+            number += 1
+
+    def _that_can_strike(self, trial: Trial) -> Iterator[str]:
+        for name in FAMILIES:
+            if name == "disk" and not self.has_disk:
+                continue
+            if name == "network" and trial.facts.world_size < 2:
+                continue
+            if name == "host" and not self.has_disk and self.max_restarts == 0:
+                continue
+            yield name
+
+    def _try(self, trial: Trial, number: int, attempt: Attempt) -> bool:
+        """Run an attempt; True if it shows something."""
+        verdict = trial.verdict(attempt)
+        self._counts[verdict.kind] += 1
+        cause = verdict.cause
+        if verdict.kind != "found" or cause is None:
+            return False
+        found = self._found.get(cause.key)
+        if found is None:
+            found = self._found[cause.key] = _Found(cause, number, attempt)
+            small = (
+                self._smallest(trial, attempt, cause) if self.tries.shrink else Shrunk(self.program, attempt, 0, False)
+            )
+            found.shrunk = small
+            if self.kept is not None and isinstance(small.program, PlanProgram):
+                self.kept.keep(cause, small.attempt, small.program.plan)
+        found.count += 1
+        return True
+
+    def _smallest(self, trial: Trial, attempt: Attempt, cause: Cause) -> Shrunk:
+        trials: list[Trial] = [trial]
+
+        def fails(program: Program, tried: Attempt) -> bool:
+            known = next((each for each in trials if each.program == program), None)
+            with ExitStack() as stack:
+                if known is None:
+                    stack.enter_context(program.ready())
+                    known = Trial(program)
+                    trials.append(known)
+                if known.wrong is not None:
+                    return False
+                verdict = known.verdict(tried)
+            return verdict.kind == "found" and verdict.cause is not None and verdict.cause.key == cause.key
+
+        return shrunk(trial.program, attempt, fails)
+
+    def _report(self, runs: int) -> FuzzReport:
+        return FuzzReport(
+            runs=runs,
+            passed=self._counts["passed"],
+            explained=self._counts["explained"],
+            bugs=tuple(map(_bug, self._found.values())),
+        )
+
+
+def _bug(found: _Found) -> Bug:
+    small = found.shrunk
+    assert small is not None
+    plan = small.program.planned(small.attempt) if isinstance(small.program, PlanProgram) else None
+    token = ""
+    if isinstance(small.program, PlanProgram):
+        token = token_of(small.program.plan, small.attempt)
+    return Bug(
+        cause=found.cause,
+        count=found.count,
+        first=found.number,
+        attempt=small.attempt,
+        minimal=small.minimal,
+        replay=small.program.replay(small.attempt),
+        token=token,
+        plan=plan,
+    )

@@ -1,0 +1,137 @@
+"""What a search over faults has found, and the files that replay it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simdist.errors import ArgumentError, RunFailedError
+from simdist.scenario import Plan, scenario_text
+from simdist.searches._attempts import Attempt
+from simdist.searches._outcomes import Cause
+from simdist.sweeps import test_text
+
+__all__ = ["Bug", "FuzzReport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """Runs that fail for the same `cause`: how many, and the number of the `first` plan (-1: from the database).
+
+    `attempt` is the smallest that still fails in this way; `minimal` is False if there was no time to make it so.
+    `replay` is the command or call that repeats it, `token` the word for `simdist replay`, `plan` the scenario.
+    """
+
+    cause: Cause
+    count: int
+    first: int
+    attempt: Attempt
+    minimal: bool
+    replay: str
+    token: str = ""
+    plan: Plan | None = field(default=None, compare=False)
+
+    def lines(self) -> Iterator[str]:
+        """The bug as a report has it."""
+        yield f"found: {self.cause}"
+        origin = "from the database" if self.first < 0 else f"first plan {self.first}"
+        yield f"  {self.count} run{'s' if self.count > 1 else ''}, {origin}"
+        for fault in self.attempt.faults:
+            yield f"  fault: {fault!r}"
+        if self.attempt.policy != "fifo":
+            yield f"  schedule: {self.attempt.policy}"
+        yield f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuzzReport:
+    """How many runs passed, how many failed as their faults explain, and what was found.
+
+    `wrong` is what is wrong with the program without any fault; nothing else was tried then.
+    """
+
+    runs: int
+    passed: int
+    explained: int
+    bugs: tuple[Bug, ...]
+    wrong: Cause | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing was found."""
+        return not self.bugs and self.wrong is None
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The report."""
+        if self.wrong is not None:
+            yield f"without any fault: {self.wrong}"
+            return
+        failed = self.runs - self.passed - self.explained
+        yield f"{self.runs} runs: {self.passed} passed, {self.explained} failed as their faults explain, {failed} found"
+        for bug in self.bugs:
+            yield from bug.lines()
+
+    def raise_for_failure(self) -> None:
+        """Do nothing if nothing was found.
+
+        Raises:
+            RunFailedError: its text is the report.
+        """
+        if not self.ok:
+            raise RunFailedError(str(self))
+
+    def summary(self) -> dict[str, Any]:
+        """The report as JSON-ready data."""
+        return {
+            "ok": self.ok,
+            "runs": self.runs,
+            "passed": self.passed,
+            "explained": self.explained,
+            "wrong": None if self.wrong is None else str(self.wrong),
+            "bugs": [
+                {
+                    "kind": bug.cause.kind,
+                    "cause": bug.cause.text,
+                    "rank": bug.cause.rank,
+                    "where": bug.cause.where,
+                    "count": bug.count,
+                    "first": bug.first,
+                    "minimal": bug.minimal,
+                    "policy": bug.attempt.policy,
+                    "faults": [repr(fault) for fault in bug.attempt.faults],
+                    "replay": bug.replay,
+                    "token": bug.token,
+                }
+                for bug in self.bugs
+            ],
+        }
+
+    def write(self, folder: Path) -> Iterator[Path]:
+        """Write for each bug a scenario that replays it, and a pytest test; their paths. For searches of scenarios.
+
+        Raises:
+            ArgumentError: the search was one of a function.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, bug in enumerate(self.bugs, 1):
+            if bug.plan is None:
+                raise ArgumentError("write", ["a function has no scenario; each bug's replay is a call"])
+            name = f"{bug.plan.name}_{number}"
+            path = folder / f"{name}.toml"
+            text = scenario_text(bug.plan, bug.attempt.faults, folder.resolve(), comment=str(bug.cause))
+            path.write_text(text, encoding="utf-8")
+            yield path
+            function = "".join(letter if letter.isalnum() else "_" for letter in name)
+            test = folder / f"test_{function}.py"
+            test.write_text(
+                test_text(
+                    f"A failure of {bug.plan.name}, found by `simdist fuzz`", function, str(bug.cause), path.name
+                ),
+                encoding="utf-8",
+            )
+            yield test

@@ -1,0 +1,158 @@
+"""What a search over schedules has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from simdist.errors import RunFailedError
+from simdist.searches._attempts import Attempt
+from simdist.searches._outcomes import Cause
+from simdist.values import format_duration
+
+__all__ = ["ExploreReport", "Outcome", "Schedule", "TurningPoint"]
+
+_OUTCOMES = 8  # that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How runs ended: `text` says what became of each rank, `count` of how many schedules; `first` was the first."""
+
+    text: str
+    count: int
+    first: int
+    replay: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurningPoint:
+    """When a failure became inevitable.
+
+    Up to decision `decision` the failing schedule was kept, and what came after was drawn anew, `draws` times: some of
+    these runs passed. One decision later all of them failed. `time_ns` and `rank` are those of the first event that
+    differs between the failing run and the last one that passed; `failing` and `passing` say what happened there.
+    """
+
+    decision: int
+    time_ns: int
+    rank: int
+    failing: str
+    passing: str
+    draws: int
+    runs: int
+
+    def __str__(self) -> str:
+        who = f", rank {self.rank}" if self.rank >= 0 else ""
+        return (
+            f"inevitable from {format_duration(self.time_ns)} on{who}: {self.failing}\n"
+            f"  new draws before that still passed: {self.passing}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Schedules that fail for the same `cause`: how many, and the `first` of them (counted from 0), with its replay.
+
+    `turning_point` is None if nobody looked for it, or if no new draw passes at all.
+    """
+
+    cause: Cause
+    count: int
+    first: int
+    attempt: Attempt
+    replay: str
+    turning_point: TurningPoint | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExploreReport:
+    """What became of every schedule.
+
+    `runs` is how many were tried; `outcomes` has each distinct outcome, the most frequent first; `failures` each cause,
+    in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says for
+    each name of `simdist.sometimes` whether it held in any run.
+    """
+
+    runs: int
+    outcomes: tuple[Outcome, ...]
+    failures: tuple[Schedule, ...]
+    one_outcome: bool = False
+    sometimes: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """True if no schedule failed."""
+        return not self.failures and (len(self.outcomes) < 2 or not self.one_outcome)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The report."""
+        many = "" if len(self.outcomes) == 1 else "s"
+        yield f"{self.runs} schedules, {len(self.outcomes)} outcome{many}"
+        for outcome in self.outcomes[:_OUTCOMES]:
+            yield f"  {outcome.count:>6}  {outcome.text}"
+            if len(self.outcomes) > 1 and not self.failures:
+                yield f"          replay: {outcome.replay}"
+        if len(self.outcomes) > _OUTCOMES:
+            yield f"  and {len(self.outcomes) - _OUTCOMES} more"
+        for failure in self.failures:
+            yield f"found: {failure.cause}"
+            yield f"  {failure.count} of {self.runs} schedules, first number {failure.first}"
+            if failure.turning_point is not None:
+                yield from (f"  {line}" for line in str(failure.turning_point).splitlines())
+            yield f"  replay: {failure.replay}"
+        if self.one_outcome and len(self.outcomes) > 1:
+            yield "found: the outcome depends on the schedule"
+        for name, held in self.sometimes.items():
+            if not held:
+                yield f"never reached: {name}"
+
+    def raise_for_failure(self) -> None:
+        """Do nothing if no schedule failed.
+
+        Raises:
+            RunFailedError: its text is the report.
+        """
+        if not self.ok:
+            raise RunFailedError(str(self))
+
+    def summary(self) -> dict[str, Any]:
+        """The report as JSON-ready data."""
+        return {
+            "ok": self.ok,
+            "runs": self.runs,
+            "outcomes": [
+                {"text": each.text, "count": each.count, "first": each.first, "replay": each.replay}
+                for each in self.outcomes
+            ],
+            "failures": [
+                {
+                    "kind": each.cause.kind,
+                    "cause": each.cause.text,
+                    "rank": each.cause.rank,
+                    "where": each.cause.where,
+                    "count": each.count,
+                    "first": each.first,
+                    "policy": each.attempt.policy,
+                    "faults": [repr(fault) for fault in each.attempt.faults],
+                    "replay": each.replay,
+                    "inevitable": None if each.turning_point is None else _turning(each.turning_point),
+                }
+                for each in self.failures
+            ],
+            "sometimes": self.sometimes,
+        }
+
+
+def _turning(point: TurningPoint) -> dict[str, Any]:
+    return {
+        "time_ns": point.time_ns,
+        "rank": point.rank,
+        "decision": point.decision,
+        "failing": point.failing,
+        "passing": point.passing,
+    }

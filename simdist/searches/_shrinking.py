@@ -1,0 +1,102 @@
+"""The smallest attempt that still fails in the same way: fewest faults, ranks, steps, and the plainest schedule.
+
+Greedy, as fault plans are short: leave out each fault, then whatever else is simpler, and begin again after each
+success, until nothing more can be left out. "The same way" is one cause: see `Cause.key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simdist.errors import SimdistError
+from simdist.faults import Fault, fields_of
+from simdist.searches._attempts import Attempt
+from simdist.searches._programs import Program
+
+__all__ = ["Shrunk", "shrunk"]
+
+_MOST = 150  # runs
+_DURATIONS = ("duration_ns", "delay_ns", "down_ns")
+_MS = 1_000_000
+_COMMON = ("name", "after", "optional")
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """The smallest failure: nothing can be left out of it, unless the `runs` were used up (`minimal` is False)."""
+
+    program: Program
+    attempt: Attempt
+    runs: int
+    minimal: bool
+
+
+def shrunk(program: Program, attempt: Attempt, fails: Callable[[Program, Attempt], bool]) -> Shrunk:
+    """Make a failure smaller; `fails` says whether an attempt still fails in the same way."""
+    runs = 0
+    seen: list[tuple[Program, Attempt]] = [(program, attempt)]
+    while True:
+        for smaller, simpler in _simpler(program, attempt):
+            if (smaller, simpler) in seen:
+                continue
+            if runs == _MOST:
+                return Shrunk(program, attempt, runs, minimal=False)
+            seen.append((smaller, simpler))
+            runs += 1
+            if _still(fails, smaller, simpler):
+                program, attempt = smaller, simpler
+                break
+        else:
+            return Shrunk(program, attempt, runs, minimal=True)
+
+
+def _still(fails: Callable[[Program, Attempt], bool], program: Program, attempt: Attempt) -> bool:
+    try:
+        return fails(program, attempt)
+    except SimdistError:  # what is left does not fit together
+        return False
+
+
+def _simpler(program: Program, attempt: Attempt) -> Iterator[tuple[Program, Attempt]]:
+    """Attempts with one thing less, the simplest first."""
+    faults = attempt.faults
+    if len(faults) > 2:
+        half = len(faults) // 2
+        yield program, replace(attempt, faults=faults[:half])
+        yield program, replace(attempt, faults=faults[half:])
+    for index in range(len(faults)):
+        yield program, replace(attempt, faults=(*faults[:index], *faults[index + 1 :]))
+    if attempt.policy != "fifo":
+        yield program, replace(attempt, policy="fifo")
+    for smaller in program.smaller():
+        yield smaller, attempt
+    for index, fault in enumerate(faults):
+        for simpler in _simpler_faults(fault):
+            yield program, replace(attempt, faults=(*faults[:index], simpler, *faults[index + 1 :]))
+
+
+def _simpler_faults(fault: Fault) -> Iterator[Fault]:
+    """The same with a field at its default, or a rounder, shorter time."""
+    for name, each in fields_of(type(fault)).items():
+        value = getattr(fault, name)
+        if name in _COMMON or value == each.default:
+            continue
+        if isinstance(value, bool) or name in ("when", "disks", "error"):
+            if each.default is not ...:
+                yield _with(fault, name, each.default)
+        elif name in _DURATIONS and isinstance(value, int):
+            for shorter in (_MS, 100 * _MS, 1000 * _MS):
+                if shorter < value:
+                    yield _with(fault, name, shorter)
+        elif name in ("nth", "at_ns", "start_ns") and isinstance(value, int):
+            first = 1 if name == "nth" else 0
+            for lower in dict.fromkeys((first, value // 2, value - 1 if name == "nth" else first)):
+                if first <= lower < value:
+                    yield _with(fault, name, lower)
+
+
+def _with(fault: Fault, name: str, value: Any) -> Fault:
+    changed: dict[str, Any] = {name: value}
+    return replace(fault, **changed)

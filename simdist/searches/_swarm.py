@@ -1,0 +1,139 @@
+"""Plans of faults, drawn: swarm testing.
+
+In each plan every family of faults is on or off as a whole (Groce et al., "Swarm testing", 2012): a run with crashes
+and nothing else reaches what one with a little of everything does not. At most so many ranks are struck as the budget
+says. Each fault comes from the catalogue (`simdist.faults.KINDS`) and its fields from what the class says of them; what
+does not fit the program is drawn anew. Everything ends: after the last strike there is a time in which the program has
+to recover.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simdist.faults import KINDS, RANK, Fault, RankFault, Surroundings, fields_of, problems_of
+from simdist.searches._attempts import Attempt, Facts, trigger
+from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
+
+__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "plan_of_faults"]
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "crash": ("crash",),
+    "host": ("host_crash",),
+    "hang": ("hang",),
+    "signal": ("signal",),
+    "exception": ("raise",),
+    "slow": ("slow_rank", "link_delay", "store_delay", "slow_disk"),
+    "network": ("partition", "hold"),
+    "store": ("store_lost",),
+    "disk": ("io_error", "short_write", "disk_full", "lost_sync"),
+    "corruption": ("bit_flip", "bit_rot"),
+}
+DEADLY = ("crash", "host_crash", "signal", "raise", "store_lost", "io_error", "short_write", "disk_full")
+"""Kinds after which a rank may be gone: a plan has no more of them than the launcher starts ranks again, or one."""
+CORRUPTING = FAMILIES["corruption"]
+
+_MOST = 4  # faults of a plan
+_TURNS = 12  # in which a fault is drawn that fits
+_SHORTEST_NS, _LONGEST_NS = 1_000, 10_000_000_000
+_SIDES = ("before", "during", "after")
+_ERRORS = ("RuntimeError", "DistBackendError", "OSError")
+_TIMES = ("at_ns", "at_step", "at_point", "op", "nth", "every", "period_ns", "probability", "life")
+_AGAIN = ("name", "after", "optional")
+
+
+def plan_of_faults(
+    number: int, seed: int, facts: Facts, world: Surroundings, *, budget: int, families: Sequence[str]
+) -> Attempt:
+    """The plan with this number, and a schedule; at most `budget` ranks of the `world` are struck."""
+    source = random.Random(f"plan {seed} {number}")
+    policy = source.choice(("fifo", f"random@{source.randrange(2**31)}", f"pct:3@{source.randrange(2**31)}"))
+    struck = min(budget, facts.world_size)
+    victims = source.sample(range(facts.world_size), source.randint(1, struck)) if struck else []
+    on = [name for name in families if source.random() < 0.5] or [source.choice(families)]
+    kinds = [kind for name in on for kind in FAMILIES[name]]
+    deadly = max(1, world.max_restarts or 0)
+    faults: list[Fault] = []
+    for _ in range(source.randint(1, _MOST)):
+        kind = source.choice(kinds)
+        if kind in DEADLY and deadly == 0:
+            continue
+        fault = _fitting(source, KINDS[kind], facts, victims, world)
+        if fault is not None:
+            deadly -= kind in DEADLY
+            faults.append(fault)
+    return Attempt(policy=policy, faults=tuple(faults))
+
+
+def _fitting(
+    source: random.Random, kind: type[Fault], facts: Facts, victims: Sequence[int], world: Surroundings
+) -> Fault | None:
+    about: dict[str, Any] = {"has_disk": world.has_disk, "has_local_disks": world.has_local_disks}
+    for _ in range(_TURNS):
+        values = _values(source, kind, facts, victims)
+        if values is None:
+            return None
+        fault = kind(**values, optional=True)
+        if fault.needs_disk and not world.has_disk:
+            continue
+        if not problems_of([fault], facts.world_size, max_restarts=world.max_restarts, **about):
+            return fault
+    return None
+
+
+def _values(source: random.Random, kind: type[Fault], facts: Facts, victims: Sequence[int]) -> dict[str, Any] | None:
+    """Fields for a fault; None if one has to be given and nobody can know it."""
+    values: dict[str, Any] = {}
+    fields = {name: each for name, each in fields_of(kind).items() if name not in _AGAIN}
+    victim = source.choice(victims) if victims else 0
+    others = [rank for rank in range(facts.world_size) if rank != victim] or [victim]
+    start_ns = source.randrange(facts.virtual_time_ns + 1)
+    for name, each in fields.items():
+        if issubclass(kind, RankFault) and name in (*_TIMES, "when"):
+            continue
+        if name == "start_ns":
+            values[name] = start_ns
+        elif name == "until_ns":
+            values[name] = start_ns + _duration(source)
+        elif name == "at_ns":
+            values[name] = start_ns
+        elif name == "dst":
+            values[name] = source.choice(others)
+        elif name == "error" and kind.kind == "raise":
+            values[name] = source.choice(_ERRORS)
+        elif each.spec == RANK or each.spec == Maybe(RANK):
+            values[name] = victim
+        else:
+            drawn = _drawn(source, each.spec, victims, facts)
+            if drawn is not ...:
+                values[name] = drawn
+            elif each.default is ...:
+                return None
+    if issubclass(kind, RankFault):
+        values |= trigger(source, facts.moments[victim])
+        if "at_ns" not in values and source.random() < 0.5:
+            values["when"] = source.choice(_SIDES)
+    return values
+
+
+def _drawn(source: random.Random, spec: Spec, victims: Sequence[int], facts: Facts) -> Any:
+    """A value of a field; `...` for its default."""
+    inner = spec.spec if isinstance(spec, Maybe) else spec
+    if isinstance(inner, Duration):
+        return _duration(source)
+    if isinstance(inner, Truth):
+        return source.random() < 0.5
+    if isinstance(inner, ListOf):
+        rest = [rank for rank in range(facts.world_size) if rank not in victims]
+        return (tuple(sorted(victims)), tuple(rest))
+    if isinstance(inner, OneOf) and source.random() < 0.5:
+        return source.choice(inner.known)
+    if isinstance(inner, Whole) and not isinstance(spec, Maybe) and inner.most is not None and inner.most < 100:
+        return source.randint(inner.least or 0, inner.most)
+    return ...
+
+
+def _duration(source: random.Random) -> int:
+    return int(_SHORTEST_NS * (_LONGEST_NS / _SHORTEST_NS) ** source.random())

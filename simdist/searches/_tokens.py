@@ -1,0 +1,67 @@
+"""A failing run as one word, for an issue: `simdist replay sd1-eNp...`.
+
+It holds the scenario's path, its overrides and seed, the policy and the faults in the words of a file: all that the
+run depends on besides the program itself. It is packed JSON; the number at its front is the form of what follows.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from simdist.errors import ScenarioError
+from simdist.scenario import Plan, fault_text, load, undisturbed
+from simdist.searches._attempts import Attempt
+from simdist.searches._programs import overrides_of
+from simdist.values import brief
+
+__all__ = ["read_token", "token_of"]
+
+_FORM = "sd1-"
+
+
+def token_of(plan: Plan, attempt: Attempt) -> str:
+    """The token of an attempt at a scenario."""
+    source = os.path.relpath(plan.source) if Path(plan.source).is_absolute() else plan.source
+    faults = [fault_text(fault) for fault in attempt.faults]
+    data = [Path(source).as_posix(), plan.seed, list(plan.overrides), attempt.policy, faults]
+    packed = zlib.compress(json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode(), 9)
+    return _FORM + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def read_token(token: str, source: str | None = None) -> tuple[Plan, Attempt]:
+    """The scenario, without faults of its own, and the attempt. `source` is another path for the same file.
+
+    Raises:
+        ScenarioError: it is no token, or the file is not what it was.
+    """
+    path, seed, overrides, policy, faults = _unpacked(token)
+    path = source if source is not None else path
+    said = list(overrides_of(policy, ()))[:1]
+    struck = load(path, overrides=(*overrides, *said, f"faults=[{', '.join(faults)}]"))
+    plan = replace(undisturbed(load(path, overrides=overrides)), seed=seed)
+    return plan, Attempt(policy=policy, faults=struck.faults)
+
+
+def _unpacked(token: str) -> tuple[str, int, tuple[str, ...], str, list[str]]:
+    text = token.strip()
+    try:
+        if not text.startswith(_FORM):
+            raise ValueError(text)
+        body = text.removeprefix(_FORM)
+        packed = base64.b64decode(body + "=" * (-len(body) % 4), altchars="-_", validate=True)
+        data: Any = json.loads(zlib.decompressobj().decompress(packed, 1 << 20))
+        path, seed, overrides, policy, faults = data
+        fits = isinstance(path, str) and isinstance(seed, int) and isinstance(policy, str)
+        if not fits or not all(isinstance(each, str) for each in (*overrides, *faults)):
+            raise ValueError(text)
+    except (ValueError, TypeError, binascii.Error, zlib.error):
+        problem = f"{brief(token)} is no token; expected what simdist fuzz prints, {_FORM}..., as a whole"
+        raise ScenarioError("TOKEN", [problem]) from None
+    return path, seed, tuple(overrides), policy, list(faults)

@@ -1,0 +1,70 @@
+"""`simdist explore` on a scenario."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from simdist.cli import main
+
+_PROGRAM = """
+import torch
+import torch.distributed as dist
+
+
+def first_come(wanted=0):
+    dist.init_process_group("gloo")
+    if dist.get_rank():
+        dist.send(torch.tensor([float(dist.get_rank())]), 0)
+        return None
+    message, other = torch.zeros(1), torch.zeros(1)
+    dist.recv(message)
+    dist.recv(other)
+    if wanted and int(message) != wanted:
+        raise ValueError("out of order")
+    return int(message)
+"""
+
+
+def _explore(folder: Path, *words: str, wanted: int = 0) -> Result:
+    (folder / "program.py").write_text(_PROGRAM)
+    path = folder / "scenario.toml"
+    path.write_text(f'world_size = 3\n[workload]\ntarget = "program:first_come"\nkwargs = {{ wanted = {wanted} }}\n')
+    return CliRunner().invoke(main, ["explore", str(path), *words])
+
+
+def test_outcomes_are_counted_and_nothing_is_found(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--runs", "20")
+
+    assert result.exit_code == 0, result.output
+    assert "20 schedules, 2 outcomes" in result.output
+    assert "rank 0 returned 1; ranks 1, 2 returned None" in result.output
+
+
+def test_an_outcome_that_depends_on_the_schedule_can_be_a_failure(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--runs", "20", "--one-outcome", "--until-found")
+
+    assert result.exit_code == 1, result.output
+    assert "found: the outcome depends on the schedule" in result.output
+
+
+def test_a_failure_replays_by_the_command_that_is_printed(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--runs", "20", "--json", str(tmp_path / "report.json"), wanted=1)
+
+    assert result.exit_code == 1, result.output
+    (failure,) = json.loads((tmp_path / "report.json").read_text())["failures"]
+    assert "ValueError: out of order" in failure["cause"]
+    again = CliRunner().invoke(main, shlex.split(failure["replay"])[1:])
+    assert again.exit_code == 1
+    assert "out of order" in again.output
+
+
+def test_bad_input_is_one_message(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--set", "world_sise=3", "--json", str(tmp_path))
+
+    assert result.exit_code == 2
+    assert "2 problems" in result.output
+    assert "world_sise: unknown key; did you mean 'world_size'?" in result.output

@@ -1,0 +1,100 @@
+"""`simdist fuzz` and `simdist replay` on a scenario."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from simdist.cli import main
+
+_PROGRAM = """
+import torch
+import torch.distributed as dist
+
+
+def train(careful, steps):
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    for _ in range(steps):
+        try:
+            dist.all_reduce(total)
+        except RuntimeError:
+            if careful:
+                raise
+            return -1
+    return int(total)
+"""
+
+
+def _write(folder: Path, *, careful: bool) -> str:
+    (folder / "program.py").write_text(_PROGRAM)
+    path = folder / "scenario.toml"
+    kwargs = f"{{ careful = {str(careful).lower()}, steps = 3 }}"
+    path.write_text(f'world_size = 3\n[workload]\ntarget = "program:train"\nkwargs = {kwargs}\n')
+    return str(path)
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+def _fuzz(folder: Path, *words: str) -> Result:
+    return _run("fuzz", _write(folder, careful=False), "--family", "exception", "--runs", "20", *words)
+
+
+def test_failures_that_faults_explain_are_no_finding(tmp_path: Path) -> None:
+    result = _run("fuzz", _write(tmp_path, careful=True), "--runs", "30")
+
+    assert result.exit_code == 0, result.output
+    assert re.search(r"30 runs: \d+ passed, \d+ failed as their faults explain, 0 found", result.output)
+
+
+def test_a_finding_replays_by_its_token_and_no_more_once_it_is_mended(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = _run(
+        "fuzz", _write(tmp_path, careful=False), "--family", "exception", "--runs", "20", "--json", str(report)
+    )
+    (bug,) = json.loads(report.read_text())["bugs"]
+    failing = _run("replay", bug["token"])
+    mended = _run("replay", bug["token"], "--file", _write(tmp_path, careful=True))
+
+    assert result.exit_code == 1, result.output
+    assert (bug["kind"], len(bug["faults"]), bug["minimal"]) == ("wrong", 1, True)
+    assert failing.exit_code == 1
+    assert "found: rank" in failing.output
+    assert mended.exit_code == 0
+    assert "fails as its faults explain" in mended.output
+
+
+def test_files_of_a_finding_are_written(tmp_path: Path) -> None:
+    result = _run(
+        "fuzz",
+        _write(tmp_path, careful=False),
+        "--family",
+        "exception",
+        "--runs",
+        "20",
+        "--write",
+        str(tmp_path / "out"),
+    )
+
+    assert result.exit_code == 1, result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scenario_1.toml", "test_scenario_1.py"]
+
+
+def test_bad_input_is_one_message(tmp_path: Path) -> None:
+    result = _run("fuzz", _write(tmp_path, careful=True), "--family", "chrash", "--set", "sead=1")
+
+    assert result.exit_code == 2
+    assert "2 problems" in result.output
+    assert "families: 'chrash' is none; did you mean 'crash'?" in result.output
+
+
+def test_what_is_no_token_is_bad_input() -> None:
+    result = _run("replay", "sd1-xyz")
+
+    assert result.exit_code == 2
+    assert "is no token; expected what simdist fuzz prints" in result.output

@@ -1,0 +1,116 @@
+"""Programs whose result, or whose life, depends on the schedule."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+stores: Any = dist  # torch's stubs leave them out
+
+
+def lost_update(wait_ms: int = 1) -> int:
+    """Read and write back a counter, each rank after the one before it, if nobody is late."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = stores.TCPStore("127.0.0.1", 29600, size, is_master=rank == 0)
+    store.add("count", 0)
+    time.sleep(rank * wait_ms / 1000)
+    store.set("count", str(int(store.get("count")) + 1))
+    store.set(f"done {rank}", "")
+    store.wait([f"done {each}" for each in range(size)])
+    found = int(store.get("count"))
+    store.set(f"read {rank}", "")
+    if rank == 0:  # the store ends with it
+        store.wait([f"read {each}" for each in range(size)])
+    if found != size:
+        raise ValueError(f"{found} of {size} updates")
+    return found
+
+
+def first_come() -> list[int] | None:
+    """Rank 0 receives from anyone, in the order of arrival."""
+    dist.init_process_group("gloo")
+    if dist.get_rank():
+        dist.send(torch.tensor([float(dist.get_rank())]), 0)
+        return None
+    got = []
+    for _ in range(dist.get_world_size() - 1):
+        message = torch.zeros(1)
+        dist.recv(message)
+        got.append(int(message))
+    return got
+
+
+def check_then_act() -> list[int]:
+    """Two threads take from a queue, and look first whether anything is there."""
+    items: queue.Queue[int] = queue.Queue()
+    taken: list[int] = []
+
+    def work() -> None:
+        while not items.empty():
+            taken.append(items.get_nowait())
+
+    for item in range(3):
+        items.put(item)
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(work) for _ in range(2)]:
+            each.result()
+    return sorted(taken)
+
+
+def all_together() -> float:
+    """The same under every schedule."""
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    for _ in range(3):
+        dist.all_reduce(total)
+    return float(total)
+
+
+def wrong_sum() -> float:
+    """A value that `simdist.always` objects to."""
+    import simdist
+
+    total = all_together()
+    simdist.always("small", total < 0)
+    simdist.sometimes("large", total > 1e9)
+    return total
+
+
+def in_place(folder: str, steps: int = 3) -> list[float]:
+    """A checkpoint that is written over the one before it."""
+    import simdist
+
+    dist.init_process_group("gloo")
+    path, first, total = Path(folder) / "last.pt", 0, torch.zeros(2)
+    if path.exists():
+        saved = torch.load(path)
+        first, total = saved["step"] + 1, saved["total"]
+    for step in range(first, steps):
+        simdist.step(step)
+        part = torch.full((2,), float(step + dist.get_rank()))
+        dist.all_reduce(part)
+        total += part
+        if dist.get_rank() == 0:
+            torch.save({"step": step, "total": total}, path)
+        dist.barrier()
+    found: list[float] = total.tolist()
+    return found
+
+
+def gives_up() -> int:
+    """An error of communication that is taken for a result."""
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    try:
+        for _ in range(4):
+            dist.all_reduce(total)
+    except RuntimeError:
+        return -1
+    return int(total)

@@ -1,0 +1,157 @@
+"""A search over faults passes over what a fault explains, and makes the rest small."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simdist
+from simdist.errors import ArgumentError, RunFailedError, ScenarioError
+from simdist.faults import KINDS, Crash, Fault, Partition, Surroundings
+from simdist.scenario import Plan, load, run_scenario
+from simdist.searches import FAMILIES, Attempt, Facts, Tries, fuzz_plan, plan_of_faults, read_token, token_of
+from tests.searches.programs import all_together, gives_up
+
+PROGRAMS = Path(__file__).parent
+
+
+def scenario(folder: Path, more: str = "") -> Plan:
+    path = folder / "saving.toml"
+    path.write_text(
+        f"world_size = 3\nmax_restarts = 1\n[workload]\ntarget = \"programs:in_place\"\nfolder = '{PROGRAMS}'\n"
+        f'args = ["{{tmp}}"]\nkwargs = {{ steps = 3 }}\n[disk]\n{more}'
+    )
+    return load(str(path))
+
+
+def drawn(count: int, **about: Any) -> list[Attempt]:
+    facts = Facts.of(simdist.run(all_together, world_size=4))
+    world = Surroundings(4, about.pop("max_restarts", 0), about.pop("has_disk", False), has_local_disks=False)
+    given: dict[str, Any] = {"budget": 1, "families": tuple(FAMILIES)} | about
+    return [plan_of_faults(number, 0, facts, world, **given) for number in range(count)]
+
+
+def ranks_of(fault: Fault) -> set[int]:
+    return {rank for ranks in fault.named_ranks().values() for rank in ranks}
+
+
+def test_every_kind_of_fault_is_in_one_family() -> None:
+    assert sorted(kind for kinds in FAMILIES.values() for kind in kinds) == sorted(KINDS)
+
+
+def test_plans_hold_at_most_as_many_ranks_as_the_budget_says() -> None:
+    of_ranks = [
+        {fault.target for fault in attempt.faults if fault.target is not None} for attempt in drawn(80, budget=2)
+    ]
+
+    assert max(map(len, of_ranks)) == 2
+    assert max(len(found) for found in of_ranks if found) <= 2
+
+
+def test_each_plan_has_its_own_families_and_all_of_them_are_drawn() -> None:
+    kinds = [{fault.kind for fault in attempt.faults} for attempt in drawn(200, has_disk=True, max_restarts=1)]
+    without = {"disk_full", "bit_rot", "short_write", "lost_sync", "io_error", "slow_disk"}  # nothing is written
+
+    assert set().union(*kinds) >= set(KINDS) - without
+    assert drawn(20) == drawn(20)
+
+
+def test_everything_that_lasts_has_an_end() -> None:
+    faults = [fault for attempt in drawn(150, max_restarts=1) for fault in attempt.faults]
+
+    assert all(getattr(fault, "until_ns", 0) is not None for fault in faults)
+    assert all(getattr(fault, "duration_ns", 0) is not None for fault in faults)
+    assert all(fault.optional for fault in faults)
+
+
+def test_a_program_that_fails_only_as_its_faults_explain_has_no_bug() -> None:
+    report = simdist.fuzz(all_together, world_size=3, runs=40)
+
+    assert report.ok, str(report)
+    assert report.passed + report.explained == 40
+    assert report.explained > 0
+    report.raise_for_failure()
+
+
+def test_a_result_that_is_another_one_than_without_faults_is_found() -> None:
+    report = simdist.fuzz(gives_up, world_size=3, runs=40)
+
+    (bug,) = report.bugs
+    assert (bug.cause.kind, bug.minimal, bug.attempt.policy, len(bug.attempt.faults)) == ("wrong", True, "fifo", 1)
+    assert "world_size=1" in bug.replay
+    assert "rank 0 returned another result than without faults: value: -1 and 81" in str(report)
+    with pytest.raises(RunFailedError, match="found: rank"):
+        report.raise_for_failure()
+
+
+def test_a_checkpoint_that_is_torn_is_found_as_small_as_can_be_and_written_down(tmp_path: Path) -> None:
+    report = fuzz_plan(scenario(tmp_path), Tries(families=("crash", "signal"), runs=60), database=tmp_path / "kept")
+
+    bug = next(bug for bug in report.bugs if "EOFError" in bug.cause.text)
+    assert bug.minimal
+    assert bug.plan is not None
+    assert (bug.plan.world_size, dict(bug.plan.workload.kwargs), len(bug.plan.faults)) == (1, {"steps": 1}, 1)
+    written = list(report.write(tmp_path / "written"))
+    assert not run_scenario(load(str(written[0]))).ok
+    assert written[1].name.startswith("test_saving_")
+    assert len(list((tmp_path / "kept" / "saving").iterdir())) == len(report.bugs)
+
+
+def test_what_the_database_holds_is_tried_first_and_forgotten_when_it_is_mended(tmp_path: Path) -> None:
+    plan, kept = scenario(tmp_path), tmp_path / "kept"
+    fuzz_plan(plan, Tries(families=("crash",), runs=60), database=kept)
+    again = fuzz_plan(plan, Tries(families=("slow",), runs=1), database=kept)
+    for path in (kept / "saving").iterdir():
+        path.write_text(f'{{"token": "{token_of(plan, Attempt())}"}}')
+    mended = fuzz_plan(plan, Tries(families=("slow",), runs=1), database=kept)
+
+    assert {bug.first for bug in again.bugs} == {-1}
+    assert mended.ok
+    assert not list((kept / "saving").iterdir())
+
+
+def test_a_token_holds_a_whole_attempt(tmp_path: Path) -> None:
+    plan = scenario(tmp_path)
+    faults = (
+        Crash(rank=1, op="write", nth=2, optional=True),
+        Partition(groups=((0,), (1, 2)), until_ns=5, optional=True),
+    )
+    attempt = Attempt(policy="pct:3@17", faults=faults)
+
+    token = token_of(plan, attempt)
+
+    assert read_token(token, plan.source)[1] == attempt
+    assert read_token(token, plan.source)[0].workload == plan.workload
+    assert token.startswith("sd1-")
+    assert len(token) < 300
+
+
+@pytest.mark.parametrize("token", ["", "sd1-", "sd1-????", "sd2-eNpV", "sd1-eNpVjs"])
+def test_what_is_no_token_is_refused(token: str) -> None:
+    with pytest.raises(ScenarioError, match="is no token"):
+        read_token(token)
+
+
+def test_any_text_is_a_token_or_refused() -> None:
+    source = random.Random(1)
+    for _ in range(300):
+        with pytest.raises(ScenarioError):
+            read_token("sd1-" + "".join(source.choices("abcdeNpVjsEKwy_-09", k=source.randrange(60))))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"runs": 0}, "runs: 0 is no count; 1 is the least"),
+        ({"budget": True}, "budget: True is no count"),
+        ({"families": ["chrash"]}, "families: 'chrash' is none; did you mean 'crash'"),
+        ({"faults": []}, "faults: a search has its own"),
+        ({"max_restart": 1}, "max_restart: unknown argument; did you mean 'max_restarts'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        simdist.fuzz(all_together, world_size=2, **given)
