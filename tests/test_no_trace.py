@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.data
@@ -164,6 +165,8 @@ def run_world(index: int) -> set[str]:
     return {rank.status for rank in result.ranks}
 
 
+# Python 3.13 reports that a BytesIO whose buffer a rank still had when it was killed can't be closed.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.BytesIO")
 def test_many_worlds_leave_no_trace() -> None:
     wrong: Counter[tuple[str, ...]] = Counter()
     for index in range(2 * len(CASES)):  # what is made once and kept, is made here

@@ -287,6 +287,8 @@ def by_hsdp(folder: str, *, steps: int = 2) -> float:
     return round(float(weight.full_tensor().double().sum()), 4)
 
 
+# Torch's writer of a rank that died is collected after its file, and Python 3.13 reports that its flush fails.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <torch.distributed.checkpoint.filesystem")
 @pytest.mark.parametrize("strike", ["all", "host"])
 def test_hsdp_comes_back_on_its_mesh(strike: Any) -> None:
     report = _swept(by_hsdp, world_size=4, strikes=[strike], limit=6)
