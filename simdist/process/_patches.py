@@ -59,8 +59,8 @@ def patched_now() -> list[Patched]:
 
     Example:
         >>> import simdist
-        >>> names = simdist.run(lambda: [each.name for each in patched_now() if each.owner == "time"]).values[0]
-        >>> "sleep" in names, patched_now()
+        >>> replaced = simdist.run(patched_now, world_size=1).values[0]
+        >>> "time.monotonic" in [f"{each.owner}.{each.name}" for each in replaced], patched_now()
         (True, [])
     """
     found = {row for patches in list(Patches.living) for row in patches.rows()}

@@ -70,10 +70,13 @@ def explore(
 
     Example:
         >>> import simdist, torch.distributed as dist
-        >>> def first_come(rounds):
-        ...     store = dist.TCPStore("127.0.0.1", 29600, 2, is_master=dist.get_node_local_rank() == 0)
-        ...     return [store.add(f"round {n}", 1) for n in range(rounds)]
-        >>> report = simdist.explore(first_come, world_size=2, runs=20, args=(1,))
+        >>> def first_come():
+        ...     dist.init_process_group("gloo")
+        ...     store = dist.TCPStore("127.0.0.1", 29600, 2, is_master=dist.get_rank() == 0)
+        ...     place = store.add("here", 1)
+        ...     dist.barrier()  # rank 0 has the store: it has to stay until all have asked
+        ...     return place
+        >>> report = simdist.explore(first_come, world_size=2, runs=20)
         >>> report.ok, len(report.outcomes)
         (True, 2)
     """
