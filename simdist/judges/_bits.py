@@ -6,6 +6,8 @@ again that an array was made of (torch 2.13, `tensor_to_numpy`), which FSDP does
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -22,6 +24,9 @@ Tensor = torch.Tensor
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _REAL: dict[Any, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+_BYTE = np.dtype(np.uint8)
+_Elements = np.ndarray[Any, np.dtype[Any]]
+_NO_ELEMENTS: _Elements = np.empty(0, np.float32)
 
 
 def local_part(tensor: Any) -> Any:
@@ -31,19 +36,17 @@ def local_part(tensor: Any) -> Any:
 
 def bits_of(tensor: Any) -> int | None:
     """CRC-32 over the elements of a rank's tensor; None where they are out of reach, or not there yet."""
-    data = _readable(tensor)
-    if data is None:
-        return None
-    size = data.nbytes
-    return zlib.crc32(bytes_at(data.data_ptr(), size)) if size else 0
+    found = _readable(tensor)
+    return None if found is None else zlib.crc32(found[1])
 
 
 def is_constant(tensor: Any) -> bool:
     """True if all elements are the same bits, or there is at most one."""
-    data = _readable(tensor)
-    if data is None or data.numel() < 2:
+    found = _readable(tensor)
+    if found is None or found[0].numel() < 2:
         return True
-    bytes_ = memoryview(bytes_at(data.data_ptr(), data.nbytes)).cast("B")
+    data, elements = found
+    bytes_ = memoryview(elements).cast("B")
     return bytes_[data.itemsize :] == bytes_[: -data.itemsize]
 
 
@@ -57,20 +60,17 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
 
     What is None is left out.
     """
-    with np.errstate(all="ignore"):
-        for place, tensor in enumerate(tensors):
-            data = None if tensor is None or not tensor.is_floating_point() else _readable(tensor)
-            if data is None or not (size := data.nbytes):
-                continue
-            kind = _REAL.get(data.dtype)
-            if kind is not None:
-                elements = np.frombuffer(memoryview(bytes_at(data.data_ptr(), size)), kind)
-                total = elements.dot(elements)  # one pass; it overflows only where elements are near the range's end
-                if total - total == 0.0:
-                    continue
-            # Types of a byte have no such operator of their own.
-            if not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
-                return place
+    for place, tensor in enumerate(tensors):
+        found = None if tensor is None or not tensor.is_floating_point() else _readable(tensor)
+        if found is None:
+            continue
+        data, elements = found
+        # One pass; it overflows only where elements are near the range's end. Unlike `dot` it never warns of that.
+        if elements.dtype is not _BYTE and math.isfinite(np.vdot(elements, elements)):
+            continue
+        # Types of a byte have no such operator of their own.
+        if not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
+            return place
     return None
 
 
@@ -93,28 +93,36 @@ def bits_inside(batch: Any) -> Iterator[int | None]:
         yield bits_of(batch)
 
 
-def _readable(tensor: Any) -> Tensor | None:
-    """A dense CPU tensor with the elements, over the same memory where it can; None where there is none.
+def _readable(tensor: Any) -> tuple[Tensor, _Elements] | None:
+    """A dense CPU tensor with the elements, over the same memory where it can, and these; None where there are none.
 
-    Who uses its address keeps it.
+    Keep the tensor while you look at the elements: they keep no memory.
     """
     try:
         if type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
             # Hot: what most tensors are. One without memory, or whose storage was freed, has no address.
-            data: Tensor = tensor
-            if data.data_ptr() and not data.is_neg():
-                return data
-        data = local_part(tensor).data
+            address = tensor.data_ptr()
+            if address and not tensor.is_neg():
+                return tensor, _elements_at(address, tensor.nbytes, tensor.dtype)
+        data: Tensor = local_part(tensor).data
         if data.layout is not torch.strided or data.is_meta or data.is_quantized or data.is_nested:
             return None
         if not data.numel():
-            return torch.empty(0)
+            return torch.empty(0), _NO_ELEMENTS
         if data.is_cuda:
             found = values_now(data)
             if found is None:
                 return None
             data = found
         data = data.resolve_conj().resolve_neg().contiguous()
-        return data if data.data_ptr() and type(data) in _PLAIN else None
+        address = data.data_ptr()
+        return (data, _elements_at(address, data.nbytes, data.dtype)) if address and type(data) in _PLAIN else None
     except (RuntimeError, NotImplementedError, AttributeError):
         return None  # it has no memory of its own
+
+
+# Remembered: parameters and gradients are looked at again and again, and seldom move.
+@functools.lru_cache(maxsize=4096)
+def _elements_at(address: int, size: int, dtype: Any) -> _Elements:
+    """What is in memory there, as numbers if numpy has the type among `_REAL`, as bytes otherwise."""
+    return np.frombuffer(memoryview(bytes_at(address, size)), _REAL.get(dtype, np.uint8))

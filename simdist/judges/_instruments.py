@@ -10,6 +10,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,11 +110,21 @@ class Instruments:
 # -- optimizers ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    """A step that has begun; only the outermost is told, and has the numbers and the line of its events."""
+
+    optimizer: weakref.ref[Optimizer]
+    index: int = 0
+    number: int = 0
+    where: str = ""
+
+
 class _Steps:
     """Counts the steps of each rank's optimizers."""
 
     def __init__(self) -> None:
-        self._under_way: dict[SimProcess, list[weakref.ref[Optimizer]]] = {}
+        self._under_way: dict[SimProcess, list[_UnderWay]] = {}
         self._indices: dict[SimProcess, weakref.WeakKeyDictionary[Optimizer, int]] = {}
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._seen: dict[SimProcess, int] = {}
@@ -122,36 +133,45 @@ class _Steps:
         process = _rank()
         if process is None:
             return
-        stack = self._under_way.setdefault(process, [])
+        stack = self._under_way.get(process)
+        if stack is None:
+            stack = self._under_way[process] = []
         for place, other in enumerate(stack):
-            if other() is optimizer:  # its step raised, and nobody heard of its end
+            if other.optimizer() is optimizer:  # its step raised, and nobody heard of its end
                 del stack[place:]
                 break
-        stack.append(weakref.ref(optimizer))
+        step = _UnderWay(weakref.ref(optimizer))
+        stack.append(step)
         if len(stack) == 1:
-            indices = self._indices.setdefault(process, weakref.WeakKeyDictionary())
-            if optimizer not in indices:
-                indices[optimizer] = self._seen.get(process, 0)
-                self._seen[process] = indices[optimizer] + 1
-            self._tell_of(OptimizerBegins, process, optimizer, sys._getframe(1))
+            step.index = self._index_of(process, optimizer)
+            step.number = self._counts.get(optimizer, 0)
+            step.where = site_of(sys._getframe(1))
+            if process.simulation.bus.hears(OptimizerBegins):
+                _tell(process, OptimizerBegins(process, optimizer, step.index, step.number, step.where))
 
     def after(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         process = _rank()
         if process is None:
             return
         stack = self._under_way.get(process, [])
-        if not stack or stack.pop()() is not optimizer:
+        step = stack.pop() if stack else None
+        if step is None or step.optimizer() is not optimizer:
             stack.clear()
             return
         if not stack:
-            self._tell_of(OptimizerStepped, process, optimizer, sys._getframe(1))
-            self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+            if process.simulation.bus.hears(OptimizerStepped):
+                _tell(process, OptimizerStepped(process, optimizer, step.index, step.number, step.where))
+            self._counts[optimizer] = step.number + 1
 
-    def _tell_of(self, kind: Any, process: SimProcess, optimizer: Optimizer, frame: Any) -> None:
-        bus = process.simulation.bus
-        if bus.hears(kind):
-            index = self._indices[process][optimizer]
-            _tell(process, kind(process, optimizer, index, self._counts.get(optimizer, 0), site_of(frame)))
+    def _index_of(self, process: SimProcess, optimizer: Optimizer) -> int:
+        indices = self._indices.get(process)
+        if indices is None:
+            indices = self._indices[process] = weakref.WeakKeyDictionary()
+        index = indices.get(optimizer)
+        if index is None:
+            index = indices[optimizer] = self._seen.get(process, 0)
+            self._seen[process] = index + 1
+        return index
 
 
 def _tell(process: SimProcess, event: object) -> None:

@@ -13,7 +13,7 @@ lists. What stands at a place on several ranks are *copies*. Three things say wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,7 @@ class Table:
     rows: dict[int, dict[int, Row]] = field(default_factory=dict)
     kept: set[tuple[int, ...]] = field(default_factory=set)  # ranks with copies that a step changed, and kept equal
     _known: tuple[int, list[tuple[Key, list[int]]]] = (0, [])  # for how many ranks, and their sets
+    _shared: tuple[object, dict[int, set[int]]] = (None, {})  # for which sets, and by rank the places in them
 
     def sets(self) -> list[tuple[Key, list[int]]]:
         """For each place the ranks that are meant to be equal there, in sets of at least two."""
@@ -91,6 +92,17 @@ class Table:
             found = [(key, ranks) for key in keys for ranks in self._sets_at(key)]
             self._known = len(self.ranks), found
         return found
+
+    def shared_places(self, rank: int) -> Set[int]:
+        """The places of a rank's copies that other ranks are meant to have as well."""
+        sets = self.sets()
+        if self._shared[0] is not sets:
+            self._shared = sets, {}
+        known = self._shared[1]
+        if rank not in known:
+            places = self.ranks[rank].places
+            known[rank] = {places[key] for key, ranks in sets if rank in ranks}
+        return known[rank]
 
     def bits(self, rank: int, row: Row, key: Key) -> Bits:
         """The bits of one place in a row."""
@@ -192,7 +204,8 @@ def bits_after_step(parameter: Any, states: Mapping[Any, Any]) -> Bits:
     if parameter is None:
         return None, None, None
     gradient = parameter.grad
-    return bits_of(parameter), None if gradient is None else bits_of(gradient), _bits_of_state(states.get(parameter))
+    state = _bits_of_state(states.get(parameter)) if states else None
+    return bits_of(parameter), None if gradient is None else bits_of(gradient), state
 
 
 def _bits_of_state(state: Any) -> int | None:

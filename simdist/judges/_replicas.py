@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -210,9 +210,10 @@ class _Watch:
     def _add(self, table: Table, number: int, process: SimProcess, where: str, *, first: bool = False) -> None:
         """Keep a rank's bits after a step; the last to have theirs compares."""
         optimized = table.ranks[process.rank]
-        wanted = None  # the places that are looked at; None: all, as long as ranks are missing
+        # The places that are looked at: all, as long as ranks are missing.
+        wanted: Container[int] = range(len(optimized.copies))
         if len(table.ranks) == self._hearing.world_size:
-            wanted = {optimized.places[key] for key, ranks in table.sets() if process.rank in ranks}
+            wanted = table.shared_places(process.rank)
             if not wanted and number >= 0:
                 return
         if first:
@@ -223,14 +224,13 @@ class _Watch:
             optimizer = optimized.optimizer()
             states = {} if optimizer is None else optimizer.state
             bits = [
-                _NOTHING if wanted is not None and place not in wanted else bits_after_step(copy.tensor(), states)
+                bits_after_step(copy.tensor(), states) if place in wanted else _NOTHING
                 for place, copy in enumerate(optimized.copies)
             ]
         row = Row(self._hearing.moment(process, where), bits, process.operations, optimized.last)
         if number >= 0:
             optimized.last = row
-        places = range(len(bits)) if wanted is None else wanted
-        if any(bits[place][0] is None for place in places):  # on a device, they are still to be computed
+        if any(each[0] is None and place in wanted for place, each in enumerate(bits)):  # on a device, not there yet
             index = next(index for (_, index), each in self._tables.items() if each is table)
             self._late[process.life, process.rank, index] = table, number, row, process.rank
         else:
