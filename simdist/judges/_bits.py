@@ -61,7 +61,7 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
     What is None is left out.
     """
     for place, tensor in enumerate(tensors):
-        found = None if tensor is None or not tensor.is_floating_point() else _readable(tensor)
+        found = None if tensor is None else _readable(tensor)
         if found is None:
             continue
         data, elements = found
@@ -69,7 +69,7 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
         if elements.dtype is not _BYTE and math.isfinite(np.vdot(elements, elements)):
             continue
         # Types of a byte have no such operator of their own.
-        if not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
+        if data.is_floating_point() and not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
             return place
     return None
 

@@ -111,12 +111,12 @@ class Instruments:
 
 
 @dataclass(slots=True)
-class _UnderWay:
-    """A step that has begun; only the outermost is told, and has the numbers and the line of its events."""
+class _Counted:
+    """What is counted of one optimizer of one rank; and the line of the step that is under way."""
 
     optimizer: weakref.ref[Optimizer]
-    index: int = 0
-    number: int = 0
+    index: int  # in the order of the first steps; -1: none yet that was no part of another's
+    number: int = 0  # steps that are done
     where: str = ""
 
 
@@ -124,27 +124,31 @@ class _Steps:
     """Counts the steps of each rank's optimizers."""
 
     def __init__(self) -> None:
-        self._under_way: dict[SimProcess, list[_UnderWay]] = {}
-        self._indices: dict[SimProcess, weakref.WeakKeyDictionary[Optimizer, int]] = {}
-        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._under_way: dict[SimProcess, list[_Counted]] = {}
+        self._counted: dict[SimProcess, weakref.WeakKeyDictionary[Optimizer, _Counted]] = {}
         self._seen: dict[SimProcess, int] = {}
 
     def before(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         process = _rank()
         if process is None:
             return
-        stack = self._under_way.get(process)
-        if stack is None:
-            stack = self._under_way[process] = []
+        counted = self._counted.get(process)
+        if counted is None:
+            counted, self._under_way[process] = weakref.WeakKeyDictionary(), []
+            self._counted[process] = counted
+        stack = self._under_way[process]
+        step = counted.get(optimizer)
         for place, other in enumerate(stack):
-            if other.optimizer() is optimizer:  # its step raised, and nobody heard of its end
+            if other is step:  # it raised, and nobody heard of its end
                 del stack[place:]
                 break
-        step = _UnderWay(weakref.ref(optimizer))
+        if step is None:
+            step = counted[optimizer] = _Counted(weakref.ref(optimizer), -1)
         stack.append(step)
         if len(stack) == 1:
-            step.index = self._index_of(process, optimizer)
-            step.number = self._counts.get(optimizer, 0)
+            if step.index < 0:
+                step.index = self._seen.get(process, 0)
+                self._seen[process] = step.index + 1
             step.where = site_of(sys._getframe(1))
             if process.simulation.bus.hears(OptimizerBegins):
                 _tell(process, OptimizerBegins(process, optimizer, step.index, step.number, step.where))
@@ -161,17 +165,7 @@ class _Steps:
         if not stack:
             if process.simulation.bus.hears(OptimizerStepped):
                 _tell(process, OptimizerStepped(process, optimizer, step.index, step.number, step.where))
-            self._counts[optimizer] = step.number + 1
-
-    def _index_of(self, process: SimProcess, optimizer: Optimizer) -> int:
-        indices = self._indices.get(process)
-        if indices is None:
-            indices = self._indices[process] = weakref.WeakKeyDictionary()
-        index = indices.get(optimizer)
-        if index is None:
-            index = indices[optimizer] = self._seen.get(process, 0)
-            self._seen[process] = index + 1
-        return index
+            step.number += 1
 
 
 def _tell(process: SimProcess, event: object) -> None:
