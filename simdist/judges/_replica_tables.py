@@ -13,11 +13,12 @@ lists. What stands at a place on several ranks are *copies*. Three things say wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
-from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
+from simdist.judges._bits import bits_of, bits_of_each, is_constant, local_part, place_in_memory
 from simdist.judges._judge import Moment
 
 __all__ = ["Bits", "Copy", "Key", "Optimized", "Row", "Table", "bits_after_step", "copy_of", "mesh_peers"]
@@ -199,13 +200,13 @@ def mesh_peers(tensor: Any) -> tuple[int, ...]:
     return tuple(sorted(ranks)) if len(ranks) > 1 else ()
 
 
-def bits_after_step(parameter: Any, states: Mapping[Any, Any]) -> Bits:
-    """The bits of a parameter, its gradient and what its optimizer keeps for it."""
-    if parameter is None:
-        return None, None, None
-    gradient = parameter.grad
-    state = _bits_of_state(states.get(parameter)) if states else None
-    return bits_of(parameter), None if gradient is None else bits_of(gradient), state
+def bits_after_step(parameters: Sequence[Any], states: Mapping[Any, Any]) -> list[Bits]:
+    """The bits of each parameter, its gradient and what its optimizer keeps for it; nothing for what is None."""
+    gradients = [None if each is None else each.grad for each in parameters]
+    kept: Iterable[int | None] = repeat(None)
+    if states:
+        kept = [None if each is None else _bits_of_state(states.get(each)) for each in parameters]
+    return list(zip(bits_of_each(parameters), bits_of_each(gradients), kept, strict=False))
 
 
 def _bits_of_state(state: Any) -> int | None:
