@@ -26,6 +26,7 @@ __all__ = [
     "Line",
     "foreign_lines",
     "is_internal",
+    "is_internal_file",
     "is_our_file",
     "is_ours",
     "is_user_file",
@@ -71,8 +72,12 @@ def is_our_file(filename: str) -> bool:
 
 def is_internal(frame: FrameType) -> bool:
     """True for code of torch, of simdist, and of the import system."""
-    name = frame.f_code.co_filename
-    return name.startswith((_OURS, _FROZEN, *_torchs()))
+    return is_internal_file(frame.f_code.co_filename)
+
+
+def is_internal_file(filename: str) -> bool:
+    """True for a file of torch, of simdist, and of the import system."""
+    return filename.startswith((_OURS, _FROZEN, *_torchs()))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -84,6 +84,29 @@ def ddp(launch: Launcher, ranks: int, steps: int, repeat: int) -> Figures:
     return {"per_second": steps / _median_batch(launch(partial(bodies.ddp_steps, steps, repeat), ranks))}
 
 
+def ddp_judged(ranks: int, steps: int, repeat: int) -> Figures:
+    """DDP training steps while all judges look, and while none does: worlds in turn, and the median ratio of two."""
+    from simdist import run
+
+    def seconds(*, judges: bool) -> float:
+        result = run(_ddp_in_group, world_size=ranks, args=(steps,), judges=judges)
+        result.raise_for_failure()
+        return _median_batch(result.values) / steps
+
+    pairs = [(seconds(judges=False), seconds(judges=True)) for _ in range(repeat + 1)][1:]  # the first imports
+    return {
+        "per_second": 1 / statistics.median(judged for _, judged in pairs),
+        "ratio": statistics.median(judged / plain for plain, judged in pairs),
+    }
+
+
+def _ddp_in_group(steps: int) -> bodies.Stamps:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return bodies.ddp_steps(steps, 1)
+
+
 def world(launch: Launcher, ranks: int) -> Figures:
     """One large world in a process that has run none before but a tiny one."""
     launch(bodies.one_all_reduce, 2)
@@ -308,6 +331,7 @@ PROBES: dict[str, Callable[..., Figures]] = {
     "bandwidth": bandwidth,
     "bandwidth-local-tensor": bandwidth_local_tensor,
     "ddp": ddp,
+    "ddp-judged": ddp_judged,
     "world": world,
     "timeout": timeout,
     "faulted": faulted,

@@ -37,6 +37,7 @@ def rows(*, quick: bool, spawn: bool) -> list[Row]:
         *(_calls(ranks, quick=quick) for ranks in (4, 8, 16, 64, 256, 1024)),
         *(_bandwidth(ranks, quick=quick) for ranks in (4, 8)),
         _ddp(quick=quick),
+        _ddp_judged(quick=quick),
         *(_world(ranks, quick=quick) for ranks in (1024, 4096)),
         _timeout(quick=quick),
         _faulted(quick=quick),
@@ -150,6 +151,19 @@ def _ddp(*, quick: bool) -> Row:
         lambda figures: _rate(figures["per_second"]),
         "1 x pinned MTPG",
         met,
+        {},
+    )
+
+
+def _ddp_judged(*, quick: bool) -> Row:
+    request = {"probe": "ddp-judged", "ranks": 4, "steps": 40 if quick else 150, "repeat": 5 if quick else 15}
+    return Row(
+        "d",
+        "DDP steps of a 3 x 64 MLP, 4 ranks, all judges on (against none)",
+        {"simdist": {**request, "environ": {"OMP_NUM_THREADS": "1"}}},
+        lambda figures: f"{_rate(figures['per_second'])} ({figures['ratio']:.2f} x)",
+        "1.3 x without",
+        lambda cells: cells["simdist"]["ratio"] <= 1.3,
         {},
     )
 

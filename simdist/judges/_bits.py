@@ -6,9 +6,11 @@ again that an array was made of (torch 2.13, `tensor_to_numpy`), which FSDP does
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,12 +18,24 @@ import torch
 from simdist.device import values_now
 from simdist.inside.python import bytes_at
 
-__all__ = ["bits_inside", "bits_of", "first_not_finite", "is_constant", "is_finite", "local_part", "place_in_memory"]
+__all__ = [
+    "bits_inside",
+    "bits_of",
+    "bits_of_each",
+    "first_not_finite",
+    "is_constant",
+    "is_finite",
+    "local_part",
+    "place_in_memory",
+]
 
 Tensor = torch.Tensor
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _REAL: dict[Any, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+_BYTE = np.dtype(np.uint8)
+_Elements: TypeAlias = Any  # a numpy array, which is no buffer to mypy before Python 3.12
+_NO_ELEMENTS: _Elements = np.empty(0, np.float32)
 
 
 def local_part(tensor: Any) -> Any:
@@ -31,20 +45,22 @@ def local_part(tensor: Any) -> Any:
 
 def bits_of(tensor: Any) -> int | None:
     """CRC-32 over the elements of a rank's tensor; None where they are out of reach, or not there yet."""
-    data = _readable(tensor)
-    if data is None:
-        return None
-    size = data.nbytes
-    return zlib.crc32(bytes_at(data.data_ptr(), size)) if size else 0
+    return bits_of_each((tensor,))[0]
+
+
+def bits_of_each(tensors: Iterable[Any]) -> list[int | None]:
+    """The bits of each tensor; None for what is None."""
+    return [None if found is None else zlib.crc32(found[1]) for found in _readable(tensors)]
 
 
 def is_constant(tensor: Any) -> bool:
     """True if all elements are the same bits, or there is at most one."""
-    data = _readable(tensor)
-    if data is None or data.numel() < 2:
-        return True
-    bytes_ = memoryview(bytes_at(data.data_ptr(), data.nbytes)).cast("B")
-    return bytes_[data.itemsize :] == bytes_[: -data.itemsize]
+    for found in _readable((tensor,)):
+        if found is not None and found[0].numel() > 1:
+            bytes_ = memoryview(found[1]).cast("B")
+            size = found[0].itemsize
+            return bytes_[size:] == bytes_[:-size]
+    return True
 
 
 def is_finite(tensor: Any) -> bool:
@@ -57,20 +73,16 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
 
     What is None is left out.
     """
-    with np.errstate(all="ignore"):
-        for place, tensor in enumerate(tensors):
-            data = None if tensor is None or not tensor.is_floating_point() else _readable(tensor)
-            if data is None or not (size := data.nbytes):
-                continue
-            kind = _REAL.get(data.dtype)
-            if kind is not None:
-                elements = np.frombuffer(memoryview(bytes_at(data.data_ptr(), size)), kind)
-                total = elements.dot(elements)  # one pass; it overflows only where elements are near the range's end
-                if total - total == 0.0:
-                    continue
-            # Types of a byte have no such operator of their own.
-            if not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
-                return place
+    for place, found in enumerate(_readable(tensors)):
+        if found is None:
+            continue
+        data, elements = found
+        # One pass; it overflows only where elements are near the range's end. Unlike `dot` it never warns of that.
+        if elements.dtype is not _BYTE and math.isfinite(np.vdot(elements, elements)):
+            continue
+        # Types of a byte have no such operator of their own.
+        if data.is_floating_point() and not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
+            return place
     return None
 
 
@@ -93,28 +105,46 @@ def bits_inside(batch: Any) -> Iterator[int | None]:
         yield bits_of(batch)
 
 
-def _readable(tensor: Any) -> Tensor | None:
-    """A dense CPU tensor with the elements, over the same memory where it can; None where there is none.
+def _readable(tensors: Iterable[Any]) -> Iterator[tuple[Tensor, _Elements] | None]:
+    """Of each a dense CPU tensor with its elements, over the same memory where it can, and these; None without them.
 
-    Who uses its address keeps it.
+    Keep the tensor while you look at the elements: they keep no memory.
     """
-    try:
-        if type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
-            # Hot: what most tensors are. One without memory, or whose storage was freed, has no address.
-            data: Tensor = tensor
-            if data.data_ptr() and not data.is_neg():
-                return data
-        data = local_part(tensor).data
-        if data.layout is not torch.strided or data.is_meta or data.is_quantized or data.is_nested:
-            return None
-        if not data.numel():
-            return torch.empty(0)
-        if data.is_cuda:
-            found = values_now(data)
+    for tensor in tensors:
+        if tensor is None:
+            yield None
+            continue
+        try:
+            found: tuple[Tensor, _Elements] | None = None
+            if type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
+                # Hot: what most tensors are. One without memory, or whose storage was freed, has no address.
+                address = tensor.data_ptr()
+                if address and not tensor.is_neg():
+                    found = tensor, _elements_at(address, tensor.nbytes, tensor.dtype)
             if found is None:
-                return None
-            data = found
-        data = data.resolve_conj().resolve_neg().contiguous()
-        return data if data.data_ptr() and type(data) in _PLAIN else None
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return None  # it has no memory of its own
+                found = _made_readable(local_part(tensor).data)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            found = None  # it has no memory of its own
+        yield found
+
+
+def _made_readable(data: Tensor) -> tuple[Tensor, _Elements] | None:
+    if data.layout is not torch.strided or data.is_meta or data.is_quantized or data.is_nested:
+        return None
+    if not data.numel():
+        return torch.empty(0), _NO_ELEMENTS
+    if data.is_cuda:
+        found = values_now(data)
+        if found is None:
+            return None
+        data = found
+    data = data.resolve_conj().resolve_neg().contiguous()
+    address = data.data_ptr()
+    return (data, _elements_at(address, data.nbytes, data.dtype)) if address and type(data) in _PLAIN else None
+
+
+# Remembered: parameters and gradients are looked at again and again, and seldom move.
+@functools.lru_cache(maxsize=4096)
+def _elements_at(address: int, size: int, dtype: Any) -> _Elements:
+    """What is in memory there, as numbers if numpy has the type among `_REAL`, as bytes otherwise."""
+    return np.frombuffer(memoryview(bytes_at(address, size)), _REAL.get(dtype, np.uint8))

@@ -43,7 +43,7 @@ class _Last:
 
     moment: Moment
     name: str
-    elements: int
+    elements: int  # 0 where ranks may have different numbers
 
     def said(self) -> str:
         """The call, in words."""
@@ -73,7 +73,8 @@ class _Watch:
         frame = sys._getframe(1)
         moment = self._hearing.moment(process, site_of(frame))
         if work.name not in ("send", "recv"):
-            last = _Last(moment, work.name, sum(math.prod(shape) for shape in event.shapes))
+            elements = sum(map(math.prod, event.shapes)) if work.name in _SAME_SIZE else 0
+            last = _Last(moment, work.name, elements)
             self._groups.setdefault(work.member.communicator, {})[process.rank] = last
             if self._different is None:
                 self._compare(work.member.communicator, work.sequence, last)
@@ -92,7 +93,7 @@ class _Watch:
         calls[call.moment.rank] = call
         if len(calls) == group.size:
             del self._open[group, number]
-            if len({each.said() for each in calls.values()}) > 1:
+            if len({(each.name, each.elements) for each in calls.values()}) > 1:
                 self._different = group, number, calls
         elif len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]

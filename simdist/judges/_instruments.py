@@ -10,6 +10,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,49 +110,62 @@ class Instruments:
 # -- optimizers ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Counted:
+    """What is counted of one optimizer of one rank; and the line of the step that is under way."""
+
+    optimizer: weakref.ref[Optimizer]
+    index: int  # in the order of the first steps; -1: none yet that was no part of another's
+    number: int = 0  # steps that are done
+    where: str = ""
+
+
 class _Steps:
     """Counts the steps of each rank's optimizers."""
 
     def __init__(self) -> None:
-        self._under_way: dict[SimProcess, list[weakref.ref[Optimizer]]] = {}
-        self._indices: dict[SimProcess, weakref.WeakKeyDictionary[Optimizer, int]] = {}
-        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._under_way: dict[SimProcess, list[_Counted]] = {}
+        self._counted: dict[SimProcess, weakref.WeakKeyDictionary[Optimizer, _Counted]] = {}
         self._seen: dict[SimProcess, int] = {}
 
     def before(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         process = _rank()
         if process is None:
             return
-        stack = self._under_way.setdefault(process, [])
+        counted = self._counted.get(process)
+        if counted is None:
+            counted, self._under_way[process] = weakref.WeakKeyDictionary(), []
+            self._counted[process] = counted
+        stack = self._under_way[process]
+        step = counted.get(optimizer)
         for place, other in enumerate(stack):
-            if other() is optimizer:  # its step raised, and nobody heard of its end
+            if other is step:  # it raised, and nobody heard of its end
                 del stack[place:]
                 break
-        stack.append(weakref.ref(optimizer))
+        if step is None:
+            step = counted[optimizer] = _Counted(weakref.ref(optimizer), -1)
+        stack.append(step)
         if len(stack) == 1:
-            indices = self._indices.setdefault(process, weakref.WeakKeyDictionary())
-            if optimizer not in indices:
-                indices[optimizer] = self._seen.get(process, 0)
-                self._seen[process] = indices[optimizer] + 1
-            self._tell_of(OptimizerBegins, process, optimizer, sys._getframe(1))
+            if step.index < 0:
+                step.index = self._seen.get(process, 0)
+                self._seen[process] = step.index + 1
+            step.where = site_of(sys._getframe(1))
+            if process.simulation.bus.hears(OptimizerBegins):
+                _tell(process, OptimizerBegins(process, optimizer, step.index, step.number, step.where))
 
     def after(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         process = _rank()
         if process is None:
             return
         stack = self._under_way.get(process, [])
-        if not stack or stack.pop()() is not optimizer:
+        step = stack.pop() if stack else None
+        if step is None or step.optimizer() is not optimizer:
             stack.clear()
             return
         if not stack:
-            self._tell_of(OptimizerStepped, process, optimizer, sys._getframe(1))
-            self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
-
-    def _tell_of(self, kind: Any, process: SimProcess, optimizer: Optimizer, frame: Any) -> None:
-        bus = process.simulation.bus
-        if bus.hears(kind):
-            index = self._indices[process][optimizer]
-            _tell(process, kind(process, optimizer, index, self._counts.get(optimizer, 0), site_of(frame)))
+            if process.simulation.bus.hears(OptimizerStepped):
+                _tell(process, OptimizerStepped(process, optimizer, step.index, step.number, step.where))
+            step.number += 1
 
 
 def _tell(process: SimProcess, event: object) -> None:

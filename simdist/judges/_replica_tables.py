@@ -13,11 +13,12 @@ lists. What stands at a place on several ranks are *copies*. Three things say wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
-from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
+from simdist.judges._bits import bits_of, bits_of_each, is_constant, local_part, place_in_memory
 from simdist.judges._judge import Moment
 
 __all__ = ["Bits", "Copy", "Key", "Optimized", "Row", "Table", "bits_after_step", "copy_of", "mesh_peers"]
@@ -82,6 +83,7 @@ class Table:
     rows: dict[int, dict[int, Row]] = field(default_factory=dict)
     kept: set[tuple[int, ...]] = field(default_factory=set)  # ranks with copies that a step changed, and kept equal
     _known: tuple[int, list[tuple[Key, list[int]]]] = (0, [])  # for how many ranks, and their sets
+    _shared: tuple[object, dict[int, set[int]]] = (None, {})  # for which sets, and by rank the places in them
 
     def sets(self) -> list[tuple[Key, list[int]]]:
         """For each place the ranks that are meant to be equal there, in sets of at least two."""
@@ -91,6 +93,17 @@ class Table:
             found = [(key, ranks) for key in keys for ranks in self._sets_at(key)]
             self._known = len(self.ranks), found
         return found
+
+    def shared_places(self, rank: int) -> Set[int]:
+        """The places of a rank's copies that other ranks are meant to have as well."""
+        sets = self.sets()
+        if self._shared[0] is not sets:
+            self._shared = sets, {}
+        known = self._shared[1]
+        if rank not in known:
+            places = self.ranks[rank].places
+            known[rank] = {places[key] for key, ranks in sets if rank in ranks}
+        return known[rank]
 
     def bits(self, rank: int, row: Row, key: Key) -> Bits:
         """The bits of one place in a row."""
@@ -187,12 +200,13 @@ def mesh_peers(tensor: Any) -> tuple[int, ...]:
     return tuple(sorted(ranks)) if len(ranks) > 1 else ()
 
 
-def bits_after_step(parameter: Any, states: Mapping[Any, Any]) -> Bits:
-    """The bits of a parameter, its gradient and what its optimizer keeps for it."""
-    if parameter is None:
-        return None, None, None
-    gradient = parameter.grad
-    return bits_of(parameter), None if gradient is None else bits_of(gradient), _bits_of_state(states.get(parameter))
+def bits_after_step(parameters: Sequence[Any], states: Mapping[Any, Any]) -> list[Bits]:
+    """The bits of each parameter, its gradient and what its optimizer keeps for it; nothing for what is None."""
+    gradients = [None if each is None else each.grad for each in parameters]
+    kept: Iterable[int | None] = repeat(None)
+    if states:
+        kept = [None if each is None else _bits_of_state(states.get(each)) for each in parameters]
+    return list(zip(bits_of_each(parameters), bits_of_each(gradients), kept, strict=False))
 
 
 def _bits_of_state(state: Any) -> int | None:

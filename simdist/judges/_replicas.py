@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,7 +53,6 @@ __all__ = ["Replicas"]
 _MOST_ROWS = 512  # of steps that some ranks have still to take; who is so far behind takes no part
 _SMALL = 64  # bytes of a collective that carries a loss or a count, and no part of a model
 _FILLING = ("broadcast", "all_reduce", "all_gather", "all_gather_single", "scatter")
-_NOTHING: Bits = (None, None, None)
 _WHAT = ("parameter", "gradient", "optimizer state")
 
 
@@ -210,9 +209,10 @@ class _Watch:
     def _add(self, table: Table, number: int, process: SimProcess, where: str, *, first: bool = False) -> None:
         """Keep a rank's bits after a step; the last to have theirs compares."""
         optimized = table.ranks[process.rank]
-        wanted = None  # the places that are looked at; None: all, as long as ranks are missing
+        # The places that are looked at: all, as long as ranks are missing.
+        wanted: Collection[int] = range(len(optimized.copies))
         if len(table.ranks) == self._hearing.world_size:
-            wanted = {optimized.places[key] for key, ranks in table.sets() if process.rank in ranks}
+            wanted = table.shared_places(process.rank)
             if not wanted and number >= 0:
                 return
         if first:
@@ -222,15 +222,12 @@ class _Watch:
                 note_first_gradients(optimized.copies)
             optimizer = optimized.optimizer()
             states = {} if optimizer is None else optimizer.state
-            bits = [
-                _NOTHING if wanted is not None and place not in wanted else bits_after_step(copy.tensor(), states)
-                for place, copy in enumerate(optimized.copies)
-            ]
+            tensors = [copy.tensor() if place in wanted else None for place, copy in enumerate(optimized.copies)]
+            bits = bits_after_step(tensors, states)
         row = Row(self._hearing.moment(process, where), bits, process.operations, optimized.last)
         if number >= 0:
             optimized.last = row
-        places = range(len(bits)) if wanted is None else wanted
-        if any(bits[place][0] is None for place in places):  # on a device, they are still to be computed
+        if [place for place in wanted if bits[place][0] is None]:  # on a device, they are still to be computed
             index = next(index for (_, index), each in self._tables.items() if each is table)
             self._late[process.life, process.rank, index] = table, number, row, process.rank
         else:

@@ -7,7 +7,7 @@ import sys
 from pathlib import PurePath
 from types import FrameType
 
-from simdist.frames import is_internal, is_user_file
+from simdist.frames import is_internal_file, is_user_file
 
 __all__ = ["calling_site", "site_of"]
 
@@ -16,10 +16,16 @@ def site_of(frame: FrameType | None) -> str:
     """`train.py:12 in step`: the innermost line from `frame` outwards in a file of the user's; or nothing."""
     while frame is not None:
         code = frame.f_code
-        if is_user_file(code.co_filename) and not is_internal(frame):
+        if _is_of_the_program(code.co_filename):
             return _written(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return ""
+
+
+# Remembered, for torch is imported here: which files are torch's changes no more.
+@functools.lru_cache(maxsize=4096)
+def _is_of_the_program(filename: str) -> bool:
+    return is_user_file(filename) and not is_internal_file(filename)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from simdist.errors import SimdistError
-from simdist.kernel import Bus, Verdict
+from simdist.kernel import PASS, Bus, Verdict
 from simdist.process._process import SimProcess
 from simdist.records import delayed
 
@@ -75,6 +75,8 @@ def refusal_of(bus: Bus, event: object) -> BaseException | None:
         SimdistError: a judge wants something else.
     """
     verdict = bus.announce(event)
+    if verdict is PASS:
+        return None
     wanted = {
         "a delay": verdict.delay_ns,
         "a strike": verdict.strike,

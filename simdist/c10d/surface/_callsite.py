@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import FrameType
 
-from simdist.frames import is_ours, torch_folder, user_line
+from simdist.frames import is_internal_file, torch_folder, user_line
 from simdist.kernel import Task
 
 __all__ = ["call_site", "issued_by_torch"]
@@ -23,11 +24,19 @@ def issued_by_torch(frame: FrameType | None) -> bool:
 
     What a program calls itself passes through the front of torch.distributed, and nothing else of torch.
     """
-    torchs = torch_folder()
-    front = tuple(torchs + name for name in _FRONT)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not is_ours(frame) and not name.startswith((*front, "<frozen")):
-            return name.startswith(torchs)
+        of_torch = _is_of_torch(frame.f_code.co_filename)
+        if of_torch is not None:
+            return of_torch
         frame = frame.f_back
     return False
+
+
+# Remembered, for torch is imported here: which files are torch's changes no more.
+@functools.lru_cache(maxsize=4096)
+def _is_of_torch(filename: str) -> bool | None:
+    """True for a file of torch, False for one of a program; None for what lies between a program and an operation."""
+    torchs = torch_folder()
+    if filename.startswith(torchs):
+        return None if filename.removeprefix(torchs) in _FRONT else True
+    return None if is_internal_file(filename) else False
