@@ -415,7 +415,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """How many keys there are, under any prefix."""
         process = self._enter("num_keys", "")
         if not self.server.distance_ns(process.host.name):
-            process.simulation.sleep(_POLL_NS)
+            self._poll(process, "num_keys", [])
         # Both count a key with which their clients announced themselves.
         hidden = self._kind == "file" or (self._kind == "tcp" and self.server.joined > 0)
         return len(self.server.data) + hidden
@@ -489,7 +489,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """How many elements a queue has."""
         process = self._enter_queue("queue_len", key)
         if not self.server.distance_ns(process.host.name):
-            process.simulation.sleep(_POLL_NS)
+            self._poll(process, "queue_len", [self._name(key)])
         return len(self.server.queues.get(self._name(key), ()))
 
     def clone(self) -> SimStore:
@@ -552,6 +552,13 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                 simulation.offer()  # what has an answer did so on its way
             self._touch(touch, operation, [self._name(each) for each in key.split(",")])
         return process
+
+    def _poll(self, process: SimProcess, operation: str, names: Iterable[str]) -> None:
+        """Let the other ranks run before a request is served that takes no time."""
+        process.simulation.sleep(_POLL_NS)
+        touch = process.simulation.policy.touch
+        if touch is not None:
+            self._touch(touch, operation, names)
 
     def _touch(self, touch: Callable[..., Any], operation: str, names: Iterable[str]) -> None:
         """Report what a request that is being served reads or writes; of names with commas the parts."""
