@@ -26,7 +26,7 @@ from simdist.faults import Injector
 from simdist.frames import is_ours, raising_line, user_line
 from simdist.inside import warn_of_newer
 from simdist.inside.torch import set_backward_threads
-from simdist.kernel import Simulation, TaskKilled, TaskState, make_policy, one_core
+from simdist.kernel import BEYOND, Simulation, TaskKilled, TaskState, make_policy, one_core
 from simdist.process import (
     Isolation,
     PythonReplacements,
@@ -253,6 +253,16 @@ class World:
             self._court = Court(self._spec.judges, bus, self._spec.world_size, strict=strict)
             undo.add(self._court.close)
             self._court.open()
+        touch = self._simulation.policy.touch
+        if touch is not None:
+            from simdist.judges import hear_of_files
+
+            looks = ("read", "seen", "missed")
+            undo.add(
+                hear_of_files(
+                    self._simulation.bus, lambda used: None if used.use in looks else touch(BEYOND, writes=True)
+                )
+            )
         if self._spec.disk is not None:
             from simdist.files import mount
 

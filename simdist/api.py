@@ -90,6 +90,7 @@ def run(
             stores, and of the messages to any receiver, take up to nine times as long, so that others come in between.
             "pct:3" gives each task a random priority, and changes two of them on the way (any depth D, D - 1 changes).
             "random@17" and "pct:3@17" draw from a seed of their own, as the schedules of `simdist.explore` do.
+            "order:1.0.2" says at each choice among several which of them goes first, as systematic searches do.
         start_time: the day, or day and time, that the calendar of the ranks shows when the world begins (`time.time`,
             `datetime.now`); UTC unless it says otherwise. Virtual time itself counts from 0.
         isolate: True lets each rank import for itself what a spawned process would: `fn` is looked up by name in the

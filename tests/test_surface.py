@@ -179,6 +179,7 @@ LAYERS: dict[str, set[str]] = {
         "trace",
     },
     "searches": {
+        "kernel",
         "_content",
         "_quiet",
         "_replay",

@@ -27,6 +27,7 @@ def explore_file(
     json_path: str | None,
     runs: int,
     schedules: int,
+    systematic: bool,
     one_outcome: bool,
     until_found: bool,
 ) -> int:
@@ -35,7 +36,10 @@ def explore_file(
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
     """
-    plan = loaded(file, seed, overrides, output_problems({"--json": json_path}, inputs=[file]))
+    problems = output_problems({"--json": json_path}, inputs=[file])
+    if systematic and schedules:
+        problems = [*problems, "--schedules: a systematic search draws none"]
+    plan = loaded(file, seed, overrides, problems)
     started = time.perf_counter()
     with LiveLine() as line:
 
@@ -47,6 +51,7 @@ def explore_file(
             plan,
             runs=runs,
             schedules=schedules,
+            systematic=systematic,
             one_outcome=one_outcome,
             until_found=until_found,
             progress=progress,

@@ -250,6 +250,7 @@ def sweep(
 )
 @click.option("--runs", type=Count(least=1), default=200, show_default=True, help="How many schedules are tried.")
 @click.option("--schedules", type=Count(most=2**63), default=0, show_default=True, help="The seed of the schedules.")
+@click.option("--systematic", is_flag=True, help="Draw none: try every order that can differ, in --runs at most.")
 @click.option("--one-outcome", is_flag=True, help="Fail if what ranks return depends on the schedule.")
 @click.option("--until-found", is_flag=True, help="Stop at the first failure.")
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
@@ -264,6 +265,7 @@ def explore(
     schedules: int,
     json_path: str | None,
     *,
+    systematic: bool,
     one_outcome: bool,
     until_found: bool,
 ) -> None:
@@ -280,6 +282,7 @@ def explore(
         json_path=json_path,
         runs=runs,
         schedules=schedules,
+        systematic=systematic,
         one_outcome=one_outcome,
         until_found=until_found,
     )

@@ -35,6 +35,7 @@ from simdist.judges._events import (
     OptimizerStepped,
 )
 from simdist.judges._finite import Finite
+from simdist.judges._instruments import hear_of_files
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, names_of, with_names
 from simdist.judges._races import Races
@@ -66,6 +67,7 @@ __all__ = [
     "Samples",
     "Step",
     "Trails",
+    "hear_of_files",
     "judges_named",
     "judges_of",
     "judges_problem",

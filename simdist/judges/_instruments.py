@@ -43,9 +43,10 @@ from simdist.judges._events import (
 )
 from simdist.judges._file_calls import wrap_files
 from simdist.judges._sites import site_of
+from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, current_process
 
-__all__ = ["Instruments"]
+__all__ = ["Instruments", "hear_of_files"]
 
 
 class Instruments:
@@ -273,3 +274,17 @@ def _telling_of_ends(original: Callable[..., Any]) -> Callable[..., Any]:
         return batch
 
     return __next__
+
+
+def hear_of_files(bus: Bus, listener: Callable[[FileUsed], None]) -> Callable[[], None]:
+    """Tell `listener` of every file that a rank uses; what is returned ends that."""
+    instruments = Instruments()
+    if not bus.hears(FileUsed):  # otherwise a judge has them told
+        instruments.prepare(FileUsed)
+    end = bus.listen(FileUsed, listener)
+
+    def close() -> None:
+        end()
+        instruments.close()
+
+    return close

@@ -5,15 +5,17 @@ the tasks: each task is a thread parked on its own lock, and anyone who parks st
 next task and hands the baton to it directly.
 
 Open `_turns.py` first: it is the loop, on what `_timetable.py` knows of the future; `_simulation.py` is the world as
-its host runs and ends it. `_task.py` holds what a task is, `_policy.py` who goes next among equals, `_deadlock.py` what
-is said when nobody can, `_bus.py` the seam for everything that watches or interferes, `_events.py` the log that hangs
-on it and its digest, `_core.py` why one core and batch scheduling make it twice as fast.
+its host runs and ends it. `_task.py` holds what a task is, `_policy.py` who goes next among equals, `_orders.py` the
+same from a list, for a search, `_deadlock.py` what is said when nobody can, `_bus.py` the seam for everything that
+watches or interferes, `_events.py` the log that hangs on it and its digest, `_core.py` why one core and batch
+scheduling make it twice as fast.
 """
 
 from simdist.kernel._bus import PASS, Bus, Verdict
 from simdist.kernel._core import one_core, why_not_one_core
 from simdist.kernel._deadlock import Wait, describe_deadlock
 from simdist.kernel._events import EventLog
+from simdist.kernel._orders import BEYOND, EVERYTHING, Guide, guided_by
 from simdist.kernel._policy import (
     POLICIES,
     FifoPolicy,
@@ -29,11 +31,14 @@ from simdist.kernel._task import Task, TaskKilled, TaskState
 from simdist.kernel._timetable import Timer
 
 __all__ = [
+    "BEYOND",
+    "EVERYTHING",
     "PASS",
     "POLICIES",
     "Bus",
     "EventLog",
     "FifoPolicy",
+    "Guide",
     "Policy",
     "PriorityPolicy",
     "RandomPolicy",
@@ -45,6 +50,7 @@ __all__ = [
     "Verdict",
     "Wait",
     "describe_deadlock",
+    "guided_by",
     "make_policy",
     "one_core",
     "policy_problem",

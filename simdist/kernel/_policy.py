@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
+from simdist.kernel._orders import OrderPolicy
 from simdist.kernel._streams import stream
 from simdist.kernel._task import Task
 
 __all__ = ["POLICIES", "FifoPolicy", "Policy", "PriorityPolicy", "RandomPolicy", "make_policy", "policy_problem"]
 
-POLICIES = ("fifo", "random")  # and "pct:D"; each but fifo also as "NAME@SEED" and "NAME@SEED+K@SEED"
+POLICIES = (
+    "fifo",
+    "random",
+)  # and "pct:D"; each but fifo also as "NAME@SEED" and "NAME@SEED+K@SEED"; and "order:1.0.2"
 
 
 class Policy(Protocol):
@@ -20,6 +25,11 @@ class Policy(Protocol):
 
     preempts: bool
     """True if a thread is to be interrupted where it takes a lock although it need not wait."""
+
+    @property
+    def touch(self) -> Callable[..., None] | None:
+        """Told, if it is there, of what the running task reads or changes that other ranks may, too: see `Guide`."""
+        ...
 
     def push(self, task: Task) -> None:
         """Add a task that became runnable."""
@@ -33,7 +43,7 @@ class Policy(Protocol):
         ...
 
     def extra_ns(self, usual_ns: int) -> int:
-        """How much longer than usual something takes on its way; for what would meet others at one instant."""
+        """How much longer than usual something is on its way; for what would meet others at one instant."""
         ...
 
     def __len__(self) -> int: ...
@@ -43,6 +53,7 @@ class FifoPolicy(deque[Task]):
     """First come, first served: the order in which tasks became runnable."""
 
     preempts = False
+    touch = None
     push = deque.append
     pop = deque.popleft  # the other end of the deque, on purpose
 
@@ -59,6 +70,7 @@ class RandomPolicy:
     """
 
     preempts = True
+    touch = None
     _BLOCK = 1024
     _LONGEST = 8  # times the usual length, on top of it
 
@@ -105,6 +117,7 @@ class PriorityPolicy:
     """
 
     preempts = True
+    touch = None
     _LONGEST = 8  # times the usual length, on top of it
     _LONGEST_RUN = 14  # in turns, as a power of two
 
@@ -169,6 +182,7 @@ class _TurningPolicy:
     """
 
     preempts = True
+    touch = None
 
     def __init__(self, policy: RandomPolicy | PriorityPolicy, decisions: int, seed: int) -> None:
         self._policy = policy
@@ -201,28 +215,35 @@ _FORM = re.compile(
     r"(?P<name>random|pct(:(?P<depth>[1-9][0-9]?))?)"
     rf"(@(?P<seed>{_SEED})(\+(?P<decisions>[0-9]{{1,9}})@(?P<other>{_SEED}))?)?"
 )
+_ORDER = re.compile(r"order:(?P<places>[0-9]{1,6}(\.[0-9]{1,6})*)?")
 _DEPTH = 3
 
 
 def policy_problem(name: str) -> str:
     """Why there is no policy of this name; "" if there is one."""
-    if name in POLICIES or _FORM.fullmatch(name):
+    if name in POLICIES or _FORM.fullmatch(name) or _ORDER.fullmatch(name):
         return ""
+    if name.startswith("order"):
+        return "expected 'order:1.0.2', where a number says which of several tasks goes first"
     if name.startswith("pct"):
         return "expected 'pct' or 'pct:D', where D is a depth from 1 to 99"
-    return f"unknown scheduling policy {name!r}; expected 'fifo', 'random' or 'pct:D'"
+    return f"unknown scheduling policy {name!r}; expected 'fifo', 'random', 'pct:D' or 'order:1.0.2'"
 
 
 def make_policy(name: str, seed: int) -> Policy:
     """The policy called `name`: "fifo", "random", or "pct:D" with a depth D ("pct" is "pct:3").
 
     "NAME@S" draws from a seed S of its own, and "NAME@S+K@T" does so for K decisions, and then from the seed T.
+    "order:1.0.2" has a place for each choice among several tasks.
 
     Raises:
         ValueError: there is no such policy.
     """
     if name == "fifo":
         return FifoPolicy()
+    listed = _ORDER.fullmatch(name)
+    if listed is not None:
+        return OrderPolicy([int(place) for place in (listed["places"] or "0").split(".")])
     form = _FORM.fullmatch(name)
     if form is None:
         raise ValueError(policy_problem(name))

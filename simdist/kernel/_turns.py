@@ -79,6 +79,7 @@ class Turns(Timetable):
         "_alive",
         "_broken",
         "_closing",
+        "_gathers",
         "_host_acquire",
         "_host_locked",
         "_host_release",
@@ -115,6 +116,7 @@ class Turns(Timetable):
         super().__init__()
         self._ready: Policy = FifoPolicy() if policy is None else policy
         self.policy = self._ready  # for what asks it beside who goes next
+        self._gathers = self._ready.touch is not None
         self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
         self._on_switch = on_switch
         # Of a lock that is held while the world runs; anyone who ends the world releases it.
@@ -372,6 +374,8 @@ class Turns(Timetable):
                 if self.turns > self._turns_to_look_at:
                     self._turns_to_look_at = self._idleness.look()
                 self._step()
+                while self._gathers and self._live_timers and self._environment.peek() <= self.now_ns:
+                    self._step()  # all who wake at this instant are there to choose from
                 if self._stop is not None and self._stop.reached:
                     return None
         except BaseException as error:  # in a timer's action: a bug, and no task's fault

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
 from simdist.frames import same_everywhere
-from simdist.kernel import Simulation, Task, TaskKilled, TaskState, Timer
+from simdist.kernel import EVERYTHING, Simulation, Task, TaskKilled, TaskState, Timer
 from simdist.records import child_ended, ended, printed
 
 if TYPE_CHECKING:
@@ -237,6 +237,8 @@ class SimProcess:
             simulation.bus.record(ended(simulation.now_ns, self.rank, status, exit_code, self.life))
         elif self.parent is not None:
             simulation.bus.record(child_ended(simulation.now_ns, self.rank, self.pid, status, exit_code))
+        if simulation.policy.touch is not None and (self.end_listeners or status != "returned" or self.parent):
+            simulation.policy.touch(EVERYTHING, writes=True)
         for listener in list(self.end_listeners):
             listener(self)
         self.end_listeners.clear()

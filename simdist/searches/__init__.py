@@ -8,13 +8,15 @@
   of a failure, by which failures are merged.
 - `_swarm.py` draws plans of faults; `_fuzz.py` tries them, `_verdicts.py` says which failures the faults explain,
   `_shrinking.py` makes the others smaller, `_tokens.py` writes them as one word, `_database.py` keeps them.
-- `_search.py` draws schedules; `_turning_point.py` finds when a failure became inevitable; `_report.py` says it.
+- `_search.py` draws schedules, or has them from `_depth_first.py`, which tries all that differ; `_turning_point.py`
+  finds when a failure became inevitable; `_report.py` says it.
 
 It rests on `simdist.run`, `simdist.scenario` and the policies of `simdist.kernel`: there is no runner of its own, and
 each failure replays with `simdist.run` or `simdist run`. Open `_search.py` first.
 """
 
 from simdist.searches._attempts import Attempt, Facts, schedule
+from simdist.searches._depth_first import Coverage
 from simdist.searches._fuzz import Tries, fuzz, fuzz_plan
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._outcomes import Cause
@@ -31,6 +33,7 @@ __all__ = [
     "Attempt",
     "Bug",
     "Cause",
+    "Coverage",
     "ExploreReport",
     "Facts",
     "FuzzReport",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simdist.errors import RunFailedError
 from simdist.searches._attempts import Attempt
+from simdist.searches._depth_first import Coverage
 from simdist.searches._outcomes import Cause
 from simdist.values import format_duration
 
@@ -72,7 +73,7 @@ class ExploreReport:
 
     `runs` is how many were tried; `outcomes` has each distinct outcome, the most frequent first; `failures` each cause,
     in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says for
-    each name of `simdist.sometimes` whether it held in any run.
+    each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search.
     """
 
     runs: int
@@ -80,6 +81,7 @@ class ExploreReport:
     failures: tuple[Schedule, ...]
     one_outcome: bool = False
     sometimes: dict[str, bool] = field(default_factory=dict)
+    coverage: Coverage | None = None
 
     @property
     def ok(self) -> bool:
@@ -93,6 +95,8 @@ class ExploreReport:
         """The report."""
         many = "" if len(self.outcomes) == 1 else "s"
         yield f"{self.runs} schedules, {len(self.outcomes)} outcome{many}"
+        if self.coverage is not None:
+            yield str(self.coverage)
         for outcome in self.outcomes[:_OUTCOMES]:
             yield f"  {outcome.count:>6}  {outcome.text}"
             if len(self.outcomes) > 1 and not self.failures:
@@ -145,6 +149,7 @@ class ExploreReport:
                 for each in self.failures
             ],
             "sometimes": self.sometimes,
+            "coverage": None if self.coverage is None else asdict(self.coverage),
         }
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from simdist._quiet import no_logs_of_ranks
 from simdist._settings import SETTINGS
-from simdist.errors import ArgumentError
+from simdist.errors import ArgumentError, SimdistError
+from simdist.kernel import guided_by
 from simdist.result import RunResult
 from simdist.scenario import Plan
 from simdist.searches._attempts import Attempt, Facts, schedule
+from simdist.searches._depth_first import DepthFirst
 from simdist.searches._outcomes import EndlessError, Ran, cause_of, outcome_of
 from simdist.searches._programs import Bounds, FunctionProgram, PlanProgram, Program
 from simdist.searches._report import ExploreReport, Outcome, Schedule, TurningPoint
@@ -25,6 +27,10 @@ Progress = Callable[[int, int, int], None]
 """Called with how many runs are done, how many there are, and how many causes were found."""
 
 _LONGEST_NS = 240_000_000_000  # longer than a rank is starved, and what waits for it
+_DIVERGED = (
+    "the program did not do the same in the same order of turns: it depends on what an earlier run left behind, or on "
+    "what is outside the simulation, and can't be searched systematically"
+)
 _TAKEN = ("policy", "progress", "echo", "replay", "record_results")
 
 
@@ -34,6 +40,7 @@ def explore(
     world_size: int,
     runs: int = 200,
     schedules: int = 0,
+    systematic: bool = False,
     judges: Any = True,
     one_outcome: bool = False,
     until_found: bool = False,
@@ -48,11 +55,17 @@ def explore(
     Every other schedule has priorities that change at a few random moments (probabilistic concurrency testing). The
     seed of the program's own generators stays the same.
 
+    A `systematic` search draws nothing. It tries every order in which ranks and threads that can run at one instant may
+    take turns, at requests to stores, messages and locks, until none is left or `runs` are over. Of orders that are
+    known to be equal it tries one (dynamic partial-order reduction); `coverage` of the report says whether it had all.
+    Requests to stores, and messages to any receiver, take no time in it.
+
     Args:
         fn: the program of a rank, as `simdist.run` takes it.
         world_size: number of ranks.
         runs: how many schedules are tried.
         schedules: the seed of the schedules; another one gives other schedules.
+        systematic: try all orders that can differ, one after the other, and draw none.
         judges: as in `simdist.run`; all of them by default.
         one_outcome: what ranks return must not depend on the schedule: a second outcome is a failure.
         until_found: stop at the first failure.
@@ -85,11 +98,13 @@ def explore(
     unknown = [name for name in settings if name not in (*known, *_TAKEN)]
     problems += [f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown]
     problems += _counts(runs=runs)
+    if systematic and schedules:
+        problems.append("schedules: a systematic search draws none")
     if problems:
         raise ArgumentError("simdist.explore", problems)
     program = FunctionProgram(function=fn, settings={"world_size": world_size, "judges": judges, **settings})
     search = Search(program, schedules, one_outcome=one_outcome, until_found=until_found, inevitable=inevitable)
-    return search.run(runs, progress)
+    return search.run_systematically(runs, progress) if systematic else search.run(runs, progress)
 
 
 def explore_plan(
@@ -97,6 +112,7 @@ def explore_plan(
     *,
     runs: int = 200,
     schedules: int = 0,
+    systematic: bool = False,
     one_outcome: bool = False,
     until_found: bool = False,
     inevitable: bool = True,
@@ -109,7 +125,7 @@ def explore_plan(
     """
     program = PlanProgram(judged(plan))
     search = Search(program, schedules, one_outcome=one_outcome, until_found=until_found, inevitable=inevitable)
-    return search.run(runs, progress)
+    return search.run_systematically(runs, progress) if systematic else search.run(runs, progress)
 
 
 def judged(plan: Plan) -> Plan:
@@ -170,6 +186,33 @@ class Search:
                 if progress is not None:
                     progress(done, runs, len(self._failures))
             return self._report(done)
+
+    def run_systematically(self, most: int, progress: Progress | None) -> ExploreReport:
+        """Try every order that can differ, in so many runs at most.
+
+        Raises:
+            SimdistError: the program does not do the same each time that it runs in the same order.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(no_logs_of_ranks())
+            stack.enter_context(self.program.ready())
+            orders, bounds, done, over = DepthFirst(), None, 0, False
+            while done < most and not over:
+                orders.begin()
+                with guided_by(orders):
+                    ran = self.program.run(Attempt(policy=orders.policy), bounds)
+                if bounds is None and ran.result is not None:
+                    bounds = Bounds.of(ran.result, _LONGEST_NS)
+                self._note(done, Attempt(policy=orders.policy), ran, bounds)
+                done += 1
+                if progress is not None:
+                    progress(done, most, len(self._failures))
+                over = not orders.end(ran.result)
+                if orders.diverged:
+                    raise SimdistError(_DIVERGED)
+                if self.until_found and not self._report(done).ok:
+                    break
+            return replace(self._report(done), coverage=orders.coverage(over=over))
 
     def _note(self, number: int, attempt: Attempt, ran: Ran, bounds: Bounds | None) -> None:
         cause = cause_of(ran)

@@ -62,6 +62,21 @@ def test_a_failure_replays_by_the_command_that_is_printed(tmp_path: Path) -> Non
     assert "out of order" in again.output
 
 
+def test_a_systematic_search_reports_what_it_has_had(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--systematic")
+
+    assert result.exit_code == 0, result.output
+    assert "6 schedules, 2 outcomes" in result.output
+    assert "every order that can differ was tried" in result.output
+
+
+def test_a_systematic_search_has_no_seed_of_schedules(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--systematic", "--schedules", "3")
+
+    assert result.exit_code == 2
+    assert "--schedules: a systematic search draws none" in result.output
+
+
 def test_bad_input_is_one_message(tmp_path: Path) -> None:
     result = _explore(tmp_path, "--set", "world_sise=3", "--json", str(tmp_path))
 

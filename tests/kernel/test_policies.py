@@ -76,7 +76,9 @@ def test_policies_are_made_by_name() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^unknown scheduling policy 'lifo'; expected 'fifo', 'random' or 'pct:D'$"):
+    with pytest.raises(
+        ValueError, match=r"^unknown scheduling policy 'lifo'; expected 'fifo', 'random', 'pct:D' or 'order:1.0.2'$"
+    ):
         make_policy("lifo", 0)
 
 
@@ -144,3 +146,16 @@ def test_after_some_decisions_a_policy_draws_anew(name: str) -> None:
 def test_a_policy_of_another_form_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"^(unknown scheduling policy|expected 'pct' or 'pct:D')"):
         make_policy(name, 0)
+
+
+def test_a_list_says_who_goes_first_at_each_choice() -> None:
+    assert order(make_policy("order:5.4", 0))[:3] == ["f", "e", "a"]
+
+
+def test_behind_the_end_of_the_list_the_first_goes_first() -> None:
+    assert order(make_policy("order:0", 0)) == list(TASKS) * 3
+
+
+def test_a_list_of_choices_has_numbers_only() -> None:
+    with pytest.raises(ValueError, match=r"expected 'order:1\.0\.2'"):
+        make_policy("order:a", 0)

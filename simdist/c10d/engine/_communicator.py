@@ -16,13 +16,13 @@ from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._read import change_read, read_by
 from simdist.c10d.engine._strategies import Algorithm, Backend
-from simdist.c10d.engine._wire import FollowedLoad, WireCost
+from simdist.c10d.engine._wire import LIGHT_NS, FollowedLoad, WireCost
 from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
 from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Load, Network, Path
 from simdist.errors import InternalError, SimdistError
-from simdist.kernel import Simulation
+from simdist.kernel import EVERYTHING, Simulation
 from simdist.process import SimProcess, Strike, carry_out, refusal_of
 from simdist.records import completed, issued
 
@@ -239,6 +239,8 @@ class Communicator:
             reads = read_by(operation, inputs, member.rank)
             bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous, operation.root, reads))
         if refusal is not None:
+            if simulation.policy.touch is not None:
+                simulation.policy.touch(EVERYTHING, writes=True)
             collective = self.collectives.get(sequence)
             if collective is None:
                 collective = self.collectives[sequence] = Collective(self, operation, sequence)
@@ -250,6 +252,11 @@ class Communicator:
             work.finish()
             return work
         collective = self.collectives.get(sequence)
+        if simulation.policy.touch is not None:
+            alike = collective is None or collective.operation == operation
+            simulation.policy.touch(("operation", self.name, sequence), writes=not alike or bool(member.pending))
+            # Links are shared by all groups.
+            simulation.policy.touch("links", writes=operation.size * self.size * self.slowest()[1] >= LIGHT_NS)
         if collective is None:
             collective = self.collectives[sequence] = Collective(self, operation, sequence)
         if strike is not None:
@@ -424,6 +431,8 @@ class Communicator:
         """The member's process ended, or destroyed the group: its connections close."""
         if member.left:
             return
+        if self.simulation.policy.touch is not None:
+            self.simulation.policy.touch(EVERYTHING, writes=True)
         member.left = True
         member.process.end_listeners.pop(member.on_end, None)
         rank = member.rank

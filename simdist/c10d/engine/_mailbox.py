@@ -86,6 +86,10 @@ class Mailbox:
             member.refuse_stranger(task.context)
         if not communicator.connected:
             member.connect()
+        touch = simulation.policy.touch
+        if touch is not None:
+            touch(("mailbox", communicator.name, member.rank if kind == "recv" else peer), writes=True)
+            touch("links", writes=tensor.nbytes * communicator.slowest()[1] >= LIGHT_NS)
         sequence = -1
         if not inner:
             sequence = self._issue(member, kind, peer, tag, tensor)

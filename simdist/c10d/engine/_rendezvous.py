@@ -90,6 +90,8 @@ def connect(
         )
     simulation = process.simulation
     prefix = store._name("")
+    if simulation.policy.touch is not None:
+        simulation.policy.touch(("members", store.server.name, prefix), writes=False)  # each takes its own place
     communicator = _communicator_at(process, network, store, rank, size, backend, strict=strict, ranks=ranks)
     if not backend.completion.on_streams:
         store.announce(f"0/{rank}", b"simdist")

@@ -15,6 +15,7 @@ from simdist.c10d.surface._memory import require_memory
 from simdist.c10d.surface._modes import visible
 from simdist.c10d.surface._reductions import Reductions
 from simdist.errors import UnsupportedError
+from simdist.kernel import EVERYTHING
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import P2PWork
@@ -77,6 +78,9 @@ class SimProcessGroup(Reductions, Copies):
 
     def _monitored_barrier(self, timeout: timedelta | None, *, wait_all_ranks: bool, prefix: str = "") -> None:
         limit_ns = self._timeout_ns if timeout is None else round(timeout.total_seconds() * 1e9)
+        touch = self._communicator.simulation.policy.touch
+        if touch is not None:
+            touch(EVERYTHING, writes=True)
         strike = self._communicator.announce(self._member, "monitored_barrier", self._member.barriers)
         self._member.number += 2 * (self._size - 1) if self.rank() == 0 else 2  # its messages; no `messages` for torch
         bus, number = self._communicator.simulation.bus, self._member.barriers

@@ -415,7 +415,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """How many keys there are, under any prefix."""
         process = self._enter("num_keys", "")
         if not self.server.distance_ns(process.host.name):
-            process.simulation.sleep(_POLL_NS)
+            self._poll(process, "num_keys", [])
         # Both count a key with which their clients announced themselves.
         hidden = self._kind == "file" or (self._kind == "tcp" and self.server.joined > 0)
         return len(self.server.data) + hidden
@@ -489,7 +489,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """How many elements a queue has."""
         process = self._enter_queue("queue_len", key)
         if not self.server.distance_ns(process.host.name):
-            process.simulation.sleep(_POLL_NS)
+            self._poll(process, "queue_len", [self._name(key)])
         return len(self.server.queues.get(self._name(key), ()))
 
     def clone(self) -> SimStore:
@@ -546,7 +546,30 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             most_ns = None if limit is None else max(0, connection.asked_ns + _in_ns(limit) - simulation.now_ns)
             if self._travel(process, most_ns, behind_ns=connection.arrives_ns):
                 self.require_server(process, operation)
+        touch = simulation.policy.touch
+        if touch is not None:
+            if not answered:
+                simulation.offer()  # what has an answer did so on its way
+            self._touch(touch, operation, [self._name(each) for each in key.split(",")])
         return process
+
+    def _poll(self, process: SimProcess, operation: str, names: Iterable[str]) -> None:
+        """Let the other ranks run before a request is served that takes no time."""
+        process.simulation.sleep(_POLL_NS)
+        touch = process.simulation.policy.touch
+        if touch is not None:
+            self._touch(touch, operation, names)
+
+    def _touch(self, touch: Callable[..., Any], operation: str, names: Iterable[str]) -> None:
+        """Report what a request that is being served reads or writes; of names with commas the parts."""
+        server, writes = self.server.name, operation not in _QUESTIONS
+        if operation in ("num_keys", "list_keys"):
+            touch(("all keys", server), writes=True)
+            return
+        if writes:
+            touch(("all keys", server), writes=False)  # as any other that writes a key: they meet who lists them
+        for part in {part: None for name in names for part in name.split(",")}:
+            touch(("key", server, part), writes=writes)
 
     def _tell(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
         """Tell who listens of a request that is being served, or is on its way."""
@@ -647,7 +670,9 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         simulation, server, connection = process.simulation, self.server, self._connection
         distance_ns = server.distance_ns(process.host.name)
         if distance_ns:
-            arrives_ns = simulation.now_ns + distance_ns + simulation.policy.extra_ns(distance_ns)
+            distance_ns += simulation.policy.extra_ns(distance_ns)
+        if distance_ns:
+            arrives_ns = simulation.now_ns + distance_ns
             connection.arrives_ns = max(arrives_ns, connection.arrives_ns)
             simulation.call_at(connection.arrives_ns, lambda: None if server.gone else arrive())
         elif not server.gone:
@@ -672,6 +697,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """Park until `over()`, which is: until all `names` are there. `what` a FileStore says if they never are."""
         server = self.server
         arrived = {name for name in names if server.has(name)}
+        waits = "wait" if over is None else "queue_pop"
         if over is None:
 
             def over() -> bool:
@@ -692,6 +718,8 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         with server.expect(task, names, arrived, over):
             while not over():
                 in_time = simulation.park(wait, deadline_ns)
+                if simulation.policy.touch is not None:
+                    self._touch(simulation.policy.touch, waits, names)
                 if over():
                     return  # even if the server is gone by now: it has answered
                 if server.gone:

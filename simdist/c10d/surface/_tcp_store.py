@@ -85,9 +85,14 @@ def open_tcp_store(
     assert process is not None
     simulation = process.simulation
     simulation.check()
+    touch = simulation.policy.touch
+    if touch is not None and port == 0:
+        touch("ports", writes=True)
     if is_master and port == 0:
         port = next(p for p in range(29400, 65536) if _place(host, p) not in servers)
     key = _place(host, port)
+    if touch is not None:
+        touch(("port", port), writes=is_master)
     deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9) + LATE_NS
     waiting = servers.setdefault(("waiting", *key), {})
     if is_master and _listening(servers, key) and servers[key].dropped:
@@ -110,6 +115,8 @@ def open_tcp_store(
         waiting[task] = None
         in_time = simulation.park(_Connecting(f"{host}:{port}"), deadline_ns)
         waiting.pop(task, None)
+        if touch is not None:
+            touch(("port", port), writes=False)
         if not in_time and _server_at(servers, key) is None:
             error = dist.DistNetworkError(
                 f"The client socket has timed out after {round(timeout.total_seconds() * 1e3)}ms "
@@ -155,6 +162,9 @@ def _wait_for_workers(
     # Every client counts itself in; only the master waits until all have (TCPStore::waitForWorkers).
     server = store.server
     simulation = process.simulation
+    touch = simulation.policy.touch
+    if touch is not None:
+        touch(("clients", server.name), writes=is_master)  # who counts itself in is one like another
     server.joined += 1
     if server.joined >= world_size and server.master is not None:
         simulation.wake(server.master)

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from simdist.kernel import Task, TaskKilled
+from simdist.kernel import BEYOND, Task, TaskKilled
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
@@ -91,6 +91,8 @@ class Sockets:
 
     def name(self, sock: Any, process: SimProcess, number: int = -1) -> None:
         """It has an address now; another one with `number`, the same."""
+        if process.simulation.policy.touch is not None:
+            process.simulation.policy.touch(BEYOND, writes=True)
         key = _own_name(sock)
         if key is not None:
             self._named[sock.fileno() if number < 0 else number] = key, process

@@ -1,0 +1,243 @@
+"""The search over all orders has every outcome that brute force has, in far fewer runs."""
+
+from __future__ import annotations
+
+import _thread
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simdist
+from simdist.errors import ArgumentError, SimdistError
+from simdist.kernel import EVERYTHING, Simulation, guided_by, make_policy
+from simdist.searches._depth_first import DepthFirst
+from simdist.searches._outcomes import outcome_of
+from tests.searches.programs import all_together, first_come, lost_update
+
+stores: Any = dist  # torch's stubs leave them out
+
+
+def lost_between_two() -> int:
+    """Each rank reads a counter and writes it back."""
+    store = stores.FileStore("/tmp/counter", -1)
+    found: int = store.add("count", 0)
+    store.set("count", str(found + 1))
+    return found
+
+
+def lock_beside_a_store() -> list[str]:
+    """Two threads of rank 0 take a lock; rank 1 has nothing to do with them."""
+    if os.environ["RANK"] == "1":
+        store = stores.FileStore("/tmp/beside", -1)
+        store.set("a", "")
+        store.set("b", "")
+        return []
+    order: list[str] = []
+    lock, ended = _thread.allocate_lock(), _thread.allocate_lock()
+    ended.acquire()
+
+    def work() -> None:
+        with lock:
+            order.append("thread")
+        ended.release()
+
+    _thread.start_new_thread(work, ())
+    with lock:
+        order.append("main")
+    ended.acquire()
+    return order
+
+
+def last_writer(folder: str) -> None:
+    """Each rank writes the same file."""
+    Path(folder, "last").write_text(os.environ["RANK"])
+
+
+def searched(function: Callable[[], Any], world_size: int, *, reduced: bool) -> tuple[set[str], int]:
+    """The outcomes of a program, and how many runs it took to have them."""
+    orders, outcomes, runs = DepthFirst(reduced=reduced), set(), 0
+    while True:
+        orders.begin()
+        with guided_by(orders):
+            result = simdist.run(function, world_size=world_size, policy=orders.policy)
+        outcomes.add(outcome_of(result))
+        runs += 1
+        if not orders.end(result):
+            return outcomes, runs
+
+
+@pytest.mark.parametrize(
+    ("function", "world_size", "outcomes"),
+    [(lost_between_two, 2, 3), (first_come, 3, 2), (lock_beside_a_store, 2, 2)],
+)
+def test_a_search_has_the_outcomes_of_brute_force_in_a_tenth_of_its_runs(
+    function: Callable[[], Any], world_size: int, outcomes: int
+) -> None:
+    found, runs = searched(function, world_size, reduced=True)
+    all_there_are, brute = searched(function, world_size, reduced=False)
+
+    assert found == all_there_are
+    assert len(found) == outcomes
+    assert runs * 10 <= brute
+
+
+def test_a_systematic_search_ends_when_every_order_was_had() -> None:
+    report = simdist.explore(first_come, world_size=3, systematic=True)
+
+    assert report.coverage is not None
+    assert (report.runs, len(report.outcomes)) == (6, 2)
+    assert (report.coverage.exhaustive, report.coverage.reduced) == (True, True)
+    assert report.coverage.decisions == 42
+    assert "every order that can differ was tried" in str(report)
+    assert report.summary()["coverage"]["exhaustive"]
+
+
+def test_a_systematic_search_that_hits_its_bound_says_so() -> None:
+    report = simdist.explore(first_come, world_size=3, systematic=True, runs=5)
+
+    assert report.coverage is not None
+    assert (report.runs, report.coverage.exhaustive) == (5, False)
+    assert "not every order was tried" in str(report)
+
+
+def test_an_update_is_lost_in_an_order_that_can_be_replayed() -> None:
+    report = simdist.explore(lost_update, world_size=2, kwargs={"wait_ms": 0}, systematic=True, until_found=True)
+    (failure,) = report.failures
+
+    again = simdist.run(lost_update, world_size=2, kwargs={"wait_ms": 0}, policy=failure.attempt.policy)
+
+    assert failure.attempt.policy.startswith("order:")
+    assert "1 of 2 updates" in str(again.first_failure())
+
+
+def test_operations_of_all_together_leave_few_orders_that_differ() -> None:
+    report = simdist.explore(all_together, world_size=2, systematic=True)
+
+    assert report.coverage is not None
+    assert report.coverage.exhaustive
+    assert (report.runs, len(report.outcomes)) == (2, 1)
+
+
+def test_where_ranks_write_files_no_order_is_left_out(tmp_path: Path) -> None:
+    report = simdist.explore(last_writer, world_size=2, args=(str(tmp_path),), systematic=True, judges=False)
+
+    assert report.coverage is not None
+    assert (report.coverage.exhaustive, report.coverage.reduced) == (True, False)
+    assert "no two orders are known to be equal" in str(report)
+
+
+def test_what_does_not_repeat_itself_is_refused() -> None:
+    runs: list[int] = []
+
+    def other_each_time() -> None:
+        runs.append(0)
+        store = stores.FileStore("/tmp/other", -1)
+        for number in range(max(0, 8 - len(runs))):
+            store.set(str(number), "")
+
+    with pytest.raises(SimdistError, match="depends on what an earlier run left behind"):
+        simdist.explore(other_each_time, world_size=2, systematic=True)
+
+
+def test_a_systematic_search_has_no_seed() -> None:
+    with pytest.raises(ArgumentError, match="schedules: a systematic search draws none"):
+        simdist.explore(first_come, world_size=2, systematic=True, schedules=3)
+
+
+# -- the reduction itself, on programs of a few steps ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    """Stands for a rank's."""
+
+    rank: int
+
+    @property
+    def oldest(self) -> Process:
+        return self
+
+
+Script = list[tuple[str, str]]
+"""What a task does between turns: "read", "write", "wait" for what another writes, "sleep", or "end" all others."""
+
+
+def outcomes_of(scripts: list[Script], *, reduced: bool) -> tuple[set[Any], int]:
+    orders, outcomes, runs = DepthFirst(reduced=reduced), set(), 0
+    while True:
+        orders.begin()
+        with guided_by(orders):
+            outcomes.add(played(scripts, orders))
+        runs += 1
+        if not orders.end(None):
+            return outcomes, runs
+
+
+def played(scripts: list[Script], orders: DepthFirst) -> Any:
+    """One run: what each task has seen, and what every variable holds at the end."""
+    simulation = Simulation(policy=make_policy(orders.policy, 0))
+    touch = simulation.policy.touch
+    assert touch is not None
+    held: dict[str, list[int]] = {}
+    seen: list[list[Any]] = [[] for _ in scripts]
+    tasks: list[Any] = []
+
+    class Wait:
+        def describe(self) -> str:
+            return "a variable"
+
+        def waits_for(self) -> list[Any]:
+            return []
+
+    def body(me: int, script: Script) -> None:
+        for what, name in script:
+            if what == "sleep":
+                simulation.sleep(len(name))
+                continue
+            simulation.offer()
+            if what == "end":
+                touch(EVERYTHING, writes=True)
+                for task in tasks:
+                    if task is not tasks[me]:
+                        simulation.kill(task)
+                continue
+            touch(name, writes=what == "write")
+            while what == "wait" and not held.get(name):
+                in_time = simulation.park(Wait(), simulation.now_ns + 50)
+                touch(name, writes=False)
+                if not in_time:
+                    break
+            seen[me].append(tuple(held.get(name, ())))
+            if what == "write":
+                held.setdefault(name, []).append(me)
+                for task in tasks:
+                    if isinstance(task.waiting, Wait):
+                        simulation.wake(task)
+
+    for me, script in enumerate(scripts):
+        tasks.append(simulation.spawn(lambda me=me, script=script: body(me, script), f"task {me}", Process(me)))  # type: ignore[misc]
+    simulation.run()
+    simulation.close()
+    return tuple(map(tuple, seen)), tuple(sorted((name, tuple(them)) for name, them in held.items()))
+
+
+actions = st.tuples(
+    st.sampled_from(["read", "write", "write", "wait", "sleep", "end"]), st.sampled_from(["x", "y", "zz"])
+)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.lists(actions, min_size=1, max_size=2), min_size=2, max_size=3))
+def test_no_outcome_of_random_programs_is_lost(scripts: list[Script]) -> None:
+    found, runs = outcomes_of(scripts, reduced=True)
+    all_there_are, brute = outcomes_of(scripts, reduced=False)
+
+    assert found == all_there_are
+    assert runs <= brute
