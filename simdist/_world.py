@@ -90,7 +90,7 @@ class WorldSpec(RunSettings):
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
     # Runs in a process of its own on the first host while the ranks do: what has launched them, and talks to them.
     launcher: Callable[[], None] | None = None
-    checked: bool = False  # anyone who made this has checked the settings
+    checked: bool = False  # its maker has checked the settings
 
     def __post_init__(self) -> None:
         if self.checked:

@@ -99,7 +99,7 @@ def run(
             and its arguments stay shared.
         share: names of modules that are shared all the same.
         program_ns: how long a program outside the simulation takes that a rank starts (`subprocess`, `os.system`), in
-            virtual time: anyone who waits for it goes on after that. One that is to run until a rank ends it needs a
+            virtual time: a rank that waits for it goes on after that. One that is to run until a rank ends it needs a
             long one. `RunResult.programs` names them, for what they answer is no function of the seed.
         stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
             that the simulation does not know. One that computes may for ten times as long. One that keeps even

@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["TURNS", "stumbles"]
 
 TURNS = {
-    r"\bwho(so)?ever\b": "anyone who, no matter who, or the name of the thing",
+    r"\bwho(so)?ever\b": "the subject by its name: the task that waits, a reader, the caller",
     r"\bof such\b": "of these, or the name of the thing",
     r"\bonce more\b": "again",
     r"\blately\b": "the version",

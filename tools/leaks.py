@@ -110,7 +110,7 @@ def _look() -> dict[str, object]:
     for _ in range(3):
         gc.collect()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names that torch gives up warn anyone who looks
+        warnings.simplefilter("ignore")  # names that torch gives up warn when they are looked at
         names = _names()
     found: dict[str, object] = dict(host_state())
     found["threads"] = sorted(thread.name for thread in threading.enumerate())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.text import Text
 
@@ -14,9 +15,9 @@ from simdist.cli._outputs import output_problems, write_text
 from simdist.cli._progress import LiveLine
 from simdist.errors import ScenarioError
 from simdist.scenario import Plan, load
-from simdist.searches import ExploreReport, explore_plan
+from simdist.searches import SearchReport, explore_plan
 
-__all__ = ["explore_file", "loaded"]
+__all__ = ["explore_file", "loaded", "print_report"]
 
 
 def explore_file(
@@ -59,7 +60,7 @@ def explore_file(
     seconds = time.perf_counter() - started
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
-    _print(plan, report, seconds)
+    print_report(plan, report, f"{seconds:.2f} s")
     return 0 if report.ok else 1
 
 
@@ -78,10 +79,12 @@ def loaded(file: str, seed: int | None, overrides: Sequence[str], problems: Sequ
     return plan if seed is None else replace(plan, seed=seed)
 
 
-def _print(plan: Plan, report: ExploreReport, seconds: float) -> None:
+def print_report(plan: Plan, report: SearchReport, real_time: str, written: Iterable[Path] = ()) -> None:
+    """Print what a search has found, the files that it wrote, and the real time that it took, in words."""
     with page() as out:
         out.print(Text(plan.heading, style="bold"), soft_wrap=True)
         for line in report.lines():
-            found = line.startswith("found:")
-            out.print(Text(line, style="bold red" if found else ""), soft_wrap=True)
-        out.print(f"real time    {seconds:.2f} s")
+            out.print(Text(line, style="bold red" if line.startswith("found:") else ""), soft_wrap=True)
+        for path in written:
+            out.print(f"written      {path}", soft_wrap=True, highlight=False)
+        out.print(f"real time    {real_time}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from simdist.cli._console import page
-from simdist.cli._explore import loaded
+from simdist.cli._explore import loaded, print_report
 from simdist.cli._outputs import output_problems, write_text
 from simdist.cli._progress import LiveLine
 from simdist.result import report_of
@@ -55,13 +55,8 @@ def fuzz_file(
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
     written = [] if write is None else list(report.write(Path(write)))
-    with page() as out:
-        out.print(Text(plan.heading, style="bold"), soft_wrap=True)
-        for text in report.lines():
-            out.print(Text(text, style="bold red" if text.startswith("found:") else ""), soft_wrap=True)
-        for path in written:
-            out.print(f"written      {path}", soft_wrap=True, highlight=False)
-        out.print(f"real time    {seconds:.2f} s, {60 * report.runs / max(seconds, 1e-6):,.0f} runs a minute")
+    rate = 60 * report.runs / max(seconds, 1e-6)
+    print_report(plan, report, f"{seconds:.2f} s, {rate:,.0f} runs a minute", written)
     return 0 if report.ok else 1
 
 
@@ -75,17 +70,17 @@ def replay_token(token: str, file: str | None) -> int:
     program = PlanProgram(plan)
     with program.ready():
         trial = Trial(program)
-        verdict = None if trial.wrong is not None else trial.verdict(attempt)
-        ran = program.run(attempt)
+        ran = None if trial.wrong is not None else trial.run(attempt)
     with page() as out:
         out.print(Text(program.planned(attempt).replay), soft_wrap=True)
-        if verdict is None:
+        if ran is None:
             out.print(Text(f"without any fault: {trial.wrong}"), soft_wrap=True)
             return 1
+        verdict = trial.judge(ran, attempt)
         if verdict.kind == "found":
             out.print(Text(f"found: {verdict.cause}", style="bold red"), soft_wrap=True)
         elif verdict.kind == "explained":
-            out.print(Text(f"fails as its faults explain: {verdict.cause}"), soft_wrap=True)
+            out.print(Text(f"fails as its faults explain: {verdict.cause or ran.error}"), soft_wrap=True)
         else:
             out.print("passed")
         if ran.result is not None and verdict.kind == "found":

@@ -21,7 +21,7 @@ class LiveLine:
     def __init__(self) -> None:
         self._live: Live | None = None
         if sys.stderr.isatty():
-            # Drawn by anyone who calls: a drawing thread of rich's own would run beside the ranks. Redirecting the
+            # Drawn by the caller: a drawing thread of rich's own would run beside the ranks. Redirecting the
             # standard streams is off because they belong to the ranks meanwhile.
             stream = Console(file=sys.stderr, markup=False, highlight=False)
             self._live = Live(

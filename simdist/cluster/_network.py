@@ -70,8 +70,9 @@ def _active(condition: _Delay | _Cut | _Hold, now_ns: int) -> bool:
 class Network:
     """A cluster, the flows on its links, and the conditions that faults put on it.
 
-    Anyone who moves bytes says so with `begin`, or `follow`, and has the time that this takes when nobody else uses the
-    same links; `moved` is called when it turns out to be another. `clock` runs the flows; without one there are none.
+    A caller that moves bytes says so with `begin`, or `follow`, and has the time that this takes when nobody else uses
+    the same links; `moved` is called when it turns out to be another. `clock` runs the flows; without one there are
+    none.
 
     Example:
         >>> network = Network(build(2, latency_ns=10_000))

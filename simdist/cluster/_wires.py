@@ -6,7 +6,7 @@ does the waiting, and the owners of the flows act on what they are told.
 A flow waits for its latency without using anything, moves its bytes from `entry_ns` on, and is over at `end_ns`; that
 is when it ends as far as is known. Only others make it end at another time, so:
 
-- Nobody has to say that a flow is over. Anyone who meets one whose end has passed takes it off.
+- Nobody has to say that a flow is over. A caller that meets one whose end has passed takes it off.
 - A flow that is the only one in the whole network is remembered and nothing else: its links are not even looked up.
   That is the case of every blocking collective of one group; it costs a comparison and two assignments.
 - A flow that begins where others are is put on its links. Its entry is a moment to share out if somebody is there, and
@@ -60,7 +60,7 @@ class Flow:
         self.moved = moved  # called when the speed, and with it the end, is another one
 
     def release(self) -> None:
-        """It is over, and anyone who began it need not be kept: the network may remember it for long."""
+        """It is over, and its owner need not be kept: the network may remember it for long."""
         self.moved, self.load = _do_nothing, None
 
 

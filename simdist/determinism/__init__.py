@@ -1,7 +1,7 @@
 """Does a program do the same again? And if it does not, since which line?
 
 A program (any number of worlds) runs here and in a fresh process, and what it did is compared event for event; see
-`_check.py` for the passes, and `_slice.py` for how the line is found that began it. Anyone who has a new kind of
+`_check.py` for the passes, and `_slice.py` for how the line is found that began it. With a new kind of
 program needs two things: a call that runs it here, and a `Job` that runs it elsewhere.
 
     program -> `_recorder` -> Recording -> `_compare` -> Difference -> `_slice` -> Origin -> `_causes` -> Cause

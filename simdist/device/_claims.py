@@ -56,7 +56,7 @@ class Outstanding:
 
     @property
     def shape(self) -> None:
-        """None, so that anyone who compares it makes a tensor of its own.
+        """None, so that code that compares it makes a tensor of its own.
 
         Raises:
             NotYet: a claimant is still to write the memory.

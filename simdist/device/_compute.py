@@ -66,7 +66,7 @@ def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
 
 
 def _copy(kernel: Kernel, model: DeviceModel, *, reads_value: bool) -> Kernel:
-    """A copy takes its time before the values are there: anyone who waits for them waits for it."""
+    """A copy takes its time before the values are there: to wait for them is to wait for it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         (source, *more) = reversed([each for each in args[:2] if isinstance(each, Tensor)])

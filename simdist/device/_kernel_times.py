@@ -1,4 +1,4 @@
-"""When kernels ran on which stream, for anyone who draws it: reported where there is a model of computing."""
+"""When kernels ran on which stream, for pictures: reported where there is a model of computing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["BitRot"]
 
 
 class BitRot(RankFault):
-    """A bit of a file flips on the disk when the trigger comes. Nobody is told: anyone who reads it reads another byte.
+    """A bit of a file flips on the disk when the trigger comes. Nothing reports it: a reader gets another byte.
 
     `path` is the file, relative to its disk, and may be a pattern ("*.pt"): then it is the last by name that the rank
     can see. `byte` counts from the beginning; None is the middle. The program gets a FileNotFoundError if there is no

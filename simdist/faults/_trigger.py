@@ -1,6 +1,6 @@
 """When a fault of a rank strikes: one machine for the simulated and the real rank.
 
-It is pure: no clock, no thread, no generator of its own. Anyone who drives it says what happens to the rank (a step
+It is pure: no clock, no thread, no generator of its own. Its driver says what happens to the rank (a step
 begins, a point is passed, an operation is called, a disk is changed, a store is asked, another fault has struck, an
 alarm is due) and hears which faults strike now.
 

@@ -1,8 +1,8 @@
 """What hosts see of a file server's disk: each has a client, and caches.
 
-Close-to-open: what a host writes is the server's once the file is closed or synced, and anyone who opens it then sees
-it; another host that opens the file before sees the server's bytes. Late names: a host that has looked for a name in
-vain, or has read a folder, goes on without what another host puts there for `names_late_ns`; what it does itself it
+Close-to-open: what a host writes is the server's once the file is closed or synced, and a client that opens it then
+sees it; another host that opens the file before sees the server's bytes. Late names: a host that has looked for a name
+in vain, or has read a folder, goes on without what another host puts there for `names_late_ns`; what it does itself it
 sees. Silly rename: a file that loses its name while a process of the host has it open gets another one, `.nfs...`,
 until the last of them closes it. When the host dies the file stays.
 """

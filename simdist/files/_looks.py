@@ -1,6 +1,6 @@
 """Which files have been overwritten before anybody looked at them, since somebody has begun to note it.
 
-What such a file held can have made no difference to anybody. A file is looked at by anyone who opens it, C code and
+What such a file held can have made no difference to anybody. A file is looked at by what opens it, C code and
 other programs included (the system tells, by inotify), and by `os.stat`, `os.scandir`, a rename or a link on a rank; it
 is overwritten when it is emptied, replaced or removed by a call that can be seen. Whatever else happens to a file
 counts as a look. Not noticed is C code that asks for the size of a file which it does not open.

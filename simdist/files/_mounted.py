@@ -146,7 +146,7 @@ class MountedDisk(WatchedFolder):
         return place if self._real_number(place) == said.st_ino else None
 
     def real_of(self, inode: Inode) -> str | None:
-        """A real path at which a file can be read, through anyone who has it open if it has no name."""
+        """A real path at which a file can be read, through a descriptor that has it open if it has no name."""
         real = super().real_of(inode)
         if real is None and inode.kind == "file":
             number = next((number for number, each in self.open.items() if each.inode is inode), None)

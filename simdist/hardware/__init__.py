@@ -12,7 +12,7 @@ and figures serve both. `_parity` compares the two. The processes of a run tell 
 while all peers are inside an operation, and keeps the agent from stopping survivors where the scenario has no restarts.
 
 Nothing of a run outlives the process that started it, however that ends: the keeper kills what lives below it and
-removes the run's folder as soon as its starter is gone, and anyone who has a parent in the run dies with it
+removes the run's folder as soon as its starter is gone, and a process with a parent in the run dies with it
 (`_lifeline`).
 
 Faults of links lie on a switch in user space: with link faults each rank has a network namespace of its own

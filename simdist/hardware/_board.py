@@ -135,7 +135,7 @@ class Board:
             return self._wait(lambda: len(self._ended.get(life, ())) >= self._size - but, limit_s)
 
     def give(self, node: int, content: Any) -> None:
-        """What a node's ranks have left behind, for anyone who writes the report."""
+        """What a node's ranks have left behind, for the report."""
         with self._changed:
             self._given[node] = content
             self._changed.notify_all()

@@ -72,7 +72,7 @@ class Journal:
         self._write(make(time_ns, self._rank, *fields, **named))
 
     def note(self, kind: str, *values: Any, time_ns: int | None = None) -> None:
-        """Write what is for anyone who reads the journal, and no event of the run."""
+        """Write what is for readers of the journal, and no event of the run."""
         self._write((self.now_ns() if time_ns is None else time_ns, kind, self._rank, *values))
 
     def _write(self, packed: Packed) -> None:

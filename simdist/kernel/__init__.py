@@ -1,7 +1,7 @@
 """The kernel: virtual time, an event queue, and tasks of which exactly one runs at a time.
 
 It has never heard of torch, ranks or networks. It rests on simpy's `Environment` for the queue and on OS threads for
-the tasks: each task is a thread parked on its own lock, and anyone who parks steps the queue itself until it knows the
+the tasks: each task is a thread parked on its own lock, and the parking task steps the queue itself until it knows the
 next task and hands the baton to it directly.
 
 Open `_turns.py` first: it is the loop, on what `_timetable.py` knows of the future; `_simulation.py` is the world as

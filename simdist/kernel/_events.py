@@ -20,7 +20,7 @@ _CHUNK = 4096
 class EventLog:
     """Append-only list of records with a digest over all of them.
 
-    Keeps at most `keep` records for anyone who wants to read them; the digest covers the rest too.
+    Keeps at most `keep` records for readers; the digest covers the rest too.
     """
 
     def __init__(self, keep: int = 2_000_000) -> None:

@@ -84,6 +84,6 @@ class LockWatch:
 
 
 def named(function: Callable[..., Any], name: str) -> Any:
-    """The same function under another name, for anyone who reads stacks; `function` must close over nothing."""
+    """The same function under another name, for readers of stacks; `function` must close over nothing."""
     code = function.__code__.replace(co_name=name, co_qualname=name)
     return FunctionType(code, function.__globals__, name)

@@ -1,6 +1,6 @@
 """Tasks take turns: who runs, who waits for what, and how the baton goes from one to the next.
 
-Anyone who parks steps the event queue itself until the next task is known, and hands the baton to it. When no task is
+The parking task steps the event queue itself until the next task is known, and hands the baton to it. When no task is
 runnable and no timer is left, only deadlines can move the world: that instant is *quiescence*, where deadlocks are
 looked for. A timeout of 30 virtual minutes therefore costs no real time, and a deadlock is found at the instant it
 forms although every rank in it has a timeout.
@@ -119,7 +119,7 @@ class Turns(Timetable):
         self._gathers = self._ready.touch is not None
         self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
         self._on_switch = on_switch
-        # Of a lock that is held while the world runs; anyone who ends the world releases it.
+        # Of a lock that is held while the world runs; the end of the world releases it.
         self._host_acquire, self._host_release, self._host_locked = methods_of_lock(_thread.allocate_lock())
         self._host_acquire()
         self.start_thread: Callable[..., int] = _thread.start_new_thread  # the layer above knows if ranks have another
@@ -170,7 +170,7 @@ class Turns(Timetable):
     def park(self, wait: Wait, deadline_ns: int | None = None) -> bool:
         """Give the baton away until someone wakes the running task.
 
-        Returns False if the deadline came first. A task may be woken early: anyone who parks checks its condition
+        Returns False if the deadline came first. A task may be woken early: the caller checks its condition
         again.
 
         Raises:
@@ -315,7 +315,7 @@ class Turns(Timetable):
         return _thread.get_ident() == self.current_ident
 
     def read_clock(self) -> int:
-        """`now_ns` for a task: anyone who asks may have something to do at a certain time.
+        """`now_ns` for a task: a task that asks may wait for a certain time.
 
         Time stands still while a task runs, and a loop that only looks at the clock would never end. So when one task
         has read it thousands of times without a pause, it passes after all: a microsecond, then two, then four.

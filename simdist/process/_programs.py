@@ -1,7 +1,7 @@
 """Programs outside the simulation that a rank started: when they end in virtual time, and what a run says of them.
 
 A program does its work in real time, while virtual time stands still; then it takes the time that the run's settings
-give every program (`program_ns`; without it a program ends at the moment at which it begins). Anyone who waits for it
+give every program (`program_ns`; without it a program ends at the moment at which it begins). A rank that waits for it
 waits until then, and `poll` answers None before. From then on `poll` has its exit code: it waits in real time for the
 program to end in earnest, if it has not. So what a rank sees of a program's length never depends on the machine. One
 that then runs on for 25 real seconds, as a server does that needs a longer `program_ns`, ends the whole run with an

@@ -3,7 +3,7 @@
 Python's `random`, numpy's legacy generator and a third one (torch's, which the layer above brings) are process-wide
 objects, some of them drawn from in C++; each process must find its own state in them when it runs. They start as in a
 fresh process, which seeds them from the operating system: with numbers that are a function of the run's seed, the rank
-and its life, and differ from rank to rank. Anyone who forgets a seed sees it.
+and its life, and differ from rank to rank. A forgotten seed shows.
 
 Copying all of it by the generators' own methods at every switch would cost more than the switch (numpy alone 90 µs).
 So a state is saved only if a generator was drawn from, which a look at a few words tells, and set by copying memory.

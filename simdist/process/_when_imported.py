@@ -79,7 +79,7 @@ class Finder:
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                if name in self._names:  # anyone who asks for the spec need not load it
+                if name in self._names:  # code that asks for the spec need not load it
                     self._names.remove(name)
                     _TOLD[name](self._patches)
 

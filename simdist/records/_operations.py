@@ -1,6 +1,6 @@
 """What happens in torch.distributed: groups, operations from their issue to their end, requests to stores.
 
-Of an operation's life two moments are recorded. It is *issued* when its number is taken, after anyone who judges calls
+Of an operation's life two moments are recorded. It is *issued* when its number is taken, after the judges of calls
 has let it pass: what a fault raises in place of a call leaves no record. It is *settled* when it is completed or has
 failed; one that is neither was cut off by the end of its process or of the world.
 """

@@ -21,7 +21,7 @@ from simdist.searches._fuzz import Tries, fuzz, fuzz_plan
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._outcomes import Cause
 from simdist.searches._programs import PlanProgram
-from simdist.searches._report import ExploreReport, Outcome, Schedule, TurningPoint
+from simdist.searches._report import ExploreReport, Outcome, Schedule, SearchReport, TurningPoint
 from simdist.searches._search import explore, explore_plan
 from simdist.searches._swarm import FAMILIES, plan_of_faults
 from simdist.searches._tokens import read_token, token_of
@@ -40,6 +40,7 @@ __all__ = [
     "Outcome",
     "PlanProgram",
     "Schedule",
+    "SearchReport",
     "Trial",
     "Tries",
     "TurningPoint",

@@ -31,6 +31,10 @@ class Attempt:
     policy: str = "fifo"
     faults: tuple[Fault, ...] = ()
 
+    def summary(self) -> dict[str, Any]:
+        """It as JSON-ready data."""
+        return {"policy": self.policy, "faults": [repr(fault) for fault in self.faults]}
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

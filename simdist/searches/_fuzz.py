@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from simdist._quiet import no_logs_of_ranks
-from simdist._settings import SETTINGS
 from simdist.errors import ArgumentError
 from simdist.faults import Surroundings
 from simdist.scenario import Plan, undisturbed
@@ -17,7 +16,7 @@ from simdist.searches._attempts import Attempt
 from simdist.searches._database import Database
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._outcomes import Cause
-from simdist.searches._programs import FunctionProgram, PlanProgram, Program
+from simdist.searches._programs import TAKEN, FunctionProgram, PlanProgram, Program, count_problems
 from simdist.searches._search import judged
 from simdist.searches._shrinking import Shrunk, shrunk
 from simdist.searches._swarm import FAMILIES, plan_of_faults
@@ -29,8 +28,6 @@ __all__ = ["Tries", "fuzz", "fuzz_plan"]
 
 Progress = Callable[[int, int], None]
 """Called with how many runs are done, and how many causes were found."""
-
-_TAKEN = ("policy", "progress", "echo", "replay", "record_results", "faults", "disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +50,7 @@ class Tries:
         for name in self.families or ():
             if name not in FAMILIES:
                 yield f"families: {name!r} is none{guess_or_list(name, FAMILIES)}"
-        for name, value in (("runs", self.runs), ("budget", self.budget)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                yield f"{name}: {value!r} is no count; 1 is the least"
+        yield from count_problems(budget=self.budget, **({} if self.runs is None else {"runs": self.runs}))
 
 
 def fuzz(
@@ -74,9 +69,9 @@ def fuzz(
     """Run `fn` under many plans of faults, and report the runs that fail as no fault explains.
 
     Each plan turns families of faults on or off, draws a few faults from them, and lets them end. A run has passed if
-    every rank returned what it returns without faults; it is explained if a rank is gone for good, or communication
-    failed while a fault was at work; all else is found: a hang after everything has healed, another exception, another
-    result, what a judge reports.
+    every rank returned what it returns without faults, or returned at all after a restart; it is explained if a rank is
+    gone for good, or communication failed while a fault was at work; all else is found: a hang after everything has
+    healed, another exception, another result, what a judge reports.
 
     Args:
         fn: the program of a rank, as `simdist.run` takes it.
@@ -99,14 +94,9 @@ def fuzz(
         ArgumentError: arguments are not what they have to be.
     """
     tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink)
-    known = [name for name in SETTINGS if name not in (*_TAKEN, "nprocs", "join", "fn")]
-    problems = [f"{name}: a search has its own" for name in _TAKEN if name in settings]
-    unknown = [name for name in settings if name not in (*known, *_TAKEN)]
-    problems += [f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown]
-    problems += tries.problems()
-    if problems:
-        raise ArgumentError("simdist.fuzz", problems)
-    program = FunctionProgram(function=fn, settings={"world_size": world_size, "judges": judges, **settings})
+    given = {"world_size": world_size, "judges": judges, **settings}
+    taken = (*TAKEN, "faults", "disk")
+    program = FunctionProgram.of("simdist.fuzz", fn, given, taken=taken, problems=tries.problems())
     restarts = int(settings.get("max_restarts", 0))
     return _Fuzz(program, tries, restarts, has_disk=False).run(progress)
 

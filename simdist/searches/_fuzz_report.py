@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simdist.errors import ArgumentError, RunFailedError
+from simdist.errors import ArgumentError
 from simdist.scenario import Plan, scenario_text
 from simdist.searches._attempts import Attempt
 from simdist.searches._outcomes import Cause
+from simdist.searches._report import SearchReport
 from simdist.sweeps import test_text
 
 __all__ = ["Bug", "FuzzReport"]
@@ -46,7 +47,7 @@ class Bug:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FuzzReport:
+class FuzzReport(SearchReport):
     """How many runs passed, how many failed as their faults explain, and what was found.
 
     `wrong` is what is wrong with the program without any fault; nothing else was tried then.
@@ -63,9 +64,6 @@ class FuzzReport:
         """True if nothing was found."""
         return not self.bugs and self.wrong is None
 
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
     def lines(self) -> Iterator[str]:
         """The report."""
         if self.wrong is not None:
@@ -75,15 +73,6 @@ class FuzzReport:
         yield f"{self.runs} runs: {self.passed} passed, {self.explained} failed as their faults explain, {failed} found"
         for bug in self.bugs:
             yield from bug.lines()
-
-    def raise_for_failure(self) -> None:
-        """Do nothing if nothing was found.
-
-        Raises:
-            RunFailedError: its text is the report.
-        """
-        if not self.ok:
-            raise RunFailedError(str(self))
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON-ready data."""
@@ -95,15 +84,11 @@ class FuzzReport:
             "wrong": None if self.wrong is None else str(self.wrong),
             "bugs": [
                 {
-                    "kind": bug.cause.kind,
-                    "cause": bug.cause.text,
-                    "rank": bug.cause.rank,
-                    "where": bug.cause.where,
+                    **bug.cause.summary(),
+                    **bug.attempt.summary(),
                     "count": bug.count,
                     "first": bug.first,
                     "minimal": bug.minimal,
-                    "policy": bug.attempt.policy,
-                    "faults": [repr(fault) for fault in bug.attempt.faults],
                     "replay": bug.replay,
                     "token": bug.token,
                 }

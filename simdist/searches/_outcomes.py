@@ -62,6 +62,10 @@ class Cause:
     def __str__(self) -> str:
         return f"{self.text} ({self.where})" if self.where else self.text
 
+    def summary(self) -> dict[str, Any]:
+        """It as JSON-ready data."""
+        return {"kind": self.kind, "cause": self.text, "rank": self.rank, "where": self.where}
+
 
 def outcome_of(result: RunResult) -> str:
     """How each rank ended, in one line; ranks that came to the same stand together."""

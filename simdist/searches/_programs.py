@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from simdist._replay import call_text
-from simdist._settings import check_settings
+from simdist._settings import SETTINGS, check_settings
 from simdist.errors import ArgumentError, FaultError, ScenarioError, SimdistError, TopologyError
 from simdist.faults import Fault
 from simdist.result import RunResult
 from simdist.scenario import Plan, alone, fault_text, importable, load, simulated, undisturbed
 from simdist.searches._attempts import Attempt
 from simdist.searches._outcomes import EndlessError, Ran
+from simdist.values import guess_or_list
 
-__all__ = ["Bounds", "FunctionProgram", "PlanProgram", "Program", "overrides_of"]
+__all__ = ["TAKEN", "Bounds", "FunctionProgram", "PlanProgram", "Program", "count_problems", "overrides_of"]
+
+TAKEN = ("policy", "progress", "echo", "replay", "record_results")
+"""Settings of `simdist.run` that each search has for itself."""
 
 _STEPS = ("step", "epoch", "iter", "batches", "rounds")  # in the names of what counts them
 _TIMES, _EVENTS = 30, 30_000  # events of a run: so many times those of the first, and so many more
@@ -69,14 +73,42 @@ class Program(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class FunctionProgram:
-    """A function of Python: every rank has to return, and judges to find nothing. `settings` are `simdist.run`'s."""
+    """A function of Python: every rank has to return, and judges to find nothing. `settings` are `simdist.run`'s.
 
+    `caller` is the name of the search, for its errors.
+    """
+
+    caller: str
     function: Callable[..., Any]
     settings: Mapping[str, Any]
 
+    @classmethod
+    def of(
+        cls,
+        caller: str,
+        function: Callable[..., Any],
+        settings: Mapping[str, Any],
+        *,
+        taken: Sequence[str] = TAKEN,
+        problems: Iterable[str],
+    ) -> FunctionProgram:
+        """A function as a user gives it. `taken` are settings that are the search's; `problems` what is wrong besides.
+
+        Raises:
+            ArgumentError: names everything that is wrong.
+        """
+        known = [name for name in SETTINGS if name not in (*taken, "nprocs", "join", "fn")]
+        found = [f"{name}: a search has its own" for name in settings if name in taken]
+        unknown = [name for name in settings if name not in (*known, *taken)]
+        found += [f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown]
+        found += problems
+        if found:
+            raise ArgumentError(caller, found)
+        return cls(caller=caller, function=function, settings=settings)
+
     @contextmanager
     def ready(self) -> Iterator[None]:
-        check_settings("simdist.explore", {"fn": self.function, **self.settings})
+        check_settings(self.caller, {"fn": self.function, **self.settings})
         yield
 
     def run(self, attempt: Attempt, bounds: Bounds | None = None) -> Ran:
@@ -108,10 +140,17 @@ class FunctionProgram:
         if self.settings.get("cluster") is None:
             for fewer in dict.fromkeys((2, size // 2, size - 1)):
                 if 1 <= fewer < size:
-                    yield FunctionProgram(function=self.function, settings={**self.settings, "world_size": fewer})
+                    yield replace(self, settings={**self.settings, "world_size": fewer})
         kwargs = self.settings.get("kwargs") or {}
         for name, value in _fewer_steps(kwargs):
-            yield FunctionProgram(function=self.function, settings={**self.settings, "kwargs": {**kwargs, name: value}})
+            yield replace(self, settings={**self.settings, "kwargs": {**kwargs, name: value}})
+
+
+def count_problems(**counts: object) -> Iterator[str]:
+    """What is wrong with numbers of which 1 is the least."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield f"{name}: {value!r} is no count; 1 is the least"
 
 
 def _fewer_steps(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from simdist.searches._depth_first import Coverage
 from simdist.searches._outcomes import Cause
 from simdist.values import format_duration
 
-__all__ = ["ExploreReport", "Outcome", "Schedule", "TurningPoint"]
+__all__ = ["ExploreReport", "Outcome", "Schedule", "SearchReport", "TurningPoint"]
 
 _OUTCOMES = 8  # that are shown
 
@@ -67,8 +68,39 @@ class Schedule:
     turning_point: TurningPoint | None = None
 
 
+class SearchReport(ABC):
+    """What the report of every search has."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def ok(self) -> bool:
+        """True if nothing was found."""
+
+    @abstractmethod
+    def lines(self) -> Iterator[str]:
+        """The report; a line that begins with "found:" begins a failure."""
+
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """The report as JSON-ready data."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def raise_for_failure(self) -> None:
+        """Do nothing if nothing was found.
+
+        Raises:
+            RunFailedError: its text is the report.
+        """
+        if not self.ok:
+            raise RunFailedError(str(self))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExploreReport:
+class ExploreReport(SearchReport):
     """What became of every schedule.
 
     `runs` is how many were tried; `outcomes` has each distinct outcome, the most frequent first; `failures` each cause,
@@ -87,9 +119,6 @@ class ExploreReport:
     def ok(self) -> bool:
         """True if no schedule failed."""
         return not self.failures and (len(self.outcomes) < 2 or not self.one_outcome)
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
         """The report."""
@@ -115,15 +144,6 @@ class ExploreReport:
             if not held:
                 yield f"never reached: {name}"
 
-    def raise_for_failure(self) -> None:
-        """Do nothing if no schedule failed.
-
-        Raises:
-            RunFailedError: its text is the report.
-        """
-        if not self.ok:
-            raise RunFailedError(str(self))
-
     def summary(self) -> dict[str, Any]:
         """The report as JSON-ready data."""
         return {
@@ -135,14 +155,10 @@ class ExploreReport:
             ],
             "failures": [
                 {
-                    "kind": each.cause.kind,
-                    "cause": each.cause.text,
-                    "rank": each.cause.rank,
-                    "where": each.cause.where,
+                    **each.cause.summary(),
+                    **each.attempt.summary(),
                     "count": each.count,
                     "first": each.first,
-                    "policy": each.attempt.policy,
-                    "faults": [repr(fault) for fault in each.attempt.faults],
                     "replay": each.replay,
                     "inevitable": None if each.turning_point is None else _turning(each.turning_point),
                 }

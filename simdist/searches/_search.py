@@ -8,18 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simdist._quiet import no_logs_of_ranks
-from simdist._settings import SETTINGS
-from simdist.errors import ArgumentError, SimdistError
+from simdist.errors import SimdistError
 from simdist.kernel import guided_by
 from simdist.result import RunResult
 from simdist.scenario import Plan
 from simdist.searches._attempts import Attempt, Facts, schedule
 from simdist.searches._depth_first import DepthFirst
 from simdist.searches._outcomes import EndlessError, Ran, cause_of, outcome_of
-from simdist.searches._programs import Bounds, FunctionProgram, PlanProgram, Program
+from simdist.searches._programs import Bounds, FunctionProgram, PlanProgram, Program, count_problems
 from simdist.searches._report import ExploreReport, Outcome, Schedule, TurningPoint
 from simdist.searches._turning_point import turning_point
-from simdist.values import guess_or_list
 
 __all__ = ["Progress", "Search", "explore", "explore_plan", "judged"]
 
@@ -31,7 +29,6 @@ _DIVERGED = (
     "the program did not do the same in the same order of turns: it depends on what an earlier run left behind, or on "
     "what is outside the simulation, and can't be searched systematically"
 )
-_TAKEN = ("policy", "progress", "echo", "replay", "record_results")
 
 
 def explore(
@@ -93,16 +90,11 @@ def explore(
         >>> report.ok, len(report.outcomes)
         (True, 2)
     """
-    problems = [f"{name}: a search has its own" for name in _TAKEN if name in settings]
-    known = [name for name in SETTINGS if name not in (*_TAKEN, "nprocs", "join", "fn")]
-    unknown = [name for name in settings if name not in (*known, *_TAKEN)]
-    problems += [f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown]
-    problems += _counts(runs=runs)
+    problems = list(count_problems(runs=runs))
     if systematic and schedules:
         problems.append("schedules: a systematic search draws none")
-    if problems:
-        raise ArgumentError("simdist.explore", problems)
-    program = FunctionProgram(function=fn, settings={"world_size": world_size, "judges": judges, **settings})
+    given = {"world_size": world_size, "judges": judges, **settings}
+    program = FunctionProgram.of("simdist.explore", fn, given, problems=problems)
     search = Search(program, schedules, one_outcome=one_outcome, until_found=until_found, inevitable=inevitable)
     return search.run_systematically(runs, progress) if systematic else search.run(runs, progress)
 
@@ -133,14 +125,6 @@ def judged(plan: Plan) -> Plan:
     if plan.judges:
         return plan
     return replace(plan, judges=True, overrides=(*plan.overrides, "judges=true"))
-
-
-def _counts(**counts: object) -> list[str]:
-    return [
-        f"{name}: {value!r} is no count; 1 is the least"
-        for name, value in counts.items()
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1
-    ]
 
 
 @dataclass(slots=True)
@@ -177,7 +161,7 @@ class Search:
             # Of a program that can't be run nothing is known, and no schedule of its own can be drawn.
             facts = None if first.result is None else Facts.of(first.result)
             for number in range(1, runs if first.result is not None else 1):
-                if self.until_found and not self._report(done).ok:
+                if self.until_found and self._has_found:
                     break
                 assert facts is not None
                 attempt = schedule(number, self.seed, facts)
@@ -210,9 +194,13 @@ class Search:
                 over = not orders.end(ran.result)
                 if orders.diverged:
                     raise SimdistError(_DIVERGED)
-                if self.until_found and not self._report(done).ok:
+                if self.until_found and self._has_found:
                     break
             return replace(self._report(done), coverage=orders.coverage(over=over))
+
+    @property
+    def _has_found(self) -> bool:
+        return bool(self._failures) or (self.one_outcome and len(self._outcomes) > 1)
 
     def _note(self, number: int, attempt: Attempt, ran: Ran, bounds: Bounds | None) -> None:
         cause = cause_of(ran)

@@ -34,9 +34,13 @@ class Trial:
         return Facts.of(self.plain)
 
     def verdict(self, attempt: Attempt) -> Verdict:
-        """What a run comes to."""
+        """What a run of the attempt comes to."""
+        return self.judge(self.run(attempt), attempt)
+
+    def judge(self, ran: Ran, attempt: Attempt) -> Verdict:
+        """What this run of the attempt came to."""
         assert self.plain is not None
-        return verdict_of(self.run(attempt), attempt, self.plain)
+        return verdict_of(ran, attempt, self.plain)
 
     def run(self, attempt: Attempt) -> Ran:
         """Run it, but not for ever."""

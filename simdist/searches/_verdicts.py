@@ -8,8 +8,9 @@ What explains a failure:
 - Bits were flipped: anything may follow.
 
 What does not: a rank that hangs although everything has healed; an exception of another kind; a last life in which no
-fault struck, and which fails all the same, since then the program did not recover; a result that is another one than
-without faults; what a judge finds.
+fault struck, and which fails all the same, since then the program did not recover; without a restart, a result that is
+another one than without faults; what a judge finds. After a restart results are compared only if the scenario expects
+it: many programs return what their last life did.
 
 Doubt: a program may turn an error of communication into one of its own, which is then reported. The other way round, an
 error of communication that has nothing to do with the fault is passed over.

@@ -25,7 +25,7 @@ class Profile:
     shows_zeros: bool = False  # a file may have grown before its new bytes are there
     allocates_early: bool = False  # a file that replaces another has its full size at once, if not yet its bytes
     cuts_alone: bool = False  # a smaller size may be there without the bytes that came after it
-    close_syncs: bool = False  # anyone who closes a file has waited for its bytes
+    close_syncs: bool = False  # closing a file waits for its bytes
 
     @property
     def sync_keeps_name(self) -> bool:

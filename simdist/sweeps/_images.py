@@ -1,4 +1,4 @@
-"""What disks hold, as digests: two that are equal look the same to anyone who is started on them."""
+"""What disks hold, as digests: two that are equal look the same to a program that is started on them."""
 
 from __future__ import annotations
 

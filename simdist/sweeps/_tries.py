@@ -15,7 +15,7 @@ __all__ = ["Tries"]
 class Tries:
     """Which crashes, and how far each is followed.
 
-    `strikes` says who is struck (None: anyone who can be), `outcomes` how many states of the disk are tried for each
+    `strikes` says who is struck (None: all that can be), `outcomes` how many states of the disk are tried for each
     loss of power of all hosts. At most `limit` crashes are tried, spread evenly over the run. With `second_crash`
     everybody is struck a second time, at each moment of the recovery. Without `merge` each run goes to
     its end, also if its second life begins as another one did. `only` is the one crash to try, or the two.

@@ -100,7 +100,7 @@ def try_case(program: Program, case: Case) -> Tried:
 
 def _begin(plan: Plan, tries: Tries) -> None:
     global _program
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # anyone who waits for the results is interrupted
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for the results is interrupted
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _program = PlanProgram(plan, merge=tries.merge)

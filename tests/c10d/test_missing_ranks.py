@@ -90,7 +90,7 @@ def absent(diary: Diary, missing: int, dead: bool, calls: Sequence[str], at_s: f
         diary.call(name, COLLECTIVES[name])
 
 
-# (a): rank 1 is alive and never calls; anyone who timed out then refuses at once.
+# (a): rank 1 is alive and never calls; a rank that timed out then refuses at once.
 A_ROWS = [
     (3, "all_reduce", {0: RECV, 2: SEND}),
     (4, "all_reduce of 1", {0: RECV, 2: SEND, 3: RECV}),

@@ -159,7 +159,7 @@ def test_autograd_flows_through_a_broadcast() -> None:
 
 
 def test_importing_torch_distributed_nn_on_a_rank_captures_no_group() -> None:
-    # Its functions have `group=dist.group.WORLD` as a default: the group of anyone who imports it first. A process of
+    # Its functions have `group=dist.group.WORLD` as a default: that of the rank that imports it first. A process of
     # its own, because this one has imported it.
     program = """
 import torch, torch.distributed as dist, simdist

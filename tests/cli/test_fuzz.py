@@ -9,6 +9,9 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from simdist.cli import main
+from simdist.faults import Crash
+from simdist.scenario import load
+from simdist.searches import Attempt, token_of
 
 _PROGRAM = """
 import torch
@@ -67,6 +70,37 @@ def test_a_finding_replays_by_its_token_and_no_more_once_it_is_mended(tmp_path: 
     assert "found: rank" in failing.output
     assert mended.exit_code == 0
     assert "fails as its faults explain" in mended.output
+
+
+_POLLS = """
+import torch.distributed as dist
+
+import simdist
+
+
+def wait():
+    store = dist.TCPStore("127.0.0.1", 29600, 2, is_master=dist.get_node_local_rank() == 0)
+    simdist.step(0)
+    if dist.get_node_local_rank():
+        store.add("done", 1)
+    while not store.add("done", 0):
+        pass
+    if dist.get_node_local_rank():
+        store.set("over", "")
+    store.wait(["over"])
+"""
+
+
+def test_a_run_without_an_end_is_ended_when_it_is_replayed(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_POLLS)
+    path = tmp_path / "scenario.toml"
+    path.write_text('world_size = 2\n[workload]\ntarget = "program:wait"\n')
+    token = token_of(load(str(path)), Attempt(faults=(Crash(rank=1, at_step=0),)))
+
+    result = _run("replay", token)
+
+    assert result.exit_code == 0, result.output
+    assert "fails as its faults explain: the run has no end: there were more than" in result.output
 
 
 def test_files_of_a_finding_are_written(tmp_path: Path) -> None:

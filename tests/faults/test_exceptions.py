@@ -20,7 +20,7 @@ STEP_ENDS: list[int] = CLEAN.values[0]
 
 
 def caught_and_repeated(count: int = 3) -> dict[str, Any]:
-    """All-reduce; anyone who gets an exception computes for a millisecond and tries again."""
+    """All-reduce; a rank that gets an exception computes for a millisecond and tries again."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=10))
     errors, sums = [], []
     for index in range(count):

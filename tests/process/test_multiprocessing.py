@@ -317,7 +317,7 @@ def test_a_daemon_ends_with_its_parent_and_others_are_waited_for() -> None:
     result = simdist.run(body, world_size=1)
 
     assert result.ranks[0].exit_code == 0
-    assert result.virtual_time_ns == 5_001_000_001  # anyone who asks whether a child is there sees a nanosecond pass
+    assert result.virtual_time_ns == 5_001_000_001  # each look whether a child is there takes a nanosecond
 
 
 def test_an_orphan_sees_that_its_parent_is_gone() -> None:

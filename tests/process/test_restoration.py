@@ -81,7 +81,7 @@ def taken_lock() -> Iterator[None]:
     LOCK.acquire()
     PIPE[:] = os.pipe()
     yield
-    os.write(PIPE[1], b"xxxx")  # anyone who still reads comes back
+    os.write(PIPE[1], b"xxxx")  # a thread that still reads comes back
     time.sleep(0.05)
     for number in PIPE:
         os.close(number)

@@ -150,6 +150,7 @@ def test_any_text_is_a_token_or_refused() -> None:
         ({"families": ["chrash"]}, "families: 'chrash' is none; did you mean 'crash'"),
         ({"faults": []}, "faults: a search has its own"),
         ({"max_restart": 1}, "max_restart: unknown argument; did you mean 'max_restarts'"),
+        ({"stall_s": -1}, "^simdist.fuzz: stall_s: -1 is too small"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:

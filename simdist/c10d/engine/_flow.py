@@ -16,7 +16,7 @@ Three ways to learn something new, from cheap to dear:
   `retime` does it again at the new moments. Where a moment is compared with a limit or with the end of a connection the
   comparison is made again; if it comes out otherwise, the script is no good. Transfers that were through before the
   pace changed are not looked at again. The bytes stay as they are: they moved in that order.
-- The end of a connection that cuts a transfer off changes what would have happened later. Anyone who learns of one
+- The end of a connection that cuts a transfer off changes what would have happened later. A caller that learns of one
   builds a new flow with all the facts; `quiet` tells the two kinds of ends apart. What happened before comes out the
   same.
 

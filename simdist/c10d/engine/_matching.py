@@ -3,8 +3,8 @@
 Messages meet by (sender, receiver, tag), in the order in which they were posted. A receive from any source is
 different: its rank hears of a send some time after that was posted, and takes the one that it hears of first. So a
 send whose first partner would be a receive from any source is queued, and `hear` brings the two together later; of the
-others the invariant is that no queued send fits a queued receive, because anyone who is posted meets its partner at
-once. A new message looks only at the first ones of one or two queues, a receive from any source at the first of each
+others the invariant is that no queued send fits a queued receive, because each message meets its partner when it is
+posted. A new message looks only at the first ones of one or two queues, a receive from any source at the first of each
 sender.
 
 A message that is withdrawn stays in its queue as a husk, told by its `place`, until it comes to the front: nothing is

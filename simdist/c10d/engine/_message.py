@@ -128,7 +128,7 @@ class P2PWork(SimWork):
             bus.tell(WorkWaited(self))
         if self.error is not None:
             error = self.error
-            if self.expired:  # anyone who waits again meets the closed pair
+            if self.expired:  # a second wait meets the closed pair
                 self.error = RuntimeError(communicator.backend.failure.pair_closed())
             raise error
         self.spent = True

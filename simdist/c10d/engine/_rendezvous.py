@@ -8,7 +8,7 @@ Invariants:
 - The groups that ever met at a prefix stand in the server's `groups`, in the order of their first members. A member
   joins the first of them that has its size and not its rank; if there is none, it begins another. So a group that is
   made again under the same name (a new life, a second `init_process_group`) meets nobody of one that was complete.
-- A communicator is `connected` once, a fixed time after the last member has joined, and stays so; anyone who waits
+- A communicator is `connected` once, a fixed time after the last member has joined, and stays so; a rank that waits
   parks until then and looks again each time it is woken.
 - A member that gave up stays in the communicator: the others are connected to it, and find it gone if it is.
 

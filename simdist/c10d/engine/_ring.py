@@ -2,7 +2,7 @@
 
 `Flow` follows any program message by message, at some ten microseconds each; a ring of a thousand ranks has millions.
 But all ranks of a ring do the same, one step after the other, so what `Flow` does for one rank is done here for every
-rank that can go on, in arrays. Anyone who is stuck stays out of them, so only what the trouble leaves to be done is
+rank that can go on, in arrays. Ranks that are stuck stay out of them, so only what the trouble leaves to be done is
 done.
 
 Invariants, as in `Flow`:

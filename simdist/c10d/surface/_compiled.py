@@ -100,7 +100,7 @@ class CompiledCode:
                 self._frames.reset_code(code)
 
     def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Anyone who looks at what dynamo counts after this finds the rank's."""
+        """What dynamo counts is the rank's from now on."""
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ class OperationCalled:
 class OperationAdmitted:
     """Announced: the backend takes a collective's arguments, and its number is taken; no work exists yet.
 
-    It can only be refused: anyone who wants to delay or strike judges the call.
+    It can only be refused: to delay it or strike, judge the call.
     `operands` is what a reduction works on, `tensors` what is filled: tensors, and lists of them.
     """
 

@@ -37,7 +37,7 @@ class SimProcessGroup(Reductions, Copies):
         return self._post("recv", tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> P2PWork:
-        """Receive from anyone who sends first."""
+        """Receive from the rank that sends first."""
         return self._post("recv", tensors, None, tag)
 
     def _post(self, kind: str, tensors: Any, peer: int | None, tag: int) -> P2PWork:

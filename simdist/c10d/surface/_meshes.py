@@ -4,7 +4,7 @@ Torch keys plans of redistribution, and what follows from them, by the mesh; and
 of the same shape are equal although the plan depends on where in the mesh the rank is. For its own threaded tests torch
 has a member of `DeviceMesh` that tells threads apart (`_thread_id`); on a rank it is a number of that rank's process.
 
-What draws its random numbers on devices is one object for a process, which begins with a broadcast; anyone who finds
+What draws its random numbers on devices is one object for a process, which begins with a broadcast; a rank that finds
 one there does not. A rule by which an operator shards is that of the rank that registers it. `context_parallel` puts a
 function that knows the rank's mesh in the place of attention, with handlers and rules for its operators.
 """

@@ -1,6 +1,6 @@
 """Tables of torch's modules and classes that each rank has for itself: caches of plans, and other names of its groups.
 
-Torch keeps these in dictionaries of a module or a class, and anyone who looks finds them there. While a world runs, a
+Torch keeps these in dictionaries of a module or a class, where any code may look at them. While a world runs, a
 dictionary stands in the same place that has other contents for each process: on a rank those of the rank, on any other
 thread those of torch's own. That costs nothing at a hand-over, and it does not matter who writes: torch, or a class of
 the program that knows the name.

@@ -114,7 +114,7 @@ class StoreServer:
         return found
 
     def close(self) -> None:
-        """End all connections; anyone who waits for an answer gets none."""
+        """End all connections; clients that wait for an answer get none."""
         self.gone = True
         for task in list(self.connected):
             task.simulation.wake(task)
@@ -141,7 +141,7 @@ class StoreServer:
                     del self._waiting[key]
 
     def changed(self, key: str) -> None:
-        """Wake anyone who waits for `key` and lacks nothing else."""
+        """Wake the tasks that wait for `key` and lack nothing else."""
         for task, (arrived, over) in list(self._waiting.get(key, {}).items()):
             arrived.add(key)
             if over():

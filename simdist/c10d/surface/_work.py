@@ -91,7 +91,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     error: BaseException | None
     future: SimFuture | None
     before: list[Callable[[], Any]] | None  # called when it has succeeded, and before it is done
-    after: list[Callable[[], None]] | None  # called when it is settled, by anyone who settles it
+    after: list[Callable[[], None]] | None  # called when it is settled
     source: int  # of a receive: the sender's rank in the group
     polling: Polling | None  # once someone has asked whether it is done, and it was not
     opaque: bool  # Gloo's work of this kind has neither a future nor a result
@@ -142,7 +142,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
                 callback()
 
     def fail(self, error: BaseException) -> None:
-        """It failed; anyone who waits gets `error`."""
+        """It failed; its waiters get `error`."""
         self.error = error
         self.finish()
 
@@ -250,7 +250,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         """
         if self.opaque:
             raise RuntimeError("Work::getFuture not implemented.")
-        self.process.torch_state.unwaited.pop(self, None)  # anyone who has the future has to wait for it
+        self.process.torch_state.unwaited.pop(self, None)  # the owner of the future has to wait for it
         future = self.future
         if future is None:
             future = self.future = SimFuture(self.process, self)

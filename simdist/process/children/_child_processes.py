@@ -295,7 +295,7 @@ def _begin(
 
 
 def _left_to_host(popen: Any, process_obj: Any, child: SimProcess) -> None:
-    """The world is over. Anyone who still has the object, a finalizer above all, finds a process that has ended."""
+    """The world is over. What still has the object, a finalizer above all, finds a process that has ended."""
     if popen.returncode is None:
         popen.returncode = -signal.SIGKILL if child.exit_code is None else child.exit_code
     process_obj._parent_pid = os.getpid()

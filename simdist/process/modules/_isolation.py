@@ -374,7 +374,7 @@ class Isolation:
         try:
             self.execute(main, importlib.machinery.SourceFileLoader("__mp_main__", names["__file__"]))
         except BaseException:
-            names[_LOAD] = load  # anyone who asks next is told, too
+            names[_LOAD] = load  # the next caller gets it, too
             raise
         main.__class__ = ModuleType
 

@@ -40,7 +40,7 @@ _OF_THE_CALENDAR = {
 def install(patches: Patches) -> None:
     """Replace the clocks and `sleep`."""
     patches.redirect(_REPLACEMENTS)
-    # The class stays what it is, so that its instances pickle, and anyone who imported it early has virtual time too.
+    # The class stays what it is, so that its instances pickle, and code that imported it early has virtual time too.
     # Its other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
     patches.wrap_all_in_type(datetime.datetime, {"now": _now, "utcnow": _utcnow})
     if hasattr(subprocess, "_time"):  # it measures how long a thread really waits

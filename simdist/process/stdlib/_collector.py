@@ -93,5 +93,5 @@ _REPLACEMENTS = (Replacement(gc, "get_threshold", _as_before),)
 
 
 def install(patches: Patches) -> None:
-    """Let anyone who asks for the thresholds see those from before."""
+    """Show the thresholds from before to all who ask."""
     patches.redirect(_REPLACEMENTS)

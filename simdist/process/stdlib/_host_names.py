@@ -7,9 +7,9 @@ and connect to those of others, and two hosts can use one port. Every other name
 affair, as it is for all threads that are no ranks'.
 
 The other fields of `os.uname` stay the real system's: programs ask for the kernel's release and the processor's kind
-to choose among functions that they then really call. Anyone who sends them finds a digest that holds for this kernel.
+to choose among functions that they then really call. A rank that sends them finds a digest that holds for this kernel.
 
-In doubt: anyone who connects comes from 127.0.0.1, whatever host it is on. On systems other than Linux only 127.0.0.1
+In doubt: every connection comes from 127.0.0.1, whatever host it is on. On systems other than Linux only 127.0.0.1
 is there to be bound to, and all hosts have that.
 """
 

@@ -104,7 +104,7 @@ class Pipes:
     def adopt(self, process: SimProcess, made: Iterable[Any]) -> None:
         """Let a process have what the host has made, for as long as the world lives.
 
-        Nobody says which two are the ends of one pipe: anyone who waits at one of them looks again whenever anything
+        Nobody says which two are the ends of one pipe: a task that waits at one of them looks again whenever anything
         happens to any.
         """
         channel = _Channel()

@@ -9,7 +9,7 @@ The other end is in the world if it has the address of a socket that a rank hold
 socket that a rank makes.
 
 In doubt: bytes between tasks take no virtual time, and how many fit into a buffer, so how often a task parks that sends
-more than some hundred kilobytes at once, is up to the operating system. Anyone who accepts, or receives datagrams from
+more than some hundred kilobytes at once, is up to the operating system. A rank that accepts, or receives datagrams from
 anybody, waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is the
 host's. Encrypted connections (`ssl`) read and write in C: they are told not to wait, and what they say they want is
 waited for here.
@@ -154,7 +154,7 @@ class Sockets:
             del self._waits[task]
 
     def tell(self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: Any = None) -> None:
-        """A task has done something with a socket that has these addresses: anyone who waits looks again.
+        """A task has done something with a socket that has these addresses: tasks that wait look again.
 
         `reader` is the socket if that was to read.
         """
@@ -412,7 +412,7 @@ def _ending(original: Any) -> Any:
 
 
 def _own_address(original: Any) -> Any:
-    """Anyone who asks for it without being bound, after it said where to, wants to know what its machine is called."""
+    """A program that asks an unbound socket for it, after connecting, wants to know what its machine is called."""
 
     @functools.wraps(original)
     def getsockname(self: Any) -> Any:

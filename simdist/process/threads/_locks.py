@@ -9,7 +9,7 @@ pools, joins) needs nothing more, and time-outs are waits with a deadline.
 Here is who has which lock and who waits for it; `_lock_kinds` has the types, `_lock_methods` what their methods do.
 
 - A task that takes a lock takes the real one, so that threads of the host keep out. It never waits for it in earnest:
-  when the lock is taken, it parks until anyone who has it gives it back. The lock then is *promised* to the task that
+  when the lock is taken, it parks until the holder gives it back. The lock then is *promised* to the task that
   has waited longest, and nobody else gets it meanwhile: no thread starves, in whatever order the tasks take turns.
 - Ranks are processes, and a lock made before the world began, or by a module that they share, is one in each of them.
   A task that finds it held by another rank gets a *stand-in*, a real lock of its own process, which serves the process
@@ -340,7 +340,7 @@ def _importing(frame: types.FrameType | None) -> bool:
 
 
 def nanoseconds(seconds: float) -> int:
-    """A time-out. Not less than the clock's step: anyone who asks again after it must find that time has passed."""
+    """A time-out. Not less than the clock's step: a task that asks again after it must find that time has passed."""
     return max(1, round(seconds * 1e9)) if seconds > 0 else 0
 
 

@@ -64,7 +64,7 @@ class Worlds:
         faults: Sequence[Fault],
         argv: Sequence[str] | None = None,
     ) -> tuple[World, Record, contextlib.ExitStack]:
-        """Start a world; anyone who asked for it runs it, and closes the stack that comes with it."""
+        """Start a world; the caller runs it, and closes the stack that comes with it."""
         record: Record
 
         def keep(frames: Mapping[int, FrameType]) -> None:

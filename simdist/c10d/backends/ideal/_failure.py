@@ -6,7 +6,7 @@ __all__ = ["IdealFailure"]
 
 
 class IdealFailure:
-    """Plain words, and no timeout: anyone who waits in vain is part of a deadlock."""
+    """Plain words, and no timeout: a rank that waits in vain is part of a deadlock."""
 
     has_timeouts = False
     late_ns = 0

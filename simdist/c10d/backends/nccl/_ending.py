@@ -137,7 +137,7 @@ class EndingMember(GroupBackend):
         self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
 
     def tell_error(self, connection: Connection, text: str) -> None:
-        """NCCL tells of an error in a communicator: anyone who asks for it learns of it, its watchdog when it looks."""
+        """NCCL tells of an error in a communicator: a caller that asks learns of it, the watchdog when it looks."""
         self.errors.setdefault(connection, text)
         self._member.process.wake()
         self.watchdog.notice()

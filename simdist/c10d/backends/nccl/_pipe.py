@@ -1,4 +1,4 @@
-"""TORCH_NCCL_DEBUG_INFO_PIPE_FILE: anyone who writes into a rank's pipe gets a dump of its flight record."""
+"""TORCH_NCCL_DEBUG_INFO_PIPE_FILE: a write into a rank's pipe gets a dump of its flight record."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _said(kind: str, warning: str) -> str:
 
 
 class NcclFailure:
-    """Nobody is told of a peer that is gone; anyone who waits for it waits for its watchdog."""
+    """A peer that has left is not reported; a rank that waits for it waits for its own watchdog."""
 
     has_timeouts = True
     late_ns = 1_000_000
