@@ -77,14 +77,15 @@ def resume(
     """Kill a training before each of its steps, let it go on from its checkpoints, and compare it with one that ran on.
 
     `train(folder)` is called on every rank. It keeps its checkpoints in `folder`, which is empty at first and the same
-    in all lives of one run, and loads the last one if there is any. Nothing else has to be told: at each step of an
+    in all lives of one run, and loads the last one if there is any. Nothing else is needed: at each step of an
     optimizer the batches and losses since the last one, generators, options (the learning rate), state and parameters
     are compared, bit for bit, on every rank. Where a resumed run begins is seen by its parameters.
 
     Args:
         train: the program of a rank.
         world_size: how many ranks.
-        crashes: the optimizer steps, counted from 0, before which rank 0 is killed; default: each one but the first.
+        crashes: the optimizer steps, counted from 0, before which rank 0 is killed; default: each one but the first, so
+            that a training of 100 steps is run 100 times.
         settings: further settings of `simdist.run`; `max_restarts` is 1 unless it is given.
 
     Returns:

@@ -49,6 +49,6 @@ def test_the_tool_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert code == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "1 programs, 1 of them silent: found with judges off 0, on 1, on other schedules 1; with the right rank and "
-        "line 1; false alarms 0"
+        "1 programs, 1 of them silent: found with judges off 0, on 1, on other schedules 1; rank and line right for "
+        "1 of the 1 that have to name one; false alarms 0"
     )

@@ -45,7 +45,7 @@ class Row:
 
     def line(self) -> str:
         """One line of the table."""
-        right = "yes" if self.right else "NO"
+        right = "NO" if not self.right else "yes" if self.entry.names_a_place else "-"
         alarm = f"  FALSE ALARM: {self.false_alarm}" if self.false_alarm else ""
         missed = "" if self.on == self.entry.finder else f"  EXPECTED: {self.entry.finder}"
         found = f"{self.off or '-':<8} {self.on or '-':<12} {self.schedules or '-':<12}"
@@ -89,12 +89,14 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(_row(entry, options.seeds))
         print(rows[-1].line(), flush=True)
     silent = [row for row in rows if row.entry.is_silent]
+    placed = [row for row in rows if row.entry.names_a_place]
     print(
         f"{len(rows)} programs, {len(silent)} of them silent: "
         f"found with judges off {sum(bool(row.off) for row in rows)}, "
         f"on {sum(bool(row.on) for row in rows)}, "
         f"on other schedules {sum(bool(row.schedules) for row in rows)}; "
-        f"with the right rank and line {sum(row.right and bool(row.on) for row in rows)}; "
+        f"rank and line right for {sum(row.right and bool(row.on) for row in placed)} of the {len(placed)} that "
+        "have to name one; "
         f"false alarms {sum(bool(row.false_alarm) for row in rows)}"
     )
     return 0 if all(row.ok for row in rows) else 1

@@ -14,10 +14,8 @@ from simdist.kernel._task import Task
 
 __all__ = ["POLICIES", "FifoPolicy", "Policy", "PriorityPolicy", "RandomPolicy", "make_policy", "policy_problem"]
 
-POLICIES = (
-    "fifo",
-    "random",
-)  # and "pct:D"; each but fifo also as "NAME@SEED" and "NAME@SEED+K@SEED"; and "order:1.0.2"
+# Those without parameters; `make_policy` has the rest.
+POLICIES = ("fifo", "random")
 
 
 class Policy(Protocol):

@@ -37,6 +37,11 @@ class Entry:
         return str(self.program.__name__)
 
     @property
+    def names_a_place(self) -> bool:
+        """True if a finding has to name a rank or a line."""
+        return self.rank is not None or self.line is not None
+
+    @property
     def is_silent(self) -> bool:
         """True if nothing fails."""
         return self.finder != "failure"
