@@ -63,25 +63,29 @@ def patched_now() -> list[Patched]:
         >>> "time.monotonic" in [f"{each.owner}.{each.name}" for each in replaced], patched_now()
         (True, [])
     """
-    found = {row for patches in list(Patches.living) for row in patches.rows()}
-    return sorted(found)
+    home = __name__.partition(".")[0]
+    files = {str(module.__file__): name for name, module in list(sys.modules.items()) if name.partition(".")[0] == home}
+    return sorted({_patched(files, *row) for patches in list(Patches.living) for row in patches.rows()})
 
 
-def _row(owner: Any, name: str, how: str, replacement: Any, by: str = "simdist") -> Patched:
+_Row = tuple[Any, str, str, Any, str]  # owner, name, how, what has replaced it, the module that asked for that
+
+
+def _patched(files: Mapping[str, str], owner: Any, name: str, how: str, replacement: Any, by: str) -> Patched:
     if isinstance(owner, types.ModuleType):
         place = owner.__name__
     else:
         kind = owner if isinstance(owner, type) else type(owner)
         place = f"{kind.__module__}.{kind.__qualname__}" + ("" if owner is kind else " (an object)")
-    by = _module_of(replacement) or by
+    by = _module_of(replacement, files) or by
     return Patched(place, name, how, by, _first_sentence(by))
 
 
-def _module_of(replacement: Any) -> str:
+def _module_of(replacement: Any, files: Mapping[str, str]) -> str:
     """The module of simdist that has written it, "" if none has: `functools.wraps` gives a function another's name."""
     code = getattr(replacement, "__code__", None)
     if code is not None:
-        return _modules_by_file().get(code.co_filename, "")
+        return files.get(code.co_filename, "")
     kind = replacement if isinstance(replacement, type) else type(replacement)
     return str(kind.__module__) if str(kind.__module__).startswith("simdist") else ""
 
@@ -92,12 +96,6 @@ def _caller() -> str:
     while frame.f_globals is globals() and frame.f_back is not None:
         frame = frame.f_back
     return str(frame.f_globals["__name__"])
-
-
-def _modules_by_file() -> dict[str, str]:
-    home = __name__.partition(".")[0]
-    modules = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return {str(file): name for name, file in modules if file and name.partition(".")[0] == home}
 
 
 def _first_sentence(module: str) -> str:
@@ -141,9 +139,9 @@ class _Attribute:
         self.replacement = replacement
         self.by = _caller()
 
-    def rows(self) -> Iterator[Patched]:
+    def rows(self) -> Iterator[_Row]:
         how = "added" if self.original is _MISSING else "name"
-        yield _row(self.owner, self.name, how, self.replacement, self.by)
+        yield self.owner, self.name, how, self.replacement, self.by
 
     def undo(self) -> None:
         if self.original is _MISSING:
@@ -173,9 +171,9 @@ class _Methods:
         self._namespace.update(self._names)
         self._note_change()
 
-    def rows(self) -> Iterator[Patched]:
+    def rows(self) -> Iterator[_Row]:
         for name, replacement in self._names.items():
-            yield _row(self._owner, name, "method", replacement, self._by)
+            yield self._owner, name, "method", replacement, self._by
 
     def undo(self) -> None:
         self._namespace.update(self._originals)
@@ -194,11 +192,11 @@ class _Functions:
     def do(self) -> None:
         self.batch.switch(on=True)
 
-    def rows(self) -> Iterator[Patched]:
+    def rows(self) -> Iterator[_Row]:
         for each in self.redirections:
             owner = each.function.__self__ if isinstance(each.function, types.BuiltinFunctionType) else None
             owner = sys.modules[each.function.__module__] if owner is None else owner
-            yield _row(owner, each.function.__name__, "function", each.made_by)
+            yield owner, each.function.__name__, "function", each.made_by, "simdist"
 
     def undo(self) -> None:
         self.batch.switch(on=False)
@@ -212,7 +210,7 @@ class _Action:
     def __init__(self, action: Callable[[], None]) -> None:
         self.undo = action
 
-    def rows(self) -> Iterator[Patched]:
+    def rows(self) -> Iterator[_Row]:
         yield from ()
 
 
@@ -258,7 +256,7 @@ class _Remembered:
         for each in self._elsewhere:
             setattr(each.owner, each.name, each.replacement)
 
-    def rows(self) -> Iterator[Patched]:
+    def rows(self) -> Iterator[_Row]:
         yield from self._functions.rows()
         for methods in self._methods:
             yield from methods.rows()
@@ -295,7 +293,7 @@ class Patches:
         self._done: list[_Step | _Remembered] = []
         self.living.add(self)
 
-    def rows(self) -> Iterator[Patched]:
+    def rows(self) -> Iterator[_Row]:
         """What is replaced now; more often than once what is replaced by two steps."""
         for each in self._done:
             yield from each.rows()

@@ -110,6 +110,15 @@ def test_a_killed_process_leaves_the_time_of_its_last_effect(op: str, when: str,
     assert result.values == [(at, at)]
 
 
+def _write_old_and_new(path: Path) -> None:
+    """Write a file, sync it, and a second later write more, which is not synced."""
+    number = os.open(path, os.O_CREAT | os.O_WRONLY)
+    os.write(number, b"old")
+    os.fsync(number)
+    time.sleep(1)
+    os.write(number, b" and new")
+
+
 @pytest.mark.parametrize("profile", ["ext4", "nfs"])
 def test_a_crash_brings_back_the_time_from_before(profile: str, tmp_path: Path) -> None:
     def body() -> tuple[str, tuple[float, float]] | None:
@@ -117,11 +126,7 @@ def test_a_crash_brings_back_the_time_from_before(profile: str, tmp_path: Path) 
         if _life():
             return path.read_text(), _at(path)
         time.sleep(1)
-        number = os.open(path, os.O_CREAT | os.O_WRONLY)
-        os.write(number, b"old")
-        os.fsync(number)
-        time.sleep(1)
-        os.write(number, b" and new")
+        _write_old_and_new(path)
         time.sleep(1)
         simdist.step(1)
         return None
@@ -186,11 +191,7 @@ def test_when_a_client_of_a_file_server_dies_its_file_has_the_older_time(tmp_pat
             return path.read_text(), _at(path)
         if os.environ["RANK"] == "1":
             time.sleep(1)
-            number = os.open(path, os.O_CREAT | os.O_WRONLY)
-            os.write(number, b"old")
-            os.fsync(number)
-            time.sleep(1)
-            os.write(number, b" and new")
+            _write_old_and_new(path)
             simdist.step(1)
         time.sleep(9)
         return None
