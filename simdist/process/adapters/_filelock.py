@@ -9,23 +9,30 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from typing import Any
 
+from simdist.inside.python import Redirection
 from simdist.process._runtime import Patches, current_process
 
 __all__ = ["tell"]
 
 
+# The functions that look at the pid, by the module that each version of filelock keeps its own in.
+_LOOK_AT_PID = {"filelock._core._fork": "ensure_current_process", "filelock._api": "_reset_child_after_fork"}
+
+
 def tell(patches: Patches) -> None:
     """Let ranks leave each other's locks alone; versions that look at no pid do."""
-    module = sys.modules.get("filelock._api")
-    if hasattr(module, "_reset_child_after_fork"):
-        patches.wrap(module, "_reset_child_after_fork", _of_host_alone)
+    for module, name in _LOOK_AT_PID.items():
+        function = getattr(sys.modules.get(module), name, None)
+        if function is not None:  # the function itself: filelock's other modules have taken it by its name
+            patches.switch_on([Redirection.of(function, _of_host_alone)])
 
 
-def _of_host_alone(original: Callable[[], None]) -> Callable[[], None]:
+def _of_host_alone(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def reset() -> None:
+    def reset(**settings: Any) -> None:
         if current_process() is None:
-            original()
+            original(**settings)
 
     return reset
