@@ -17,4 +17,6 @@ _EARLY = EarlyMethods(_clock.taken_early, _lock_methods.taken_early)
 
 def follow(patches: Patches, called: Iterable[Any]) -> None:
     """Redirect those in the user's modules, and those that hang on `called`, which is what runs on the ranks."""
-    patches.switch_on(_EARLY.among(called))
+    early = _EARLY.among(called)
+    if early:
+        patches.switch_on(early)

@@ -90,14 +90,6 @@ def _module_of(replacement: Any, files: Mapping[str, str]) -> str:
     return str(kind.__module__) if str(kind.__module__).startswith("simdist") else ""
 
 
-def _caller() -> str:
-    """The module that asks for the replacement."""
-    frame = sys._getframe(1)
-    while frame.f_globals is globals() and frame.f_back is not None:
-        frame = frame.f_back
-    return str(frame.f_globals["__name__"])
-
-
 def _first_sentence(module: str) -> str:
     text = " ".join((getattr(sys.modules.get(module), "__doc__", None) or "").split("\n\n")[0].split())
     return text.partition(". ")[0].rstrip(".")
@@ -130,18 +122,18 @@ def _redirections_of(replacements: tuple[Replacement, ...]) -> tuple[list[Redire
 class _Attribute:
     """A name that refers to something else; where it did not exist before, it is deleted again."""
 
-    __slots__ = ("by", "name", "original", "owner", "replacement")
+    __slots__ = ("asker", "name", "original", "owner", "replacement")
 
-    def __init__(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
+    def __init__(self, owner: Any, name: str, original: Any, replacement: Any, asker: Mapping[str, Any]) -> None:
         self.owner = owner
         self.name = name
         self.original = original
         self.replacement = replacement
-        self.by = _caller()
+        self.asker = asker  # the names of the module that asks for the replacement
 
     def rows(self) -> Iterator[_Row]:
         how = "added" if self.original is _MISSING else "name"
-        yield self.owner, self.name, how, self.replacement, self.by
+        yield self.owner, self.name, how, self.replacement, self.asker["__name__"]
 
     def undo(self) -> None:
         if self.original is _MISSING:
@@ -157,13 +149,13 @@ class _Methods:
     The interpreter is told, as C code that changes a type has to.
     """
 
-    __slots__ = ("_by", "_names", "_namespace", "_note_change", "_originals", "_owner")
+    __slots__ = ("_asker", "_names", "_namespace", "_note_change", "_originals", "_owner")
 
-    def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
+    def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]], asker: Mapping[str, Any]) -> None:
         self._namespace = namespace_of(owner)
         self._note_change = noter_of_changes(owner)
         self._owner = owner
-        self._by = _caller()
+        self._asker = asker
         self._originals = {name: vars(owner)[name] for name in make if name in vars(owner)}
         self._names = {name: make[name](each) for name, each in self._originals.items()}
 
@@ -173,7 +165,7 @@ class _Methods:
 
     def rows(self) -> Iterator[_Row]:
         for name, replacement in self._names.items():
-            yield self._owner, name, "method", replacement, self._by
+            yield self._owner, name, "method", replacement, self._asker["__name__"]
 
     def undo(self) -> None:
         self._namespace.update(self._originals)
@@ -317,15 +309,14 @@ class Patches:
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
         """Set `owner.name`; where it did not exist before, `undo` deletes it."""
-        original = vars(owner).get(name, _MISSING) if isinstance(owner, type) else getattr(owner, name, _MISSING)
-        self._done.append(_Attribute(owner, name, original, replacement))
-        setattr(owner, name, replacement)
+        self._replace(owner, name, replacement, sys._getframe(1).f_globals)
 
     def replace_all(self, owner: Any, replacements: Mapping[str, Any]) -> None:
         """Set attributes that exist."""
         there = vars(owner)
+        asker = sys._getframe(1).f_globals
         for name, replacement in replacements.items():
-            self._done.append(_Attribute(owner, name, there[name], replacement))
+            self._done.append(_Attribute(owner, name, there[name], replacement, asker))
             setattr(owner, name, replacement)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -335,18 +326,28 @@ class Patches:
         made = self._made.get(key)
         if made is None or made[0] is not owner or made[1] is not original:
             made = self._made[key] = (owner, original, make(original))
-        self.replace(owner, name, made[2])
+        self._replace(owner, name, made[2], sys._getframe(1).f_globals)
+
+    def _replace(self, owner: Any, name: str, replacement: Any, asker: Mapping[str, Any]) -> None:
+        original = vars(owner).get(name, _MISSING) if isinstance(owner, type) else getattr(owner, name, _MISSING)
+        self._done.append(_Attribute(owner, name, original, replacement, asker))
+        setattr(owner, name, replacement)
 
     def wrap_in_type(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         """Replace the method `name` of a type that Python code can't change, by `make` of what stood there."""
-        self.wrap_all_in_type(owner, {name: make})
+        self._wrap_methods(owner, {name: make}, sys._getframe(1).f_globals)
 
     def wrap_all_in_type(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
         """Likewise with every method of these names that the type has."""
+        self._wrap_methods(owner, make, sys._getframe(1).f_globals)
+
+    def _wrap_methods(
+        self, owner: type, make: Mapping[str, Callable[[Any], Any]], asker: Mapping[str, Any]
+    ) -> None:
         key = owner, tuple(make.items())
         methods = self._made_in_type.get(key)
         if methods is None:
-            methods = self._made_in_type[key] = _Methods(owner, make)
+            methods = self._made_in_type[key] = _Methods(owner, make, asker)
         self._done.append(methods)
         methods.do()
 

@@ -19,26 +19,35 @@ __all__ = ["Finder", "install", "tell_own", "when_imported"]
 
 _OF_RANKS: dict[str, Callable[[Patches], None]] = {}  # of these a rank may have a module of its own
 _TOLD: dict[str, Callable[[Patches], None]] = {}
+_REMEMBERED: dict[str, None] = {}  # names of `_TOLD`
 
 
-def when_imported(name: str, tell: Callable[[Patches], None], *, by_rank: bool = False) -> None:
+def when_imported(
+    name: str, tell: Callable[[Patches], None], *, by_rank: bool = False, remembered: bool = False
+) -> None:
     """Call `tell` in each world in which the module is there: at its beginning, or when it has been imported.
 
-    With `by_rank` also when a rank imports the module for itself.
+    With `by_rank` also when a rank imports the module for itself. With `remembered` the next world takes the same steps
+    without a call (`Patches.install`).
     """
     _TOLD[name] = tell
     if by_rank:
         _OF_RANKS[name] = tell
+    if remembered:
+        _REMEMBERED[name] = None
 
 
 def install(patches: Patches) -> None:
     """Tell those that are imported; and the others when they are."""
-    missing = []
+    again, missing = [], []
     for name, tell in _TOLD.items():
-        if name in sys.modules:
-            tell(patches)
-        else:
+        if name not in sys.modules:
             missing.append(name)
+        elif name in _REMEMBERED:
+            again.append(tell)
+        else:
+            tell(patches)
+    patches.install(tuple(again))
     if missing:
         patches.on_undo(Finder(patches, missing, sys.meta_path).withdraw)
 

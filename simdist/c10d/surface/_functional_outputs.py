@@ -6,6 +6,7 @@ can override, and which looks for a backend of C++ (torch 2.13). While a world l
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -21,13 +22,18 @@ _SPACE, _NAME = "_c10d_functional", "all_gather_into_tensor_out"
 
 def install(patches: Patches, *, has_devices: bool) -> None:
     """Let it reach groups of ranks."""
-    if not has_kernel(f"{_SPACE}::{_NAME}"):
+    if not _is_there():
         return
     # Not `torch.library.Library`, which takes ten times as long: worlds start by the thousand.
     library = kernel_library("IMPL", _SPACE, "")
     for device in ("CPU", "CUDA") if has_devices else ("CPU",):
         library.impl(_NAME, device, _gather)
     patches.on_undo(library.reset)
+
+
+@functools.cache
+def _is_there() -> bool:
+    return has_kernel(f"{_SPACE}::{_NAME}")
 
 
 def _gather(input: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor) -> torch.Tensor:

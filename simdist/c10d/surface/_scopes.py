@@ -93,7 +93,7 @@ def _forget_kind(patches: Patches) -> None:
     patches.replace(sys.modules[_CHECKPOINT].DefaultDeviceType, "_default_device_type", None)
 
 
-when_imported(_CHECKPOINT, _forget_kind)
+when_imported(_CHECKPOINT, _forget_kind, remembered=True)
 
 
 def install(patches: Patches) -> None:

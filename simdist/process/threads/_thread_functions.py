@@ -224,7 +224,7 @@ def _name_tasks(patches: Patches) -> None:
     patches.wrap(sys.modules["asyncio.base_events"].BaseEventLoop, "create_task", _naming)
 
 
-when_imported("asyncio.base_events", _name_tasks)
+when_imported("asyncio.base_events", _name_tasks, remembered=True)
 
 
 def install(patches: Patches) -> None:
