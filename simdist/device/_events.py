@@ -15,7 +15,7 @@ class StreamRaced:
     """Told: a stream uses memory while another may still be at work on it; told in worlds that look for it.
 
     `use` and `other` are what the two do ("mul writes it on stream 7 of cuda:0"), the other first; `where` and
-    `against` are their lines, empty if they are not the program's.
+    `against` are their lines, empty if they are not the program's; `cure` is what puts them in order.
     """
 
     process: SimProcess
@@ -24,3 +24,4 @@ class StreamRaced:
     other: str
     where: str
     against: str
+    cure: str

@@ -6,6 +6,11 @@ that the host launches from then on. A storage remembers the last kernel that wr
 one that uses it without being ordered after them is refused in a strict world, with both lines, and told of in another
 (`StreamRaced`), where a judge looks for races.
 
+Memory that is freed goes to what its own stream allocates next, as torch's caching allocator does it (torch 2.13, the
+docstring of `record_stream`). A storage that dies while another stream may still use it is remembered; what its stream
+then allocates in its place is a race, unless that stream has waited meanwhile. What collectives use, ProcessGroupNCCL
+keeps until they are over (`stashed_for_allocator_safety_`).
+
 What is copied from or to pinned memory without waiting is the host's to leave alone meanwhile (`_host_races`); that is
 looked at in strict worlds only.
 
@@ -37,6 +42,27 @@ Tensor = torch.Tensor
 Key = tuple[int, int]  # a device and the number of a stream
 Clock = dict[Key, int]
 _Use = tuple[Key, int, str, str]  # by which stream, its count then, what used it, and where
+_TAKES = "takes freed memory"
+_WAIT = "wait for it first (work.wait(), wait_stream, an event), or synchronize"
+_RECORD = "call record_stream on a tensor that another stream uses, or let its own stream wait before it is freed"
+_CURES = {"reads": _WAIT, "writes": _WAIT, _TAKES: _RECORD}
+_OBJECT = {"reads": " it", "writes": " it", _TAKES: ""}
+_SMALL = 1 << 20  # bytes: torch's allocator keeps blocks up to this in a pool of their own
+
+
+class _Uses:
+    """What streams do with the memory of one storage; it goes with the storage's block."""
+
+    __slots__ = ("home", "kept_by", "races", "read", "size", "written")
+
+    def __init__(self, races: Races, home: Key, size: int) -> None:
+        self.races, self.home, self.size = races, home, size
+        self.written: _Use | None = None
+        self.read: list[_Use] = []
+        self.kept_by: dict[Key, None] = {}  # streams that must be done before the memory is used again
+
+    def __del__(self) -> None:
+        self.races.freed(self)
 
 
 class Races:
@@ -47,6 +73,7 @@ class Races:
         self._refuses = refuses
         self._clocks: dict[Key, Clock] = {}
         self._host: Clock = {}
+        self._freed: dict[Key, list[tuple[int, list[_Use]]]] = {}  # by stream: bytes, and what may not be over
 
     def known_to(self, key: Key) -> Clock:
         """What is over before whatever a stream is given from now on."""
@@ -77,8 +104,10 @@ class Races:
         count = self._clock(key).get(key, 0)
         copied(tensor, key, count, what, site, writes=writes, known=self.known_to_host)
 
-    def use(self, key: Key, reads: Sequence[Tensor], writes: Sequence[Tensor], what: str, site: str) -> None:
-        """A stream is given something that uses tensors.
+    def use(
+        self, key: Key, reads: Sequence[Tensor], writes: Sequence[Tensor], what: str, site: str, *, keeps: bool = False
+    ) -> None:
+        """A stream is given something that uses tensors. With `keeps` no memory of theirs is freed before it is over.
 
         Raises:
             StrictError: something may still be at work on one of them, in a world that refuses it.
@@ -91,34 +120,91 @@ class Races:
         clock[key] = clock.get(key, 0) + 1
         use = key, clock[key], what, site
         for tensor in reads:
-            self._look(tensor, clock, use, writing=False)
+            self._look(tensor, clock, use, writing=False, keeps=keeps)
         for tensor in writes:
-            self._look(tensor, clock, use, writing=True)
+            self._look(tensor, clock, use, writing=True, keeps=keeps)
+
+    def allocated(self, key: Key, tensor: Tensor, what: str, site: str) -> None:
+        """A stream was given memory, which may be that of a tensor that is gone.
+
+        Raises:
+            StrictError: something may still be at work there, in a world that refuses it.
+        """
+        block = block_of(tensor)
+        if block is not None and block.uses is None:
+            block.uses = _Uses(self, key, block.size)
+            self._hand_out(key, tensor, block.size, (key, 0, what, site))
+
+    def keep(self, tensor: Tensor, key: Key) -> None:
+        """`record_stream`: the memory is not used again before the stream is done with what it has then."""
+        block = block_of(tensor)
+        if block is not None and block.uses is not None:
+            block.uses.kept_by[key] = None
+
+    def freed(self, uses: _Uses) -> None:
+        """The storage is gone."""
+        if backward_task() != -1:
+            return
+        pending = [
+            use
+            for use in (uses.written, *uses.read)
+            if use is not None
+            and use[0] != uses.home
+            and use[0] not in uses.kept_by
+            and not self._is_over(uses.home, use)
+        ]
+        if pending:
+            self._freed.setdefault(uses.home, []).append((uses.size, pending))
+
+    def _hand_out(self, key: Key, tensor: Tensor, size: int, use: _Use) -> None:
+        """Of the memory that may be still in use, the least that is enough, as the allocator chooses."""
+        freed = self._freed.get(key, ())
+        fits = [each for each in freed if each[0] >= size and (each[0] > _SMALL) == (size > _SMALL)]
+        if not fits:
+            return
+        chosen = min(fits, key=lambda each: each[0])
+        self._freed[key] = [each for each in freed if each is not chosen]
+        for other in chosen[1]:
+            if not self._is_over(key, other):
+                self._found(tensor, use, other, _TAKES, "uses")
+                return
+
+    def _is_over(self, key: Key, use: _Use) -> bool:
+        """True if whatever the stream is given now comes after this."""
+        return max(self._clock(key).get(use[0], 0), self._host.get(use[0], 0)) >= use[1]
 
     def _clock(self, key: Key) -> Clock:
         return self._clocks.setdefault(key, {})
 
-    def _look(self, tensor: Tensor, clock: Clock, use: _Use, *, writing: bool) -> None:
+    def _look(self, tensor: Tensor, clock: Clock, use: _Use, *, writing: bool, keeps: bool) -> None:
         block = block_of(tensor)
         if block is None:
             return
-        known: tuple[_Use | None, list[_Use]] = block.uses or (None, [])
-        written, read = known
-        before = [written, *read] if writing else [written]
-        for other in before:
+        uses: _Uses | None = block.uses
+        if uses is None:
+            uses = block.uses = _Uses(self, use[0], block.size)
+            if writing:
+                self._hand_out(use[0], tensor, block.size, use)
+        if keeps:
+            uses.kept_by[use[0]] = None
+        for other in [uses.written, *uses.read] if writing else [uses.written]:
             if other is not None and other[0] != use[0] and clock.get(other[0], 0) < other[1]:
-                if self._refuses:
-                    raise StrictError(_said(tensor, use, other, wrote=other is written, writing=writing))
-                self._tell(tensor, use, other, wrote=other is written, writing=writing)
-        block.uses = (use, []) if writing else (written, [*read, use])
+                theirs = "writes" if other is uses.written else "reads"
+                self._found(tensor, use, other, "writes" if writing else "reads", theirs)
+        if writing:
+            uses.written, uses.read = use, []
+        else:
+            uses.read.append(use)
 
-    def _tell(self, tensor: Tensor, use: _Use, other: _Use, *, wrote: bool, writing: bool) -> None:
+    def _found(self, tensor: Tensor, use: _Use, other: _Use, doing: str, other_doing: str) -> None:
+        if self._refuses:
+            raise StrictError(_said(tensor, use, other, doing, other_doing))
         bus = self._process.simulation.bus
         if bus.hears(StreamRaced):
-            mine = f"{use[2]} {'writes' if writing else 'reads'} it on {_stream(use[0])}"
-            others = f"{other[2]} {'writes' if wrote else 'reads'} it on {_stream(other[0])}"
+            mine = f"{use[2]} {doing}{_OBJECT[doing]} on {_stream(use[0])}"
+            others = f"{other[2]} {other_doing} it on {_stream(other[0])}"
             lines = use[3].removeprefix(" at "), other[3].removeprefix(" at ")
-            bus.tell(StreamRaced(self._process, list(tensor.shape), mine, others, *lines))
+            bus.tell(StreamRaced(self._process, list(tensor.shape), mine, others, *lines, _CURES[doing]))
 
 
 def _merge(into: Clock, other: Clock) -> None:
@@ -127,11 +213,15 @@ def _merge(into: Clock, other: Clock) -> None:
             into[key] = count
 
 
-def _said(tensor: Tensor, use: _Use, other: _Use, *, wrote: bool, writing: bool) -> str:
+def _said(tensor: Tensor, use: _Use, other: _Use, doing: str, other_doing: str) -> str:
+    thing = (
+        f" a tensor of shape {list(tensor.shape)}"
+        if doing != _TAKES
+        else f" for a tensor of shape {list(tensor.shape)}"
+    )
     return (
-        f"{use[2]}{use[3]} {'writes' if writing else 'reads'} a tensor of shape {list(tensor.shape)} on "
-        f"{_stream(use[0])}, while {other[2]}{other[3]}, which {'writes' if wrote else 'reads'} it on "
-        f"{_stream(other[0])}, may not be over; wait for it first (work.wait(), wait_stream, an event), or synchronize"
+        f"{use[2]}{use[3]} {doing}{thing} on {_stream(use[0])}, while {other[2]}{other[3]}, which {other_doing} it on "
+        f"{_stream(other[0])}, may not be over; {_CURES[doing]}"
     )
 
 
@@ -156,8 +246,11 @@ def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
 def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that also tells what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
     schema = schema_of(op)
+    if schema.name == "aten::record_stream":
+        return _keeping
     if is_idle(op):
-        return kernel
+        what = str(op).split(".")[1]
+        return _allocating(what, kernel) if what in ("empty", "empty_strided") else kernel
     written = {
         place for place, each in enumerate(schema.arguments) if each.alias_info is not None and each.alias_info.is_write
     }
@@ -179,6 +272,25 @@ def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
         _used(what, (), [tensor for tensor in made if all(tensor is not known for known in writes)])
         if copies:
             _copied(what, args, kwargs, result)
+        return result
+
+    return call
+
+
+def _keeping(tensor: Tensor, stream: Any) -> None:
+    devices = present_or_none()
+    if devices is not None and devices.streams.races is not None:
+        devices.streams.races.keep(tensor, (stream.device_index, stream.stream_id))
+
+
+def _allocating(what: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        devices = present_or_none()
+        races = None if devices is None else devices.streams.races
+        if races is not None and isinstance(result, Tensor) and result.is_cuda:
+            index = result.get_device()
+            races.allocated((index, core().stream(index)), result, what, user_line(sys._getframe(1)))
         return result
 
     return call

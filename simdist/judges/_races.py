@@ -41,7 +41,7 @@ class Races(Judge):
                     hearing.moment(event.process, where),
                     subject=f"tensor of shape {list(event.shape)}",
                     against=against,
-                    notes=["wait for it first (work.wait(), wait_stream, an event), or synchronize"],
+                    notes=[event.cure],
                 )
 
         hearing.listen(StreamRaced, on_streams)

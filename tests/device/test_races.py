@@ -319,7 +319,50 @@ WITH_HOST: list[Callable[[bool], Any]] = [
 ]
 
 
-def play(program: Callable[[bool], Any], right: bool) -> None:
+# Memory that a stream frees while another may still use it; the flag says how the program keeps it.
+
+
+def prefetched(kept: str) -> Any:
+    side, total = _stream(), of(0, 0)
+    for _ in range(3):
+        if kept == "by waiting":
+            side.wait_stream(_current())
+        with _on(side):
+            batch = torch.ones(2, device="cuda")
+        _current().wait_stream(side)
+        if kept == "by record_stream":
+            batch.record_stream(_current())
+        total.add_(batch)
+        if kept == "by synchronize":
+            torch.cuda.synchronize()
+        if kept == "by an event":
+            _current().record_event().wait(side)
+        del batch
+    return total
+
+
+def reduced_and_freed(kept: str) -> Any:
+    tensor, work = launched()
+    del tensor, kept
+    made = of(1, 2, 3)
+    work.wait()
+    return made
+
+
+def freed_in_backward(kept: str) -> Any:
+    del kept
+    side, weight = _stream(), of(1, 2, 3).requires_grad_()
+    for _ in range(2):
+        side.wait_stream(_current())
+        with _on(side):
+            middle = (weight * 2).exp()
+        _current().wait_stream(side)
+        middle.sum().backward()  # type: ignore[no-untyped-call]  # as torch has it
+        middle = None
+    return weight.grad
+
+
+def play(program: Callable[[Any], Any], right: bool | str) -> None:
     """The program on a rank."""
     join()
     dist.all_reduce(of(1))
@@ -368,6 +411,26 @@ def test_the_programs_own_modes_keep_their_order() -> None:
 @pytest.mark.parametrize("program", [*PROGRAMS, *WITH_HOST], ids=lambda each: each.__name__)
 def test_a_correct_program_is_not_blamed(program: Callable[[bool], Any]) -> None:
     results(play, args=[program, True], strict=True)
+
+
+def test_memory_that_is_freed_while_another_stream_uses_it() -> None:
+    result = run(play, args=[prefetched, ""], strict=True)
+
+    error = result.ranks[0].exception
+    assert type(error) is StrictError
+    assert re.findall(r"at test_races.py:\d+ in (\w+)", str(error)) == ["prefetched", "prefetched"]
+    assert "takes freed memory for a tensor of shape [2] on stream " in str(error)
+    assert ", which uses it on the default stream of cuda:0, may not be over; call record_stream" in str(error)
+
+
+@pytest.mark.parametrize("kept", ["by waiting", "by record_stream", "by synchronize", "by an event"])
+def test_memory_that_is_kept_until_the_other_stream_is_done(kept: str) -> None:
+    results(play, args=[prefetched, kept], strict=True)
+
+
+@pytest.mark.parametrize("program", [reduced_and_freed, freed_in_backward], ids=lambda each: each.__name__)
+def test_memory_that_torch_itself_keeps(program: Callable[[str], Any]) -> None:
+    results(play, args=[program, ""], strict=True)
 
 
 def test_without_strict_nobody_looks() -> None:

@@ -310,7 +310,7 @@ class NcclGroup(NcclMember):
             streams.races.order(key, streams.races.known_to((index, current)))
             reads = [tensor for call in calls for tensor, _ in call.reads]
             writes = [tensor for call in calls for tensor in call.writes]
-            streams.races.use(key, reads, writes, name, user_line(user_frame(sys._getframe(1))))
+            streams.races.use(key, reads, writes, name, user_line(user_frame(sys._getframe(1))), keeps=True)
             end.clock = streams.races.known_to(key)
         if simulation.bus.hears(WorkIssued):
             shapes = [list(each.shape) for each in inputs]  # what ProcessGroupNCCL hands its RecordFunction
