@@ -1,14 +1,19 @@
 """Keys of a store that ranks use in no order.
 
-A key that two ranks read, and that both then write, has lost what the first of them wrote: each had what the other had
-not seen. And a key that stands there from an earlier life is no news: a rank that reads it before somebody sets it
-anew has read what the world before wrote.
+A key that two ranks read, and that both then write, has lost what the first of them wrote: the second had not seen it.
+So has one that a rank reads, another adds to, and the first then writes. And a key that stands there from an earlier
+life is no news: a rank that reads it before somebody sets it anew has read what the world before wrote.
 
-In doubt: a value that two ranks write alike is a sign and no update, unless it is a number.
+A `set` is reported when it is sent, and may arrive after the answer to a later `get`: which of the last values a rank
+has read is seen from the value itself.
+
+In doubt: a value that two ranks write alike is a sign and no update, unless it is a number. Of equal values a rank has
+read the newest.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,26 +25,35 @@ from simdist.judges._sites import calling_site
 __all__ = ["StoreRaces"]
 
 
-@dataclass(slots=True)
+_MOST_VALUES = 64  # of a key, the last ones
+
+
+@dataclass(frozen=True, slots=True)
 class _Written:
-    """The last update of a key."""
+    """A value that a key was given."""
 
     version: int
     life: int
     rank: int
+    count: int  # of the rank, for `Order.knows`
+    operation: str
     where: str
     value: bytes
-    read: int  # the version that the rank had read before, and not written since; -1: none
+    read: int  # the version that the value comes of: what the rank had read before, and not written since; -1: none
 
 
 @dataclass(slots=True)
 class _Key:
     """One key."""
 
-    last: _Written | None = None
+    last: deque[_Written] = field(default_factory=lambda: deque(maxlen=_MOST_VALUES))
     version: int = 0
     reads: dict[int, int] = field(default_factory=dict)  # by rank: the version that it has read, and not written since
     stale: dict[int, tuple[Moment, int]] = field(default_factory=dict)  # who read it as an earlier life left it
+
+    def version_of(self, value: bytes) -> int:
+        """The newest version that had this value."""
+        return next((each.version for each in reversed(self.last) if each.value == value), self.version)
 
 
 class StoreRaces:
@@ -63,8 +77,8 @@ class StoreRaces:
                 each.stale.clear()
         operation = event.operation
         if operation in ("get", "multi_get"):
-            for name in event.keys:
-                self._read(event, self._key(event, name), rank)
+            for name, value in zip(event.keys, event.values, strict=True):
+                self._read(event, self._key(event, name), rank, value)
         elif operation == "delete_key":
             for name in event.keys:
                 self._keys.pop((event.server, name), None)
@@ -74,27 +88,29 @@ class StoreRaces:
     def _key(self, event: StoreServed, name: str) -> _Key:
         return self._keys.setdefault((event.server, name), _Key())
 
-    def _read(self, event: StoreServed, key: _Key, rank: int) -> None:
-        key.reads[rank] = key.version
-        if key.last is not None and key.last.life < self._life:
+    def _read(self, event: StoreServed, key: _Key, rank: int, value: bytes) -> None:
+        key.reads[rank] = key.version_of(value)
+        if key.last and key.last[-1].life < self._life:
             moment = self._hearing.moment(event.process, calling_site())
             key.stale.setdefault(rank, (moment, self._order.now(rank)))
 
     def _write(self, event: StoreServed, key: _Key, rank: int) -> None:
-        read = key.reads.pop(rank, -1) if event.operation == "set" else -1
         where, value = calling_site(), event.values[0]
-        last = key.last
-        if last is not None and last.life == self._life and last.rank != rank and 0 <= read < key.version:
-            alike = last.value == value and not _is_number(value)
-            if last.read == read and not alike:
+        if event.operation == "set":
+            read = key.reads.pop(rank, -1)
+            lost = self._lost(key, rank, read, value)
+            if lost is not None:
                 self._hearing.find(
-                    f"key {_name(event.keys[0])} loses an update: rank {last.rank} and this rank both read it, "
-                    "and write it back",
+                    f"key {_name(event.keys[0])} loses an update: {_how(lost, rank)}",
                     self._hearing.moment(event.process, where),
                     subject=_name(event.keys[0]),
-                    against=last.where,
+                    against=lost.where,
                     notes=["`add` and `compare_set` are one step of the store"],
                 )
+        elif key.last and value == key.last[-1].value:
+            return  # nothing was added or exchanged
+        else:
+            read = key.version or -1
         for reader, (moment, count) in key.stale.items():
             if reader != rank and not self._order.knows(rank, reader, count):
                 self._hearing.find(
@@ -107,7 +123,25 @@ class StoreRaces:
                 )
         key.stale.clear()
         key.version += 1
-        key.last = _Written(key.version, self._life, rank, where, value, read)
+        count = self._order.now(rank) - 1  # it has told of this already
+        key.last.append(_Written(key.version, self._life, rank, count, event.operation, where, value, read))
+
+    def _lost(self, key: _Key, rank: int, read: int, value: bytes) -> _Written | None:
+        """The first update of another rank that a rank undoes which had read this version; None if there is none."""
+        for each in key.last if read >= 0 else ():
+            if each.version <= read or each.read < 0 or each.rank == rank or each.life != self._life:
+                continue
+            if each.value == value and not _is_number(value):
+                continue
+            if each.read == read or not self._order.knows(rank, each.rank, each.count):
+                return each
+        return None
+
+
+def _how(lost: _Written, rank: int) -> str:
+    if lost.operation == "set":
+        return f"ranks {lost.rank} and {rank} both read it, and write it back"
+    return f"rank {rank} read it, rank {lost.rank} added to it, and rank {rank} writes back what it had read"
 
 
 def _is_number(value: bytes) -> bool:

@@ -207,8 +207,65 @@ def test_a_key_that_is_read_and_written_back_loses_updates() -> None:
     result = run(partial(counts, in_one_step=False), "races", world_size=2)
 
     found = only_finding(result)
-    assert found.problem == "key 'done' loses an update: rank 0 and this rank both read it, and write it back"
+    assert found.problem == "key 'done' loses an update: ranks 0 and 1 both read it, and write it back"
     assert (found.rank, found.where) == (1, line_of(counts, 'store.set("done", str'))
+
+
+def test_a_lost_update_is_found_in_whatever_order_requests_arrive() -> None:
+    left: list[int] = []
+
+    def reads_and_writes(rank: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            store.set("done", "0")
+        dist.barrier()
+        store.set("done", str(int(store.get("done")) + 1))
+        dist.barrier()
+        if rank == 0:
+            left.append(int(store.get("done")))
+
+    for policy in ("random", "pct:4"):
+        for seed in range(40):
+            result = run(reads_and_writes, "races", seed=seed, policy=policy)
+
+            assert bool(result.findings) == (left.pop() < 3), (policy, seed)
+
+
+def test_an_addition_that_is_written_over_is_lost() -> None:
+    def adds(rank: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            store.set("done", "0")
+        dist.barrier()
+        if rank == 0:
+            found = int(store.get("done"))
+            time.sleep(1)
+            store.set("done", str(found + 1))
+        elif rank == 1:
+            time.sleep(0.5)
+            store.add("done", 0)
+            store.add("done", 1)
+
+    found = only_finding(run(adds, "races"))
+
+    assert found.problem == (
+        "key 'done' loses an update: rank 0 read it, rank 1 added to it, and rank 0 writes back what it had read"
+    )
+
+
+def test_a_key_that_is_set_anew_after_a_barrier_is_left_alone() -> None:
+    def begins_anew(rank: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            store.set("done", "0")
+        dist.barrier()
+        store.get("done")
+        store.add("done", 1)
+        dist.barrier()
+        if rank == 0:
+            store.set("done", "0")
+
+    assert run(begins_anew, "races").ok
 
 
 def test_a_key_that_is_counted_by_the_store_is_left_alone() -> None:
