@@ -83,9 +83,11 @@ def _facts() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "torch": _torch(),
         "compiler": _compiler(),
-        "TUN": "/dev/net/tun is there" if Path("/dev/net/tun").exists() else "none: there is no /dev/net/tun",
+        "TUN": "/dev/net/tun is there, for faults of links on real processes"
+        if Path("/dev/net/tun").exists()
+        else "none: there is no /dev/net/tun",
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
-        "batch scheduling": why_not_one_core() or "allowed",
+        "batch scheduling": why_not_one_core() or "allowed, for fast hand-offs between ranks",
         "namespaces": _namespaces() or "allowed, with a network and a TUN device of their own",
     }
 
@@ -133,7 +135,7 @@ def _features() -> list[Feature]:
             "Linux has them, where neither a container nor a policy refuses them; results are the same without.",
         ),
         Feature(
-            "what simdist knows of Python's and torch's inside",
+            "private parts of Python and torch that simdist uses, all as expected",
             _answer(lambda: ask("inside")),
             f"The rest works. Versions of torch that it was tried on have all of it: {', '.join(TRIED)}.",
         ),

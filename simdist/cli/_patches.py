@@ -50,16 +50,19 @@ def print_patches(name: str | None, *, as_json: bool) -> int:
     elif wanted:
         _print(wanted)
     if not wanted:
-        say(f"no world replaces a name that contains {name!r}", err=True)
+        shorter = (name or "").rpartition(".")[0]
+        hint = f"; a function may call one that is replaced, try {shorter!r}" if shorter else ""
+        say(f"no world replaces a name that contains {name!r}{hint}", err=True)
     return 0 if wanted else 1
 
 
 def _print(rows: list[tuple[Patched, str]]) -> None:
     table = plain_table("name", "how", "in", "by")
+    table.columns[0].min_width = max(len(f"{each.owner}.{each.name}") for each, _ in rows)  # whole, for grep
     for each, where in rows:
         table.add_row(Text(f"{each.owner}.{each.name}"), each.how, where, Text(each.by))
     with page() as out:
-        out.print(table)
+        out.print(table, crop=False)
         out.print()
         for how, meaning in _HOW.items():
             if any(each.how == how for each, _ in rows):

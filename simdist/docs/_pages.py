@@ -94,12 +94,19 @@ def close_to(topic: str) -> list[str]:
 def search(words: str) -> Iterator[Hit]:
     """The lines with words that begin with each of `words`, in any case; else the sections that have them all.
 
-    Code is searched as well. Pages come in their own order, those with a title that has the words first.
+    Lines that have several words as they stand go before all others: if there are any, there is nothing else. Code is
+    searched as well. Pages come in their own order, those with a title that has the words first.
     """
     wanted = words.lower().split()
     if not wanted:
         return
     ranked = sorted(pages(), key=lambda page: not _has(f"{page.title} {page.topic}", wanted))
+    if len(wanted) > 1:
+        phrase = [" ".join(wanted)]
+        exact = [hit for page in ranked for hit in _hits(page, phrase)]
+        if exact:
+            yield from exact
+            return
     for page in ranked:
         yield from _hits(page, wanted)
 

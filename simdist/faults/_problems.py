@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simdist.faults._fault import Fault, Problem, Surroundings
 from simdist.faults._kinds import KINDS
@@ -88,13 +89,21 @@ def _asked(fault: Fault, surroundings: Surroundings, misfits: Mapping[str, objec
     if isinstance(fault, tuple(KINDS.values())):
         return list(fault.problems(surroundings))
     try:
-        return list(fault.problems(surroundings))
+        found: list[Any] = list(fault.problems(surroundings))
+        wrong = [each for each in found if not _is_problem(each)]
+        if wrong:
+            return [("", f"its problems() has to yield pairs of a field's name and a text, not {shown(wrong[0])}")]
+        return found
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a class of the user's, which may raise anything
         if misfits:
             return []
         return [("", f"its problems() raised {type(error).__name__}: {shortened(text_of(error), 300)}")]
+
+
+def _is_problem(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
 
 
 def _no_fault(value: object) -> str:

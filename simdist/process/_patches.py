@@ -341,9 +341,7 @@ class Patches:
         """Likewise with every method of these names that the type has."""
         self._wrap_methods(owner, make, sys._getframe(1).f_globals)
 
-    def _wrap_methods(
-        self, owner: type, make: Mapping[str, Callable[[Any], Any]], asker: Mapping[str, Any]
-    ) -> None:
+    def _wrap_methods(self, owner: type, make: Mapping[str, Callable[[Any], Any]], asker: Mapping[str, Any]) -> None:
         key = owner, tuple(make.items())
         methods = self._made_in_type.get(key)
         if methods is None:

@@ -210,6 +210,13 @@ class RunResult:
         """What each rank's function returned, by rank."""
         return [rank.value for rank in self.ranks]
 
+    def __str__(self) -> str:
+        """The run's report: how many ranks failed, each rank's end and last operations, faults, findings, replay."""
+        from simdist.result._report import report_of
+
+        report = report_of(self)
+        return f"{report.headline}\n{report}" if report.headline else str(report)
+
     def first_failure(self) -> RankResult | None:
         """The rank that failed first in virtual time; ties go to causes rather than effects, then by rank."""
         order = {"killed": 0, "exited": 1, "raised": 2, "hung": 3}
@@ -226,11 +233,8 @@ class RunResult:
         """
         if self.ok:
             return
-        from simdist.result._report import report_of
-
         first = self.first_failure()
-        report = report_of(self)
-        raise RunFailedError(f"{report.headline}\n{report}") from (first and first.exception) or self.deadlock
+        raise RunFailedError(str(self)) from (first and first.exception) or self.deadlock
 
     def summary(self) -> dict[str, Any]:
         """The result as JSON-ready data, without the events; `report` is the text of a run that failed."""

@@ -68,6 +68,13 @@ def test_a_search_finds_words_by_how_they_begin() -> None:
     assert [line for line in lines if not re.search(r"(?<![a-z0-9])all", line)] == []
 
 
+def test_a_search_for_words_that_stand_together_finds_nothing_else() -> None:
+    lines = [hit.line.lower() for hit in search("virtual time")]
+
+    assert lines
+    assert [line for line in lines if "virtual time" not in line] == []
+
+
 def test_lines_of_code_stay_whole() -> None:
     longest = max(
         (line for page in pages() for block in FENCED.findall(page.text) for line in block.splitlines()), key=len

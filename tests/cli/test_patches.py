@@ -48,7 +48,15 @@ def test_a_name_that_nothing_replaces_is_an_exit_code() -> None:
     found = patches("json.dumps")
 
     assert found.exit_code == 1
-    assert found.stderr == "no world replaces a name that contains 'json.dumps'\n"
+    assert found.stderr == (
+        "no world replaces a name that contains 'json.dumps'; a function may call one that is replaced, try 'json'\n"
+    )
+
+
+def test_names_stay_whole_for_grep() -> None:
+    longest = max((f"{row['owner']}.{row['name']}" for row in json.loads(patches("--json").stdout)), key=len)
+
+    assert any(line.startswith(longest) for line in patches().stdout.splitlines())
 
 
 def test_nothing_is_replaced_outside_worlds() -> None:

@@ -208,6 +208,16 @@ def test_problems_that_raise_are_told_too() -> None:
     assert problems_of([Broken()], 3) == ["faults[0]: its problems() raised ZeroDivisionError: oh"]
 
 
+def test_problems_that_are_no_pairs_are_a_problem() -> None:
+    class Odd(Fault):
+        def problems(self, world: Surroundings) -> Any:
+            return ["code: has to be positive"]
+
+    assert problems_of([Odd()], 3) == [
+        "faults[0]: its problems() has to yield pairs of a field's name and a text, not the text 'code: has to be positive'"
+    ]
+
+
 def test_a_class_in_place_of_a_fault_is_told() -> None:
     assert problems_of([Barred], 3) == [
         "faults[0]: expected a fault from simdist.faults, found the class Barred; call it with its arguments"

@@ -159,3 +159,13 @@ def test_a_report_has_so_many_lines_of_so_many_letters_at_most() -> None:
     lines = report_of(result).lines()
     assert len(lines) <= LINES
     assert max(map(len, lines)) == WIDTH
+
+
+def test_a_result_prints_as_its_report() -> None:
+    good = simdist.run(_one_more, world_size=2, args=(-1,))
+    bad = simdist.run(_one_more, world_size=2, args=(1,))
+
+    assert str(good) == f"every rank did well\n{report_of(good)}"
+    with pytest.raises(RunFailedError) as caught:
+        bad.raise_for_failure()
+    assert str(caught.value) == str(bad)
