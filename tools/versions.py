@@ -89,7 +89,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="of torch, such as 2.14.1")
     parser.add_argument("--python", action="append", metavar="VERSION", help="such as 3.12; may be repeated")
-    parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="what pytest runs; else all")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="what pytest runs; else all")
     parser.add_argument("--environment", action="append", default=[], metavar="VERSION=PATH", help="one that is there")
     parser.add_argument("--json", metavar="FILE", help="write the rows there, too")
     options = parser.parse_args(words)

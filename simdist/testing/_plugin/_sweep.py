@@ -25,7 +25,6 @@ def sweeping_call(item: pytest.Function) -> Iterator[None]:
         pytest.fail("@pytest.mark.simdist_sweep takes the number of ranks, and keywords", pytrace=False)
 
     def swept(**fixtures: Any) -> None:
-        __tracebackhide__ = True
         from simdist.sweeps import sweep
 
         try:
