@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from simdist._quiet import no_logs_of_ranks
-from simdist.errors import SimdistError
+from simdist.errors import ArgumentError, SimdistError
 from simdist.kernel import guided_by
-from simdist.result import RunResult
+from simdist.programs import (
+    Attempt,
+    EndlessError,
+    FunctionProgram,
+    PlanProgram,
+    Program,
+    Ran,
+    Workers,
+    count_problems,
+    setting_problems,
+)
 from simdist.scenario import Plan
-from simdist.searches._attempts import Attempt, Facts, schedule
+from simdist.searches._attempts import schedule
 from simdist.searches._depth_first import DepthFirst
-from simdist.searches._outcomes import EndlessError, Ran, cause_of, outcome_of
-from simdist.searches._programs import Bounds, FunctionProgram, PlanProgram, Program, count_problems
-from simdist.searches._report import ExploreReport, Outcome, Schedule, TurningPoint
+from simdist.searches._outcomes import Cause, cause_of, outcome_of
+from simdist.searches._report import ExploreReport, Outcome, Schedule
+from simdist.searches._trials import Judging, Trial, bounds_of, elsewhere
 from simdist.searches._turning_point import turning_point
 
-__all__ = ["Progress", "Search", "explore", "explore_plan", "judged"]
+__all__ = ["Progress", "Search", "explore", "explore_plan", "function_program", "judged"]
 
 Progress = Callable[[int, int, int], None]
 """Called with how many runs are done, how many there are, and how many causes were found."""
 
-_LONGEST_NS = 240_000_000_000  # longer than a rank is starved, and what waits for it
+_TAKEN = ("policy", "progress", "echo", "replay", "record_results")
+"""Settings of `simdist.run` that each search has for itself."""
+
 _DIVERGED = (
     "the program did not do the same in the same order of turns: it depends on what an earlier run left behind, or on "
     "what is outside the simulation, and can't be searched systematically"
@@ -42,6 +55,7 @@ def explore(
     one_outcome: bool = False,
     until_found: bool = False,
     inevitable: bool = True,
+    workers: int = 1,
     progress: Progress | None = None,
     **settings: Any,
 ) -> ExploreReport:
@@ -68,6 +82,9 @@ def explore(
         until_found: stop at the first failure.
         inevitable: look for the moment at which the first schedule of each cause became inevitable. It takes up to a
             hundred runs more.
+        workers: in how many processes schedules are tried, this one and others, if there are 40 or more. What is found
+            does not depend on it. Others import `fn` by its name, and start with the script's main module: a script
+            needs `if __name__ == "__main__":`. A systematic search has one.
         progress: called with how many runs are done, how many there are, and how many causes were found.
         settings: further ones of `simdist.run`.
 
@@ -90,13 +107,15 @@ def explore(
         >>> report.ok, len(report.outcomes)
         (True, 2)
     """
-    problems = list(count_problems(runs=runs))
+    problems = list(count_problems(runs=runs, workers=workers))
     if systematic and schedules:
         problems.append("schedules: a systematic search draws none")
+    if systematic and workers != 1:
+        problems.append("workers: a systematic search tries one order after the other")
     given = {"world_size": world_size, "judges": judges, **settings}
-    program = FunctionProgram.of("simdist.explore", fn, given, problems=problems)
+    program = function_program("simdist.explore", fn, given, problems)
     search = Search(program, schedules, one_outcome=one_outcome, until_found=until_found, inevitable=inevitable)
-    return search.run_systematically(runs, progress) if systematic else search.run(runs, progress)
+    return search.run_systematically(runs, progress) if systematic else search.run(runs, workers, progress)
 
 
 def explore_plan(
@@ -108,6 +127,7 @@ def explore_plan(
     one_outcome: bool = False,
     until_found: bool = False,
     inevitable: bool = True,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> ExploreReport:
     """As `explore`, of a scenario, judged by its own expectations, with all judges unless it names some.
@@ -117,7 +137,21 @@ def explore_plan(
     """
     program = PlanProgram(judged(plan))
     search = Search(program, schedules, one_outcome=one_outcome, until_found=until_found, inevitable=inevitable)
-    return search.run_systematically(runs, progress) if systematic else search.run(runs, progress)
+    return search.run_systematically(runs, progress) if systematic else search.run(runs, workers, progress)
+
+
+def function_program(
+    caller: str, fn: Callable[..., Any], settings: Mapping[str, Any], problems: Iterable[str], taken: Sequence[str] = ()
+) -> FunctionProgram:
+    """A function as a user gives it. `taken` are settings that the search has too; `problems` what is wrong besides.
+
+    Raises:
+        ArgumentError: names everything that is wrong.
+    """
+    found = [*setting_problems(settings, what="search", taken=(*_TAKEN, *taken)), *problems]
+    if found:
+        raise ArgumentError(caller, found)
+    return FunctionProgram(caller=caller, function=fn, settings=settings)
 
 
 def judged(plan: Plan) -> Plan:
@@ -136,6 +170,30 @@ class _Seen:
     count: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What became of a run: how ranks ended, what is wrong, and what should be reached in some run."""
+
+    outcome: str | None
+    cause: Cause | None
+    sometimes: tuple[tuple[str, bool], ...] = ()
+
+    @classmethod
+    def at(cls, ran: Ran) -> _Look:
+        """At this run."""
+        if ran.result is not None:
+            return cls(outcome_of(ran.result), cause_of(ran), ran.result.sometimes)
+        return cls("runs on and on" if isinstance(ran.error, EndlessError) else None, cause_of(ran))
+
+
+class _Looking(Judging[Attempt, _Look]):
+    """Runs schedules."""
+
+    def do(self, task: Attempt) -> _Look:
+        """Run one, and look."""
+        return _Look.at(self.trial.run(task))
+
+
 @dataclass(slots=True)
 class Search:
     """A search over schedules on its way."""
@@ -149,27 +207,29 @@ class Search:
     _failures: dict[str, tuple[_Seen, Schedule]] = field(default_factory=dict, init=False)
     _sometimes: dict[str, bool] = field(default_factory=dict, init=False)
 
-    def run(self, runs: int, progress: Progress | None) -> ExploreReport:
-        """Try so many schedules."""
+    def run(self, runs: int, workers: int, progress: Progress | None) -> ExploreReport:
+        """Try so many schedules, in so many processes."""
         with ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())
             stack.enter_context(self.program.ready())
-            first = self.program.run(Attempt())
-            bounds = None if first.result is None else Bounds.of(first.result, _LONGEST_NS)
-            self._note(0, Attempt(), first, bounds)
-            done = 1
+            trial = Trial(self.program)
+            self._note(0, Attempt(), _Look.at(trial.first), trial.run)
             # Of a program that can't be run nothing is known, and no schedule of its own can be drawn.
-            facts = None if first.result is None else Facts.of(first.result)
-            for number in range(1, runs if first.result is not None else 1):
-                if self.until_found and self._has_found:
-                    break
-                assert facts is not None
-                attempt = schedule(number, self.seed, facts)
-                self._note(number, attempt, self.program.run(attempt, bounds), bounds)
+            if trial.first.result is None or (self.until_found and self._has_found):
+                return self._report(1)
+            facts = trial.facts
+            drawn = (schedule(number, self.seed, facts) for number in range(1, runs))
+            start = partial(elsewhere, _Looking, self.program.fresh())
+            pool = stack.enter_context(Workers(_Looking(trial), start, workers))
+            done = 1
+            for attempt, look in pool.run(drawn, runs - 1):
+                self._note(done, attempt, look, trial.run)
                 done += 1
                 if progress is not None:
                     progress(done, runs, len(self._failures))
-            return self._report(done)
+                if self.until_found and self._has_found:
+                    break
+            return replace(self._report(done), died=pool.died)
 
     def run_systematically(self, most: int, progress: Progress | None) -> ExploreReport:
         """Try every order that can differ, in so many runs at most.
@@ -186,8 +246,8 @@ class Search:
                 with guided_by(orders):
                     ran = self.program.run(Attempt(policy=orders.policy), bounds)
                 if bounds is None and ran.result is not None:
-                    bounds = Bounds.of(ran.result, _LONGEST_NS)
-                self._note(done, Attempt(policy=orders.policy), ran, bounds)
+                    bounds = bounds_of(ran.result)
+                self._note(done, Attempt(policy=orders.policy), _Look.at(ran), None)
                 done += 1
                 if progress is not None:
                     progress(done, most, len(self._failures))
@@ -202,27 +262,19 @@ class Search:
     def _has_found(self) -> bool:
         return bool(self._failures) or (self.one_outcome and len(self._outcomes) > 1)
 
-    def _note(self, number: int, attempt: Attempt, ran: Ran, bounds: Bounds | None) -> None:
-        cause = cause_of(ran)
-        result = ran.result
-        if isinstance(ran.error, EndlessError):
-            self._outcomes.setdefault("runs on and on", _Seen(number, attempt)).count += 1
-        if result is not None:
-            self._outcomes.setdefault(outcome_of(result), _Seen(number, attempt)).count += 1
-            for name, held in result.sometimes:
-                self._sometimes[name] = held or self._sometimes.get(name, False)
+    def _note(self, number: int, attempt: Attempt, look: _Look, run: Callable[[Attempt], Ran] | None) -> None:
+        if look.outcome is not None:
+            self._outcomes.setdefault(look.outcome, _Seen(number, attempt)).count += 1
+        for name, held in look.sometimes:
+            self._sometimes[name] = held or self._sometimes.get(name, False)
+        cause = look.cause
         if cause is None:
             return
         if cause.key not in self._failures:
-            turn = self._turn(attempt, result, bounds)
+            turn = turning_point(attempt, run) if self.inevitable and run is not None else None
             failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), turn)
             self._failures[cause.key] = _Seen(number, attempt), failure
         self._failures[cause.key][0].count += 1
-
-    def _turn(self, attempt: Attempt, result: RunResult | None, bounds: Bounds | None) -> TurningPoint | None:
-        if not self.inevitable or result is None:
-            return None
-        return turning_point(attempt, result, lambda other: self.program.run(other, bounds))
 
     def _report(self, runs: int) -> ExploreReport:
         outcomes = sorted(self._outcomes.items(), key=lambda item: (-item[1].count, item[1].number))

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simdist.faults import KINDS, RANK, Fault, RankFault, Surroundings, fields_of, problems_of
-from simdist.searches._attempts import Attempt, Facts, trigger
+from simdist.programs import Attempt
+from simdist.searches._attempts import Facts, trigger
 from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
 
 __all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "plan_of_faults"]
