@@ -123,8 +123,8 @@ class FunctionProgram:
             return result, tuple(problems)
 
     def _settings(self, attempt: Attempt) -> dict[str, Any]:
-        settings = {**self.settings, "faults": [*self.settings.get("faults", ()), *attempt.faults]}
-        settings |= {"policy": attempt.policy} if attempt.policy else {}
+        settings = {**self.settings, **({"policy": attempt.policy} if attempt.policy else {})}
+        settings["faults"] = [*self.settings.get("faults", ()), *attempt.faults]
         if attempt.restarts:
             settings["max_restarts"] = max(int(settings.get("max_restarts", 0)), attempt.restarts)
         return settings | ({"min_hosts": self.hosts - 1} if attempt.fewer_hosts else {})
