@@ -203,6 +203,7 @@ LAYERS: dict[str, set[str]] = {
         "sweeps",
         "trace",
     },
+    "strategies": {"cluster", "errors", "faults", "result", "searches", "values"},
     "hardware": {
         "inside",
         "_chance",

@@ -15,11 +15,11 @@ from simdist.faults import Surroundings
 from simdist.programs import Attempt, PlanProgram, Program, Workers, count_problems
 from simdist.scenario import Plan, undisturbed
 from simdist.searches._database import Database
+from simdist.searches._explore import function_program, judged
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._outcomes import Cause
-from simdist.searches._search import function_program, judged
 from simdist.searches._shrinking import Shrunk, shrunk
-from simdist.searches._swarm import FAMILIES, plan_of_faults
+from simdist.searches._swarm import FAMILIES, families_of, plan_of_faults
 from simdist.searches._tokens import token_of
 from simdist.searches._trials import Judging, Trial, elsewhere
 from simdist.searches._verdicts import Verdict
@@ -194,25 +194,15 @@ class _Fuzz:
     def _drawn(self, trial: Trial) -> Iterator[_Drawn]:
         for path, attempt in [] if self.kept is None else list(self.kept.entries()):
             yield _Drawn(-1, attempt, path)
-        families = list(self.tries.families or self._that_can_strike(trial))
         facts, program, tries = trial.facts, self.program, self.tries
         disks: dict[str, Any] = {"has_disk": program.has_disk, "has_local_disks": program.has_local_disks}
         world = Surroundings(facts.world_size, self.max_restarts, **disks)
+        families = list(tries.families or families_of(world))
         number = 0
         while (tries.runs is None or number < tries.runs) and not (self.over is not None and self.over()):
             attempt = plan_of_faults(number, tries.seed, facts, world, budget=tries.budget, families=families)
             yield _Drawn(number, attempt)
             number += 1
-
-    def _that_can_strike(self, trial: Trial) -> Iterator[str]:
-        for name in FAMILIES:
-            if name == "disk" and not self.program.has_disk:
-                continue
-            if name == "network" and trial.facts.world_size < 2:
-                continue
-            if name == "host" and not self.program.has_disk and self.max_restarts == 0:
-                continue
-            yield name
 
     def _note(self, trial: Trial, drawn: _Drawn, verdict: Verdict) -> None:
         self._counts[verdict.kind] += 1

@@ -125,6 +125,10 @@ def test_a_scenario_with_a_fault_of_its_own_is_searched(monkeypatch: pytest.Monk
     [
         ({"workers": 0}, "workers: 0 is no count; 1 is the least"),
         ({"workers": 2, "systematic": True}, "workers: a systematic search tries one order after the other"),
+        (
+            {"workers": 2, "disk": simdist.storage.Mount(folder="/")},
+            "workers: they would all use the folder of one disk",
+        ),
     ],
 )
 def test_workers_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
