@@ -8,9 +8,9 @@
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
 `cluster` (hosts and links), `storage` (what a disk keeps), `process` (what makes a task look like a process), `files`
 (what programs call to reach a disk), `device` (virtual CUDA devices), `c10d` (groups, stores), `faults`, `trace`,
-`judges` (what must hold of any training), `determinism`, `scenario`, `sweeps` (crashes at every moment),
-`searches` (schedules searched, plans shrunk), `cli`. Imports point one way, towards `kernel`; nothing is imported
-before it is used.
+`judges` (what must hold of any training), `determinism`, `scenario`, `programs` (what is run again and again),
+`sweeps` (crashes at every moment), `searches` (schedules searched, plans shrunk), `cli`. Imports point one way, towards
+`kernel`; nothing is imported before it is used.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ PACKAGES = (
     "simdist.scenario",
     "simdist.sweeps",
     "simdist.searches",
+    "simdist.strategies",
     "simdist.determinism",
     "simdist.hardware",
     "simdist.c10d",

@@ -11,13 +11,16 @@ from pathlib import Path
 from rich.text import Text
 
 from simdist.cli._console import page
+from simdist.cli._interrupts import terminated_like_interrupted
+from simdist.cli._junit import write_junit
 from simdist.cli._outputs import output_problems, write_text
 from simdist.cli._progress import LiveLine
 from simdist.errors import ScenarioError
+from simdist.programs import cores
 from simdist.scenario import Plan, load
 from simdist.searches import SearchReport, explore_plan
 
-__all__ = ["explore_file", "loaded", "print_report"]
+__all__ = ["explore_file", "loaded", "print_report", "write_reports"]
 
 
 def explore_file(
@@ -26,6 +29,8 @@ def explore_file(
     overrides: Sequence[str],
     *,
     json_path: str | None,
+    junit: str | None,
+    workers: int | None,
     runs: int,
     schedules: int,
     systematic: bool,
@@ -37,12 +42,14 @@ def explore_file(
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
     """
-    problems = output_problems({"--json": json_path}, inputs=[file])
+    problems = output_problems({"--json": json_path, "--junit": junit}, inputs=[file])
     if systematic and schedules:
-        problems = [*problems, "--schedules: a systematic search draws none"]
+        problems.append("--schedules: a systematic search draws none")
+    if systematic and workers not in (None, 1):
+        problems.append("--workers: a systematic search tries one order after the other")
     plan = loaded(file, seed, overrides, problems)
     started = time.perf_counter()
-    with LiveLine() as line:
+    with terminated_like_interrupted(), LiveLine() as line:
 
         def progress(done: int, count: int, found: int) -> None:
             rate = done / max(time.perf_counter() - started, 1e-6)
@@ -55,11 +62,11 @@ def explore_file(
             systematic=systematic,
             one_outcome=one_outcome,
             until_found=until_found,
+            workers=1 if systematic else workers or cores(),
             progress=progress,
         )
     seconds = time.perf_counter() - started
-    if json_path is not None:
-        write_text(json_path, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
+    write_reports("explore", plan, report, seconds, json_path=json_path, junit=junit)
     print_report(plan, report, f"{seconds:.2f} s")
     return 0 if report.ok else 1
 
@@ -77,6 +84,16 @@ def loaded(file: str, seed: int | None, overrides: Sequence[str], problems: Sequ
     if problems:
         raise ScenarioError(file, problems)
     return plan if seed is None else replace(plan, seed=seed)
+
+
+def write_reports(
+    command: str, plan: Plan, report: SearchReport, seconds: float, *, json_path: str | None, junit: str | None
+) -> None:
+    """Write what a search has found, in the forms that are asked for."""
+    if json_path is not None:
+        write_text(json_path, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
+    if junit is not None:
+        write_junit(junit, command, plan.name, report.findings(), seconds)
 
 
 def print_report(plan: Plan, report: SearchReport, real_time: str, written: Iterable[Path] = ()) -> None:

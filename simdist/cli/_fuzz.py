@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +9,13 @@ from pathlib import Path
 from rich.text import Text
 
 from simdist.cli._console import page
-from simdist.cli._explore import loaded, print_report
-from simdist.cli._outputs import output_problems, write_text
+from simdist.cli._explore import loaded, print_report, write_reports
+from simdist.cli._interrupts import terminated_like_interrupted
+from simdist.cli._outputs import output_problems
 from simdist.cli._progress import LiveLine
+from simdist.programs import PlanProgram, cores
 from simdist.result import report_of
-from simdist.searches import PlanProgram, Trial, Tries, fuzz_plan, read_token
+from simdist.searches import Trial, Tries, fuzz_plan, read_token
 
 __all__ = ["fuzz_file", "replay_token"]
 
@@ -27,6 +28,8 @@ def fuzz_file(
     minutes: float | None,
     database: str | None,
     json_path: str | None,
+    junit: str | None,
+    workers: int | None,
     write: str | None,
 ) -> int:
     """Search the scenario under faults and print what was found; the exit code.
@@ -34,11 +37,11 @@ def fuzz_file(
     Raises:
         ScenarioError: the file, an override, a family or an output path is bad; nothing has run then.
     """
-    folders = {"--write": write, "--database": database}
-    problems = [*tries.problems(), *output_problems({"--json": json_path}, folders=folders, inputs=[file])]
+    files, folders = {"--json": json_path, "--junit": junit}, {"--write": write, "--database": database}
+    problems = [*tries.problems(), *output_problems(files, folders=folders, inputs=[file])]
     plan = loaded(file, None, overrides, problems)
     started = time.perf_counter()
-    with LiveLine() as line:
+    with terminated_like_interrupted(), LiveLine() as line:
 
         def progress(done: int, found: int) -> None:
             rate = done / max(time.perf_counter() - started, 1e-6)
@@ -49,11 +52,11 @@ def fuzz_file(
             tries,
             database=None if database is None else Path(database),
             over=None if minutes is None else lambda: time.perf_counter() - started > 60 * minutes,
+            workers=workers or cores(),
             progress=progress,
         )
     seconds = time.perf_counter() - started
-    if json_path is not None:
-        write_text(json_path, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
+    write_reports("fuzz", plan, report, seconds, json_path=json_path, junit=junit)
     written = [] if write is None else list(report.write(Path(write)))
     rate = 60 * report.runs / max(seconds, 1e-6)
     print_report(plan, report, f"{seconds:.2f} s, {rate:,.0f} runs a minute", written)

@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from simdist.cli._console import say
+from simdist.cli._interrupts import interruption
 from simdist.cli._nodes import Count, given_node_options, node_options, real_options
 from simdist.cli._outputs import shown_path
 from simdist.errors import SimdistError
 from simdist.values import plain
 
 __all__ = ["main"]
-
-_INTERRUPTED = 128 + 2  # as a shell tells of SIGINT
 
 
 class _Commands(click.Group):
@@ -42,9 +41,10 @@ class _Commands(click.Group):
 
             say(str(error), err=True)
             context.exit(1 if isinstance(error, InternalError | StallError) else 2)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            context.exit(_INTERRUPTED)
+        except KeyboardInterrupt as error:
+            word, code = interruption(error)
+            click.echo(word, err=True)
+            context.exit(code)
 
 
 class _Judging(click.Command):
@@ -210,6 +210,7 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
 @click.option("--keep", metavar="FILE", help="Keep what is found there; after Ctrl-C the same command goes on.")
 @click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each.")
 @click.option("--write", metavar="FOLDER", help="Write for each failure a scenario, a pytest test and a picture there.")
 @click.pass_context
 def sweep(
@@ -226,6 +227,7 @@ def sweep(
     keep: str | None,
     workers: int | None,
     json_path: str | None,
+    junit: str | None,
     write: str | None,
 ) -> None:
     """Crash the scenario in FILE at every moment, start it again each time, and report where it does not recover.
@@ -238,7 +240,9 @@ def sweep(
     tries = Tries(
         strikes=strikes or None, outcomes=outcomes, limit=limit, second_crash=second_crash, merge=not no_merge
     )
-    code = sweep_file(file, seed, overrides, tries, keep=keep, workers=workers, json_path=json_path, write=write)
+    code = sweep_file(
+        file, seed, overrides, tries, keep=keep, workers=workers, json_path=json_path, junit=junit, write=write
+    )
     context.exit(code)
 
 
@@ -253,7 +257,9 @@ def sweep(
 @click.option("--systematic", is_flag=True, help="Draw none: try every order that can differ, in --runs at most.")
 @click.option("--one-outcome", is_flag=True, help="Fail if what ranks return depends on the schedule.")
 @click.option("--until-found", is_flag=True, help="Stop at the first failure.")
+@click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each.")
 @click.pass_context
 def explore(
     context: click.Context,
@@ -263,7 +269,9 @@ def explore(
     overrides: tuple[str, ...],
     runs: int,
     schedules: int,
+    workers: int | None,
     json_path: str | None,
+    junit: str | None,
     *,
     systematic: bool,
     one_outcome: bool,
@@ -280,6 +288,8 @@ def explore(
         seed,
         overrides,
         json_path=json_path,
+        junit=junit,
+        workers=workers,
         runs=runs,
         schedules=schedules,
         systematic=systematic,
@@ -301,7 +311,9 @@ def explore(
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only faults of this family; may repeat.")
 @click.option("--database", metavar="DIR", help="Keep what is found there, and try it first the next time.")
 @click.option("--no-shrink", is_flag=True, help="Report what is found as it was drawn.")
+@click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
 @click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
+@click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each.")
 @click.option("--write", metavar="FOLDER", help="Write for each failure a scenario and a pytest test there.")
 @click.pass_context
 def fuzz(
@@ -315,7 +327,9 @@ def fuzz(
     budget: int,
     families: tuple[str, ...],
     database: str | None,
+    workers: int | None,
     json_path: str | None,
+    junit: str | None,
     write: str | None,
     *,
     no_shrink: bool,
@@ -335,7 +349,17 @@ def fuzz(
         families=families or None,
         shrink=not no_shrink,
     )
-    code = fuzz_file(file, overrides, tries, minutes=minutes, database=database, json_path=json_path, write=write)
+    code = fuzz_file(
+        file,
+        overrides,
+        tries,
+        minutes=minutes,
+        database=database,
+        json_path=json_path,
+        junit=junit,
+        workers=workers,
+        write=write,
+    )
     context.exit(code)
 
 

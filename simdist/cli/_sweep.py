@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +14,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simdist.cli._console import marks, page, say
+from simdist.cli._interrupts import interruption, terminated_like_interrupted
+from simdist.cli._junit import write_junit
 from simdist.cli._outputs import output_problems, shown_path, write_text
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import heading
@@ -40,6 +38,7 @@ def sweep_file(
     keep: str | None,
     workers: int | None,
     json_path: str | None,
+    junit: str | None = None,
     write: str | None = None,
 ) -> int:
     """Sweep the scenario and print what was found; the exit code.
@@ -47,7 +46,7 @@ def sweep_file(
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
     """
-    problems = output_problems({"--json": json_path}, folders={"--write": write}, inputs=[file])
+    problems = output_problems({"--json": json_path, "--junit": junit}, folders={"--write": write}, inputs=[file])
     try:
         plan = load(file, overrides=overrides)
     except ScenarioError as error:
@@ -59,26 +58,25 @@ def sweep_file(
     if seed is not None:
         plan = replace(plan, seed=seed)
     started = time.perf_counter()
-    ended = ""
-    with _terminated_like_interrupted(), LiveLine() as line:
+    try:
+        with terminated_like_interrupted(), LiveLine() as line:
 
-        def progress(done: int, count: int, failed: int) -> None:
-            line.say(f"{done} of {count} crashes   {failed} not survived")
+            def progress(done: int, count: int, failed: int) -> None:
+                line.say(f"{done} of {count} crashes   {failed} not survived")
 
-        line.say("the undisturbed run")
-        try:
+            line.say("the undisturbed run")
             report = sweep_plan(plan, tries, workers=workers, keep=keep, progress=progress)
-        except KeyboardInterrupt as error:
-            if keep is None and not isinstance(error, _Terminated):
-                raise
-            ended = "terminated" if isinstance(error, _Terminated) else "interrupted"
-    if ended:
-        goes_on = f"; what was found is kept in {shown_path(keep)}: the same command goes on" if keep else ""
-        say(f"{ended}{goes_on}", err=not goes_on)
-        return 128 + (signal.SIGTERM if ended == "terminated" else signal.SIGINT)
+    except KeyboardInterrupt as error:
+        if keep is None:
+            raise
+        word, code = interruption(error)
+        say(f"{word}; what was found is kept in {shown_path(keep)}: the same command goes on")
+        return code
     seconds = time.perf_counter() - started
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(_data(report), indent=2) + "\n"))
+    if junit is not None:
+        write_junit(junit, "sweep", plan.name, report.findings(), seconds)
     written = [] if write is None else list(write_replays(report, plan, Path(write)))
     with page() as out:
         out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
@@ -87,28 +85,6 @@ def sweep_file(
             out.print(f"written      {path}", soft_wrap=True, highlight=False)
         out.print(f"real time    {seconds:.2f} s")
     return 0 if report.ok else 1
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Inside, SIGTERM ends what is under way as Ctrl-C does, so that no folder and no semaphore is left."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    before = signal.getsignal(signal.SIGTERM)
-    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _print(out: Console, report: SweepReport, *, further: bool) -> None:

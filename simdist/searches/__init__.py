@@ -2,33 +2,35 @@
 
     program (a function, a scenario) -> attempts (a policy, faults) -> runs -> outcomes, causes -> report
 
-- `_attempts.py` says what is tried: the policy of a run, with a seed of its own, and faults. An attempt is all that a
-  replay needs.
-- `_programs.py` runs an attempt, `_outcomes.py` says what became of it: an outcome that runs may share, and the cause
-  of a failure, by which failures are merged.
+- An attempt (`simdist.programs`) is what is tried: the policy of a run, with a seed of its own, and faults. It is all
+  that a replay needs. `_attempts.py` draws schedules.
+- `_outcomes.py` says what became of a run: an outcome that runs may share, and the cause of a failure, by which
+  failures are merged.
 - `_swarm.py` draws plans of faults; `_fuzz.py` tries them, `_verdicts.py` says which failures the faults explain,
   `_shrinking.py` makes the others smaller, `_tokens.py` writes them as one word, `_database.py` keeps them.
-- `_search.py` draws schedules, or has them from `_depth_first.py`, which tries all that differ; `_turning_point.py`
-  finds when a failure became inevitable; `_report.py` says it.
+- `_explore.py` and `_fuzz.py` are what users call. `_search.py` draws schedules, or has them from `_depth_first.py`,
+  which tries all that differ; `_turning_point.py` finds when a failure became inevitable; `_report.py` says it.
+- `_trials.py` runs attempts, in this process or in others, and `simdist.programs` has the processes.
 
 It rests on `simdist.run`, `simdist.scenario` and the policies of `simdist.kernel`: there is no runner of its own, and
 each failure replays with `simdist.run` or `simdist run`. Open `_search.py` first.
 """
 
-from simdist.searches._attempts import Attempt, Facts, schedule
+from simdist.programs import Attempt, PlanProgram
+from simdist.searches._attempts import Facts, Moment, schedule
 from simdist.searches._depth_first import Coverage
+from simdist.searches._explore import explore, explore_plan
 from simdist.searches._fuzz import Tries, fuzz, fuzz_plan
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._outcomes import Cause
-from simdist.searches._programs import PlanProgram
 from simdist.searches._report import ExploreReport, Outcome, Schedule, SearchReport, TurningPoint
-from simdist.searches._search import explore, explore_plan
-from simdist.searches._swarm import FAMILIES, plan_of_faults
+from simdist.searches._swarm import DEADLY, FAMILIES, families_of, fitting_fault, plan_of_faults
 from simdist.searches._tokens import read_token, token_of
 from simdist.searches._trials import Trial
 from simdist.searches._verdicts import Verdict
 
 __all__ = [
+    "DEADLY",
     "FAMILIES",
     "Attempt",
     "Bug",
@@ -37,6 +39,7 @@ __all__ = [
     "ExploreReport",
     "Facts",
     "FuzzReport",
+    "Moment",
     "Outcome",
     "PlanProgram",
     "Schedule",
@@ -47,6 +50,8 @@ __all__ = [
     "Verdict",
     "explore",
     "explore_plan",
+    "families_of",
+    "fitting_fault",
     "fuzz",
     "fuzz_plan",
     "plan_of_faults",

@@ -1,4 +1,4 @@
-"""What is tried: a run's schedule and its faults, and how schedules are drawn."""
+"""How schedules are drawn, and what the first run says of where faults may strike."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdist.faults import STORAGE, STORE, Fault, Hang
+from simdist.programs import Attempt
 from simdist.result import RunResult
 
-__all__ = ["Attempt", "Facts", "Moment", "schedule", "trigger"]
+__all__ = ["Facts", "Moment", "schedule", "trigger"]
 
 _SHORTEST_NS, _LONGEST_NS = 1_000_000, 120_000_000_000  # for which a rank is starved
 _MOST_MOMENTS = 1000  # of a rank
@@ -19,21 +20,6 @@ _MOST_MOMENTS = 1000  # of a rank
 _KINDS = {"store": ("store", "op"), "issue": ("operation", "op"), "storage": ("storage", "effect")}
 
 _DEEPEST = 5  # of probabilistic concurrency testing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One run: the policy by which tasks take turns, with the schedule's seed in its name, and faults.
-
-    The seed of the run itself stays the same in all attempts, so that generators give the program the same numbers.
-    """
-
-    policy: str = "fifo"
-    faults: tuple[Fault, ...] = ()
-
-    def summary(self) -> dict[str, Any]:
-        """It as JSON-ready data."""
-        return {"policy": self.policy, "faults": [repr(fault) for fault in self.faults]}
 
 
 @dataclass(frozen=True, slots=True)

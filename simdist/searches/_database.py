@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.errors import ScenarioError
+from simdist.programs import Attempt
 from simdist.scenario import Plan
-from simdist.searches._attempts import Attempt
 from simdist.searches._outcomes import Cause
 from simdist.searches._tokens import read_token, token_of
 

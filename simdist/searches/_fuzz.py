@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
 from simdist.faults import Surroundings
+from simdist.programs import Attempt, PlanProgram, Program, Workers, count_problems
 from simdist.scenario import Plan, undisturbed
-from simdist.searches._attempts import Attempt
 from simdist.searches._database import Database
+from simdist.searches._explore import function_program, judged
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._outcomes import Cause
-from simdist.searches._programs import TAKEN, FunctionProgram, PlanProgram, Program, count_problems
-from simdist.searches._search import judged
 from simdist.searches._shrinking import Shrunk, shrunk
-from simdist.searches._swarm import FAMILIES, plan_of_faults
+from simdist.searches._swarm import FAMILIES, families_of, plan_of_faults
 from simdist.searches._tokens import token_of
-from simdist.searches._trials import Trial
+from simdist.searches._trials import Judging, Trial, elsewhere
+from simdist.searches._verdicts import Verdict
 from simdist.values import guess_or_list
 
 __all__ = ["Tries", "fuzz", "fuzz_plan"]
@@ -63,6 +64,7 @@ def fuzz(
     families: Sequence[str] | None = None,
     shrink: bool = True,
     judges: Any = True,
+    workers: int = 1,
     progress: Progress | None = None,
     **settings: Any,
 ) -> FuzzReport:
@@ -83,6 +85,9 @@ def fuzz(
             None: all that can strike.
         shrink: make what is found smaller: fewest faults, ranks and steps, the plainest schedule.
         judges: as in `simdist.run`; all of them by default.
+        workers: in how many processes plans are tried, this one and others, if there are 40 or more. What is found does
+            not depend on it. Others import `fn` by its name, and start with the script's main module: a script needs
+            `if __name__ == "__main__":`.
         progress: called with how many runs are done, and how many causes were found.
         settings: further ones of `simdist.run`, such as `max_restarts`. A program with a disk is a scenario's, whose
             disk is fresh for each run (`simdist fuzz FILE`).
@@ -95,10 +100,9 @@ def fuzz(
     """
     tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink)
     given = {"world_size": world_size, "judges": judges, **settings}
-    taken = (*TAKEN, "faults", "disk")
-    program = FunctionProgram.of("simdist.fuzz", fn, given, taken=taken, problems=tries.problems())
-    restarts = int(settings.get("max_restarts", 0))
-    return _Fuzz(program, tries, restarts, has_disk=False).run(progress)
+    problems = [*tries.problems(), *count_problems(workers=workers)]
+    program = function_program("simdist.fuzz", fn, given, problems, taken=("faults", "disk"))
+    return _Fuzz(program, tries, int(settings.get("max_restarts", 0))).run(workers, progress)
 
 
 def fuzz_plan(
@@ -107,12 +111,13 @@ def fuzz_plan(
     *,
     database: Path | None = None,
     over: Callable[[], bool] | None = None,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> FuzzReport:
     """As `fuzz`, of a scenario without its own faults, judged by its own expectations.
 
     What is found is kept in the folder `database`, and tried first the next time. The search ends when `over` says so,
-    or after the runs that `tries` has.
+    or after the runs that `tries` has. There are so many `workers`, this process and others.
 
     Raises:
         ScenarioError: the workload can't be imported.
@@ -126,27 +131,34 @@ def fuzz_plan(
         plan = replace(plan, overrides=(*plan.overrides, "faults=[]"))
     plan = undisturbed(plan)
     kept = None if database is None else Database(database, plan)
-    search = _Fuzz(
-        PlanProgram(plan),
-        tries,
-        plan.max_restarts,
-        has_disk=plan.disk is not None,
-        has_local_disks=plan.disk is not None and bool(plan.disk["local"]),
-        kept=kept,
-        over=over,
-    )
-    return search.run(progress)
+    return _Fuzz(PlanProgram(plan), tries, plan.max_restarts, kept=kept, over=over).run(workers, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What is to be tried: a plan with its number, or what an entry of the database holds (-1)."""
+
+    number: int
+    attempt: Attempt
+    path: Path | None = None
+
+
+class _Judge(Judging[_Drawn, Verdict]):
+    """Runs plans of faults."""
+
+    def do(self, task: _Drawn) -> Verdict:
+        """Run one, and judge it."""
+        return self.trial.verdict(task.attempt)
 
 
 @dataclass(slots=True)
 class _Found:
-    """A cause on its way: the first attempt that showed it, and how many did."""
+    """A cause: the number of the first plan that showed it, the smallest attempt that does, and how many did."""
 
     cause: Cause
     number: int
-    attempt: Attempt
+    small: Shrunk
     count: int = 0
-    shrunk: Shrunk | None = None
 
 
 @dataclass(slots=True)
@@ -156,14 +168,12 @@ class _Fuzz:
     program: Program
     tries: Tries
     max_restarts: int
-    has_disk: bool = field(kw_only=True)
-    has_local_disks: bool = field(default=False, kw_only=True)
     kept: Database | None = field(default=None, kw_only=True)
     over: Callable[[], bool] | None = field(default=None, kw_only=True)
     _found: dict[str, _Found] = field(default_factory=dict, init=False)
     _counts: dict[str, int] = field(default_factory=lambda: {"passed": 0, "explained": 0, "found": 0}, init=False)
 
-    def run(self, progress: Progress | None) -> FuzzReport:
+    def run(self, workers: int, progress: Progress | None) -> FuzzReport:
         """Try the plans, those in the database first."""
         with ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())
@@ -171,64 +181,45 @@ class _Fuzz:
             trial = Trial(self.program)
             if trial.wrong is not None:
                 return FuzzReport(runs=1, passed=0, explained=0, bugs=(), wrong=trial.wrong)
+            start = partial(elsewhere, _Judge, self.program.fresh())
+            pool = stack.enter_context(Workers(_Judge(trial), start, workers))
             done = 0
-            for number, path, attempt in self._attempts(trial):
-                again = self._try(trial, number, attempt)
-                if path is not None and not again and self.kept is not None:
-                    self.kept.forget(path)
+            for drawn, verdict in pool.run(self._drawn(trial), self.tries.runs):
+                self._note(trial, drawn, verdict)
                 done += 1
                 if progress is not None:
                     progress(done, len(self._found))
-            return self._report(done)
+            return replace(self._report(done), died=pool.died)
 
-    def _attempts(self, trial: Trial) -> Iterator[tuple[int, Path | None, Attempt]]:
+    def _drawn(self, trial: Trial) -> Iterator[_Drawn]:
         for path, attempt in [] if self.kept is None else list(self.kept.entries()):
-            yield -1, path, attempt
-        families = list(self.tries.families or self._that_can_strike(trial))
-        facts = trial.facts
-        disks: dict[str, Any] = {"has_disk": self.has_disk, "has_local_disks": self.has_local_disks}
+            yield _Drawn(-1, attempt, path)
+        facts, program, tries = trial.facts, self.program, self.tries
+        disks: dict[str, Any] = {"has_disk": program.has_disk, "has_local_disks": program.has_local_disks}
         world = Surroundings(facts.world_size, self.max_restarts, **disks)
+        families = list(tries.families or families_of(world))
         number = 0
-        while (self.tries.runs is None or number < self.tries.runs) and not (self.over is not None and self.over()):
-            attempt = plan_of_faults(
-                number,
-                self.tries.seed,
-                facts,
-                world,
-                budget=self.tries.budget,
-                families=families,
-            )
-            yield number, None, attempt
+        while (tries.runs is None or number < tries.runs) and not (self.over is not None and self.over()):
+            attempt = plan_of_faults(number, tries.seed, facts, world, budget=tries.budget, families=families)
+            yield _Drawn(number, attempt)
             number += 1
 
-    def _that_can_strike(self, trial: Trial) -> Iterator[str]:
-        for name in FAMILIES:
-            if name == "disk" and not self.has_disk:
-                continue
-            if name == "network" and trial.facts.world_size < 2:
-                continue
-            if name == "host" and not self.has_disk and self.max_restarts == 0:
-                continue
-            yield name
-
-    def _try(self, trial: Trial, number: int, attempt: Attempt) -> bool:
-        """Run an attempt; True if it shows something."""
-        verdict = trial.verdict(attempt)
+    def _note(self, trial: Trial, drawn: _Drawn, verdict: Verdict) -> None:
         self._counts[verdict.kind] += 1
         cause = verdict.cause
         if verdict.kind != "found" or cause is None:
-            return False
+            if drawn.path is not None and self.kept is not None:
+                self.kept.forget(drawn.path)
+            return
         found = self._found.get(cause.key)
         if found is None:
-            found = self._found[cause.key] = _Found(cause, number, attempt)
-            small = (
-                self._smallest(trial, attempt, cause) if self.tries.shrink else Shrunk(self.program, attempt, 0, False)
-            )
-            found.shrunk = small
+            small = Shrunk(self.program, drawn.attempt, 0, False)
+            if self.tries.shrink:
+                small = self._smallest(trial, drawn.attempt, cause)
+            found = self._found[cause.key] = _Found(cause, drawn.number, small)
             if self.kept is not None and isinstance(small.program, PlanProgram):
                 self.kept.keep(cause, small.attempt, small.program.plan)
         found.count += 1
-        return True
 
     def _smallest(self, trial: Trial, attempt: Attempt, cause: Cause) -> Shrunk:
         trials: list[Trial] = [trial]
@@ -257,12 +248,9 @@ class _Fuzz:
 
 
 def _bug(found: _Found) -> Bug:
-    small = found.shrunk
-    assert small is not None
+    small = found.small
     plan = small.program.planned(small.attempt) if isinstance(small.program, PlanProgram) else None
-    token = ""
-    if isinstance(small.program, PlanProgram):
-        token = token_of(small.program.plan, small.attempt)
+    token = token_of(small.program.plan, small.attempt) if isinstance(small.program, PlanProgram) else ""
     return Bug(
         cause=found.cause,
         count=found.count,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from simdist.errors import ArgumentError
+from simdist.programs import Attempt, died_words
 from simdist.scenario import Plan, scenario_text
-from simdist.searches._attempts import Attempt
 from simdist.searches._outcomes import Cause
 from simdist.searches._report import SearchReport
 from simdist.sweeps import test_text
@@ -50,7 +50,8 @@ class Bug:
 class FuzzReport(SearchReport):
     """How many runs passed, how many failed as their faults explain, and what was found.
 
-    `wrong` is what is wrong with the program without any fault; nothing else was tried then.
+    `wrong` is what is wrong with the program without any fault; nothing else was tried then. `died` counts worker
+    processes that did.
     """
 
     runs: int
@@ -58,6 +59,7 @@ class FuzzReport(SearchReport):
     explained: int
     bugs: tuple[Bug, ...]
     wrong: Cause | None = None
+    died: int = field(default=0, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -71,6 +73,8 @@ class FuzzReport(SearchReport):
             return
         failed = self.runs - self.passed - self.explained
         yield f"{self.runs} runs: {self.passed} passed, {self.explained} failed as their faults explain, {failed} found"
+        if self.died:
+            yield died_words(self.died)
         for bug in self.bugs:
             yield from bug.lines()
 

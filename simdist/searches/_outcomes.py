@@ -11,38 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.errors import SimdistError
+from simdist.programs import EndlessError, Ran
 from simdist.result import RankResult, RunResult, how_it_ended
 from simdist.values import rank_text, repr_of, shortened, text_of, without_source
 
-__all__ = ["Cause", "EndlessError", "Ran", "cause_of", "outcome_of"]
+__all__ = ["Cause", "cause_of", "outcome_of"]
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _LONGEST = 200  # letters of a value
-
-
-class EndlessError(SimdistError):
-    """A run was ended after so many events. `settled`: long after everything had healed."""
-
-    def __init__(self, events: int, settled: bool) -> None:
-        super().__init__(events, settled)
-        self.events = events
-        self.settled = settled
-
-    def __str__(self) -> str:
-        return f"the run has no end: there were more than {self.events} events"
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A run that was tried, and the expectations that failed, each with its evidence.
-
-    `error` is why there is no result: the run itself could not be done.
-    """
-
-    result: RunResult | None
-    problems: tuple[tuple[str, str], ...] = ()
-    error: SimdistError | None = None
 
 
 @dataclass(frozen=True, slots=True)

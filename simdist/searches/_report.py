@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simdist.errors import RunFailedError
-from simdist.searches._attempts import Attempt
+from simdist.programs import Attempt, died_words
 from simdist.searches._depth_first import Coverage
 from simdist.searches._outcomes import Cause
 from simdist.values import format_duration
@@ -16,6 +17,7 @@ from simdist.values import format_duration
 __all__ = ["ExploreReport", "Outcome", "Schedule", "SearchReport", "TurningPoint"]
 
 _OUTCOMES = 8  # that are shown
+_FOUND = "found: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,16 @@ class SearchReport(ABC):
     def summary(self) -> dict[str, Any]:
         """The report as JSON-ready data."""
 
+    def findings(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """For each failure what was found, and further lines on it."""
+        lines = list(self.lines())
+        starts = [at for at, line in enumerate(lines) if line.startswith(_FOUND)]
+        for at in starts:
+            further = tuple(line.strip() for line in itertools.takewhile(_is_further, lines[at + 1 :]))
+            yield lines[at].removeprefix(_FOUND), further or tuple(line.strip() for line in lines[:at])
+        if not starts and not self.ok:
+            yield lines[0], tuple(lines[1:])
+
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
@@ -105,7 +117,8 @@ class ExploreReport(SearchReport):
 
     `runs` is how many were tried; `outcomes` has each distinct outcome, the most frequent first; `failures` each cause,
     in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says for
-    each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search.
+    each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search. `died`
+    counts worker processes that did.
     """
 
     runs: int
@@ -114,6 +127,7 @@ class ExploreReport(SearchReport):
     one_outcome: bool = False
     sometimes: dict[str, bool] = field(default_factory=dict)
     coverage: Coverage | None = None
+    died: int = field(default=0, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -143,6 +157,8 @@ class ExploreReport(SearchReport):
         for name, held in self.sometimes.items():
             if not held:
                 yield f"never reached: {name}"
+        if self.died:
+            yield died_words(self.died)
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON-ready data."""
@@ -167,6 +183,10 @@ class ExploreReport(SearchReport):
             "sometimes": self.sometimes,
             "coverage": None if self.coverage is None else asdict(self.coverage),
         }
+
+
+def _is_further(line: str) -> bool:
+    return line.startswith(" ")
 
 
 def _turning(point: TurningPoint) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from simdist.errors import SimdistError
 from simdist.faults import Fault, fields_of
-from simdist.searches._attempts import Attempt
-from simdist.searches._programs import Program
+from simdist.programs import Attempt, Program
 
 __all__ = ["Shrunk", "shrunk"]
 

@@ -10,14 +10,15 @@ to recover.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simdist.faults import KINDS, RANK, Fault, RankFault, Surroundings, fields_of, problems_of
-from simdist.searches._attempts import Attempt, Facts, trigger
+from simdist.programs import Attempt
+from simdist.searches._attempts import Facts, trigger
 from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
 
-__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "plan_of_faults"]
+__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "families_of", "fitting_fault", "plan_of_faults"]
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "crash": ("crash",),
@@ -60,18 +61,33 @@ def plan_of_faults(
         kind = source.choice(kinds)
         if kind in DEADLY and deadly == 0:
             continue
-        fault = _fitting(source, KINDS[kind], facts, victims, world)
+        fault = fitting_fault(source, KINDS[kind], facts, victims, world)
         if fault is not None:
             deadly -= kind in DEADLY
             faults.append(fault)
     return Attempt(policy=policy, faults=tuple(faults))
 
 
-def _fitting(
-    source: random.Random, kind: type[Fault], facts: Facts, victims: Sequence[int], world: Surroundings
+def families_of(world: Surroundings) -> Iterator[str]:
+    """The families of which a fault could strike there."""
+    for name in FAMILIES:
+        needs_disk = name == "disk" or (name == "host" and not world.max_restarts)
+        if (world.has_disk or not needs_disk) and (world.world_size > 1 or name != "network"):
+            yield name
+
+
+def fitting_fault(
+    source: random.Random,
+    kind: type[Fault],
+    facts: Facts,
+    victims: Sequence[int],
+    world: Surroundings,
+    *,
+    turns: int = _TURNS,
 ) -> Fault | None:
+    """A fault of this kind that fits the `world` and strikes `victims` where `facts` say; None if none was drawn."""
     about: dict[str, Any] = {"has_disk": world.has_disk, "has_local_disks": world.has_local_disks}
-    for _ in range(_TURNS):
+    for _ in range(turns):
         values = _values(source, kind, facts, victims)
         if values is None:
             return None

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from simdist.errors import ScenarioError
+from simdist.programs import Attempt, overrides_of
 from simdist.scenario import Plan, fault_text, load, undisturbed
-from simdist.searches._attempts import Attempt
-from simdist.searches._programs import overrides_of
 from simdist.values import brief
 
 __all__ = ["read_token", "token_of"]

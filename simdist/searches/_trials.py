@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from simdist.programs import Attempt, Bounds, Program, Ran, Worker
 from simdist.result import RunResult
-from simdist.searches._attempts import Attempt, Facts
-from simdist.searches._outcomes import Cause, Ran, cause_of
-from simdist.searches._programs import Bounds, Program
+from simdist.searches._attempts import Facts
+from simdist.searches._outcomes import Cause, cause_of
 from simdist.searches._verdicts import Verdict, verdict_of
 
-__all__ = ["Trial"]
+__all__ = ["Judging", "Trial", "bounds_of", "elsewhere"]
 
 _LONGEST_NS = 240_000_000_000  # longer than all faults of an attempt together, and what waits for them
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+_Judging = TypeVar("_Judging", bound="Judging[Any, Any]")
 
 
 @dataclass(slots=True)
 class Trial:
-    """A program with its run without faults. Call it inside `program.ready()`."""
+    """A program with its run without faults, which is the first. Call it inside `program.ready()`."""
 
     program: Program
-    plain: RunResult | None = field(init=False)
+    first: Ran = field(init=False)
     wrong: Cause | None = field(init=False)  # with the program already, without any fault
+    _bounds: Bounds | None = field(init=False)
 
     def __post_init__(self) -> None:
-        ran = self.program.run(Attempt())
-        self.plain, self.wrong = ran.result, cause_of(ran)
+        self.first = self.program.run(Attempt())
+        self.wrong = cause_of(self.first)
+        self._bounds = None if self.first.result is None else bounds_of(self.first.result)
+
+    @property
+    def plain(self) -> RunResult:
+        """The run without faults; there has to be one."""
+        assert self.first.result is not None
+        return self.first.result
 
     @property
     def facts(self) -> Facts:
         """Of the run without faults."""
-        assert self.plain is not None
         return Facts.of(self.plain)
 
     def verdict(self, attempt: Attempt) -> Verdict:
@@ -39,10 +53,27 @@ class Trial:
 
     def judge(self, ran: Ran, attempt: Attempt) -> Verdict:
         """What this run of the attempt came to."""
-        assert self.plain is not None
         return verdict_of(ran, attempt, self.plain)
 
     def run(self, attempt: Attempt) -> Ran:
         """Run it, but not for ever."""
-        assert self.plain is not None
-        return self.program.run(attempt, Bounds.of(self.plain, _LONGEST_NS))
+        return self.program.run(attempt, self._bounds)
+
+
+def bounds_of(plain: RunResult) -> Bounds:
+    """Those of runs of a program that runs like `plain` without faults."""
+    return Bounds.of(plain, _LONGEST_NS)
+
+
+class Judging(Worker[Task, Result]):
+    """Does the attempts of a search, here or in a worker process, with a trial of its own."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+
+
+@contextmanager
+def elsewhere(kind: type[_Judging], program: Program) -> Iterator[_Judging]:
+    """That of a worker process."""
+    with program.ready():
+        yield kind(Trial(program))

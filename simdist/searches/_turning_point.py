@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+from simdist.programs import Attempt, Ran
 from simdist.result import Event, RunResult
-from simdist.searches._attempts import Attempt
-from simdist.searches._outcomes import Ran, cause_of
+from simdist.searches._outcomes import cause_of
 from simdist.searches._report import TurningPoint
 from simdist.trace import event_line
 from simdist.values import shortened
@@ -23,9 +23,12 @@ _DRAWS = 6
 _MOST = 2**20  # decisions
 
 
-def turning_point(attempt: Attempt, failing: RunResult, run: Callable[[Attempt], Ran]) -> TurningPoint | None:
+def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoint | None:
     """Where the failing attempt could still have passed for the last time; None if it never could, or always can."""
     if "@" not in attempt.policy or "+" in attempt.policy:
+        return None
+    failing = run(attempt).result
+    if failing is None:
         return None
     passed: dict[int, RunResult | None] = {}
     runs = 0

@@ -23,10 +23,10 @@ from typing import Literal
 
 from simdist.errors import LivelockError
 from simdist.faults import LastingFault
+from simdist.programs import Attempt, EndlessError, Ran
 from simdist.result import RankResult, RunResult
 from simdist.scenario import difference
-from simdist.searches._attempts import Attempt
-from simdist.searches._outcomes import Cause, EndlessError, Ran, cause_of
+from simdist.searches._outcomes import Cause, cause_of
 from simdist.searches._swarm import CORRUPTING, DEADLY
 from simdist.values import shortened
 

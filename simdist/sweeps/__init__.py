@@ -16,15 +16,15 @@ power the most suspicious states that the disk's file system allows are tried.
 - With `second_crash` the recovery itself is crashed: each second life that begins with other files is watched, and
   struck at each of its points.
 
-Open `_sweep.py` first; `_points.py` is what can strike and when, `_programs.py` what is swept, `_report.py` what is
-said of it, `_cures.py` what usually helps, `_workers.py` how crashes are tried side by side, `_kept.py` how a sweep
-goes on that was interrupted, `_replays.py` and `_picture.py` what is written of a failure.
+Open `_sweep.py` first; `_points.py` is what can strike and when, `_crashes.py` what a crash comes to, `_report.py` what
+is said of it, `_cures.py` what usually helps, `_kept.py` how a sweep goes on that was interrupted, `_replays.py` and
+`_picture.py` what is written of a failure. What is swept, and the processes that do it, are in `simdist.programs`.
 """
 
 from simdist.sweeps._api import sweep
+from simdist.sweeps._crashes import CameBack, Crashes
 from simdist.sweeps._picture import picture
 from simdist.sweeps._points import STRIKES, Case, Point, Strike
-from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._replays import test_text, write_replays
 from simdist.sweeps._report import Failure, Line, SweepReport, Tried, alike, counted, unseen_words
 from simdist.sweeps._sweep import sweep_plan, swept
@@ -32,9 +32,10 @@ from simdist.sweeps._tries import Tries
 
 __all__ = [
     "STRIKES",
+    "CameBack",
     "Case",
+    "Crashes",
     "Failure",
-    "FunctionProgram",
     "Line",
     "Point",
     "Strike",

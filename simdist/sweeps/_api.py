@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simdist._settings import SETTINGS
 from simdist.errors import ArgumentError
 from simdist.faults import Fault
+from simdist.programs import FunctionProgram, setting_problems
 from simdist.result import RunResult
 from simdist.scenario import Expectations
 from simdist.storage import PROFILES
 from simdist.sweeps._calls import call_of
+from simdist.sweeps._crashes import CameBack, Crashes
 from simdist.sweeps._points import Strike
-from simdist.sweeps._programs import FunctionProgram
 from simdist.sweeps._report import SweepReport
 from simdist.sweeps._sweep import Progress, swept
 from simdist.sweeps._tries import Tries
-from simdist.values import guess_or_list
 
 __all__ = ["sweep"]
 
@@ -129,11 +128,7 @@ def sweep(
         merge=merge,
         only=None if only is None else tuple(only),
     )
-    problems = [f"{name}: a sweep has its own" for name in _TAKEN if name in settings]
-    names = dict.fromkeys([*inspect.signature(sweep).parameters, *SETTINGS])
-    known = [name for name in names if name not in (*_TAKEN, "fn", "settings", "nprocs", "join")]
-    unknown = [name for name in settings if name not in names or name in ("nprocs", "join")]
-    problems += [f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown]
+    problems = [*setting_problems(settings, what="sweep", taken=_TAKEN, own=inspect.signature(sweep).parameters)]
     problems += tries.problems()
     wanted = dict(expect or {})
     problems += [f"expect: {name!r} is none of {', '.join(_EXPECTED)}" for name in wanted if name not in _EXPECTED]
@@ -146,18 +141,20 @@ def sweep(
         problems.append(f"profile: {profile!r} is none of {', '.join(PROFILES)}")
     if problems:
         raise ArgumentError("simdist.sweep", problems)
-    program = FunctionProgram(
-        function=fn,
-        settings={**settings, "world_size": world_size},
-        args=args,
-        kwargs=kwargs,
-        disk={"profile": profile},
-        local=local_disks,
+    settings["world_size"], mount = world_size, {"profile": profile}
+    name = getattr(fn, "__qualname__", repr(fn))
+    crashes = Crashes(
+        FunctionProgram(
+            caller="simdist.sweep",
+            function=fn,
+            settings={**settings, "args": tuple(args), "kwargs": dict(kwargs or {})},
+            mount={**mount, "local": local_disks},
+            oracle=CameBack(max_steps_lost, Expectations(outcomes=(), **wanted) if wanted else None, check),
+        ),
         steps_lost=max_steps_lost,
-        expect=Expectations(outcomes=(), **wanted) if wanted else None,
-        check=check,
-        merge=merge,
+        merge=merge and check is None,
         call=call_of(fn, given),
+        called=f"{name} {sorted(settings.items(), key=str)} {args} {kwargs} {mount}",
     )
-    report = swept(program, tries, keep=keep, progress=progress)
-    return replace(report, call=program.call)
+    report = swept(crashes, tries, keep=keep, progress=progress)
+    return replace(report, call=crashes.call)

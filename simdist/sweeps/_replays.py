@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from simdist.errors import ArgumentError
+from simdist.programs import PlanProgram
 from simdist.scenario import Expectations, Plan, run_scenario, scenario_text
+from simdist.sweeps._crashes import attempt_of
 from simdist.sweeps._picture import picture
-from simdist.sweeps._programs import struck_plan
 from simdist.sweeps._report import SweepReport
 
 __all__ = ["test_text", "write_replays", "write_tests"]
@@ -93,7 +94,8 @@ def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Pat
     for number, failure in enumerate(report.shortest(), 1):
         name = f"{plan.name}_{number}"
         path = folder / f"{name}.toml"
-        struck = struck_plan(plan, failure.case)
+        struck = PlanProgram(replace(plan, faults=())).planned(attempt_of(failure.case))
+        struck = replace(struck, overrides=plan.overrides)
         text = scenario_text(struck, failure.case.faults, folder.resolve(), comment=failure.account)
         path.write_text(text, encoding="utf-8")
         yield path

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simdist.files import reaches_c_code
+from simdist.programs import died_words
 from simdist.result import RunResult
 from simdist.sweeps._calls import Call
 from simdist.sweeps._cures import cures, renamed
@@ -91,6 +92,7 @@ class SweepReport:
     unseen: tuple[str, ...] = ()  # paths that code changed which can't be seen
     never: tuple[str, ...] = ()
     wrong: tuple[tuple[str, str], ...] = ()
+    died: int = field(default=0, compare=False)  # worker processes, or pools of them
     seconds: float = field(default=0.0, compare=False)
     call: Call | None = field(default=None, compare=False)  # of the sweep, if it was of a function
 
@@ -144,6 +146,13 @@ class SweepReport:
             counts[key] = counts.get(key, 0) + 1
         return tuple((failure, counts[key] - 1) for key, failure in best.items())
 
+    def findings(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """For each failure of a kind what happened, and further lines on it."""
+        for name, text in self.wrong:
+            yield f"without any crash: {name}: {text}", ()
+        for failure, others in self.kinds():
+            yield failure.account, (f"replay: {failure.replay}", *([alike(others)] if others else []))
+
     @property
     def cures(self) -> tuple[str, ...]:
         """What usually helps against what was lost, the most frequent first."""
@@ -156,19 +165,16 @@ class SweepReport:
         points, tried = counted(len(self.points), "point"), counted(len(self.cases), "crash")
         survived = ": all survived" if self.cases and self.ok else ""
         yield f"{points}, {tried} tried, {self.merged} more leave the same{survived}"
-        for name, text in self.wrong:
-            yield f"  without any crash: {name}: {text}"
-        for failure, others in self.kinds():
-            yield f"  {failure.account}"
-            yield f"    replay: {failure.replay}"
-            if others:
-                yield f"    {alike(others)}"
+        for what, lines in self.findings():
+            yield from (f"  {what}", *(f"    {line}" for line in lines))
         for cure in self.cures:
             yield f"  what usually helps: {cure}"
         if self.never:
             yield f"  never reached: {', '.join(self.never)}"
         if self.unseen:
             yield f"  {unseen_words(self.unseen)}"
+        if self.died:
+            yield f"  {died_words(self.died)}"
 
     def write_tests(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write a pytest file for each failure that is told of, which replays it; their paths. For sweeps of functions.

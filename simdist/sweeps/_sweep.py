@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
 from simdist.files import Looks
-from simdist.scenario import Plan
+from simdist.programs import Workers, cores
+from simdist.scenario import Plan, undisturbed
+from simdist.sweeps._crashes import Crashes, crashes_elsewhere
 from simdist.sweeps._kept import Kept
 from simdist.sweeps._points import STRIKES, Case, Point, Watcher, cases_of
-from simdist.sweeps._programs import PlanProgram, Program
 from simdist.sweeps._report import Failure, SweepReport, Tried, unseen_in
 from simdist.sweeps._tries import Tries
-from simdist.sweeps._workers import Workers, try_case
 
 __all__ = ["sweep_plan", "swept"]
 
 Progress = Callable[[int, int, int], None]
 """Called with how many crashes were tried, how many there are, and how many of them failed."""
 
-Run = Callable[[Sequence[Case]], Iterator[Tried]]
-"""Tries crashes, and gives what became of them in their order."""
-
 
 def swept(
-    program: Program,
+    crashes: Crashes,
     tries: Tries,
     *,
     progress: Progress | None = None,
     keep: str | None = None,
-    run: Run | None = None,
+    workers: Workers[Case, Tried] | None = None,
 ) -> SweepReport:
-    """Crash `program` at every point, one after the other, or as `run` does it.
+    """Crash a program at every point, one after the other, or side by side, as `workers` do it.
 
     What is found is kept in the file `keep`, if it is given: a sweep that was interrupted goes on from there.
 
     Raises:
         ArgumentError: power is to be lost, and there is no disk to lose anything from; or the file is of another sweep.
     """
+    program = crashes.program
     if tries.strikes is None:
         tries = replace(tries, strikes=STRIKES[: 4 if program.has_local_disks else 3])
     strikes = tries.strikes or ()
@@ -51,10 +49,10 @@ def swept(
         raise ArgumentError("a sweep", ["no host has a disk of its own that could be swapped; mount local ones"])
     with ExitStack() as stack:
         stack.enter_context(no_logs_of_ranks())
-        stack.enter_context(program.ready())
+        stack.enter_context(crashes.ready())
         stack.callback(Looks.end)
         watcher = Watcher(tries.outcomes)
-        first = program.watch(watcher)
+        first = crashes.watch(watcher)
         points = watcher.points
         assert first.result is not None
         unseen = unseen_in([first.result])
@@ -62,10 +60,8 @@ def swept(
             points = [point.blind for point in points]
         if first.problems:
             return SweepReport(points=tuple(points), cases=(), failures=(), wrong=first.problems, unseen=unseen)
-        kept = None if keep is None else stack.enter_context(Kept(keep, points, tries, program.called))
-        sweep = _Sweep(
-            program, tries, run or (lambda cases: (try_case(program, case) for case in cases)), kept, progress
-        )
+        kept = None if keep is None else stack.enter_context(Kept(keep, points, tries, crashes.called))
+        sweep = _Sweep(crashes, tries, workers or Workers(crashes, lambda: nullcontext(crashes), 1), kept, progress)
         sweep.note(first.result.sometimes)
         sweep.crash(points)
         if tries.second_crash or (tries.only is not None and len(tries.only) > 1):
@@ -81,16 +77,24 @@ def swept(
         known=sweep.known,
         unseen=unseen,
         never=tuple(name for name, held in sweep.sometimes.items() if not held),
+        died=0 if workers is None else workers.died,
     )
 
 
 class _Sweep:
     """A sweep on its way."""
 
-    def __init__(self, program: Program, tries: Tries, run: Run, kept: Kept | None, progress: Progress | None) -> None:
-        self._program = program
+    def __init__(
+        self,
+        crashes: Crashes,
+        tries: Tries,
+        workers: Workers[Case, Tried],
+        kept: Kept | None,
+        progress: Progress | None,
+    ) -> None:
+        self._crashes = crashes
         self._tries = tries
-        self._run = run
+        self._workers = workers
         self._kept = kept
         self._progress = progress
         self._blind = False
@@ -120,7 +124,7 @@ class _Sweep:
         for first in self._begun.values():
             reached = first.point.reached
             watcher = Watcher(self._tries.outcomes, life=1, until=reached if reached >= 0 else None)
-            self._program.strike(first, watcher)
+            self._crashes.strike(first, watcher)
             points = [point.blind for point in watcher.points] if self._blind else watcher.points
             more, merged = self._cases(points, first)
             cases += more
@@ -130,7 +134,7 @@ class _Sweep:
 
     def _cases(self, points: Sequence[Point], first: Case | None = None) -> tuple[list[Case], int]:
         tries = self._tries
-        cases, merged = cases_of(points, tries.strikes or (), self._program.hosts, tries.outcomes, first)
+        cases, merged = cases_of(points, tries.strikes or (), self._crashes.program.hosts, tries.outcomes, first)
         return [case for case in cases if tries.takes(case.faults)], merged
 
     def _tried(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Tried]]:
@@ -139,13 +143,14 @@ class _Sweep:
         before = len(self.cases)
         self.cases += chosen
         found = [None if self._kept is None else self._kept.get(before + n, case) for n, case in enumerate(chosen)]
-        missing = self._run([case for case, tried in zip(chosen, found, strict=True) if tried is None])
+        cases = [case for case, tried in zip(chosen, found, strict=True) if tried is None]
+        missing = self._workers.run(cases, len(cases))
         for number, (case, kept) in enumerate(zip(chosen, found, strict=True), before):
-            tried = next(missing) if kept is None else kept
+            tried = next(missing)[1] if kept is None else kept
             if kept is None and self._kept is not None:
                 self._kept.put(number, tried)
             if tried.begun is not None:  # counted so that it does not matter which process has seen what
-                self.known += self._program.merges and tried.begun in self._found
+                self.known += self._crashes.merges and tried.begun in self._found
                 self._found[tried.begun] = None
             self.note(tried.sometimes)
             if tried.failure is not None:
@@ -172,13 +177,10 @@ def sweep_plan(
         ArgumentError: see `swept`.
     """
     tries = tries or Tries()
-    program = PlanProgram(plan, merge=tries.merge)
-    with Workers(plan, program, workers or _cores(), tries) as pool:
-        return swept(program, tries, progress=progress, keep=keep, run=pool.run)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    crashes = Crashes.of_plan(plan, merge=tries.merge)
+    elsewhere = partial(crashes_elsewhere, undisturbed(plan), tries)
+    with Workers(crashes, elsewhere, workers or cores()) as pool:
+        return swept(crashes, tries, progress=progress, keep=keep, workers=pool)
 
 
 def _spread(cases: Sequence[Case], limit: int | None) -> list[Case]:

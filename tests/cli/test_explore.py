@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from xml.etree import ElementTree
 
+import pytest
 from click.testing import CliRunner, Result
 
 from simdist.cli import main
@@ -75,6 +77,45 @@ def test_a_systematic_search_has_no_seed_of_schedules(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "--schedules: a systematic search draws none" in result.output
+
+
+def test_a_systematic_search_has_one_worker(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--systematic", "--workers", "2")
+
+    assert result.exit_code == 2
+    assert "--workers: a systematic search tries one order after the other" in result.output
+
+
+def test_failures_are_written_as_tests_of_junit(tmp_path: Path) -> None:
+    result = _explore(tmp_path, "--runs", "20", "--junit", str(tmp_path / "found.xml"), wanted=1)
+
+    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    (case,) = suite
+    assert result.exit_code == 1, result.output
+    assert (suite.get("name"), suite.get("failures")) == ("simdist explore", "1")
+    assert str(case.get("name")).startswith("rank 0 raised ValueError: out of order (program.py")
+    assert "of 20 schedules, first number" in str(case[0].text)
+    assert "replay: simdist run" in str(case[0].text)
+
+
+def test_an_outcome_that_depends_on_the_schedule_is_told_with_all_outcomes(tmp_path: Path) -> None:
+    _explore(tmp_path, "--runs", "20", "--one-outcome", "--junit", str(tmp_path / "found.xml"))
+
+    ((case,),) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    assert case.get("name") == "the outcome depends on the schedule"
+    assert "20 schedules, 2 outcomes" in str(case[0].text)
+
+
+@pytest.mark.real
+def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
+    reports = []
+    for workers in ("1", "2"):
+        path = tmp_path / workers
+        result = _explore(tmp_path, "--runs", "60", "--workers", workers, "--json", str(path), wanted=1)
+        reports.append((result.exit_code, result.output.splitlines()[:-1], path.read_text()))
+
+    assert reports[0] == reports[1]
+    assert reports[0][0] == 1
 
 
 def test_bad_input_is_one_message(tmp_path: Path) -> None:

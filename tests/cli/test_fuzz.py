@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from xml.etree import ElementTree
 
+import pytest
 from click.testing import CliRunner, Result
 
 from simdist.cli import main
@@ -132,3 +138,57 @@ def test_what_is_no_token_is_bad_input() -> None:
 
     assert result.exit_code == 2
     assert "is no token; expected what simdist fuzz prints" in result.output
+
+
+def test_findings_are_written_as_tests_of_junit(tmp_path: Path) -> None:
+    result = _fuzz(tmp_path, "--junit", str(tmp_path / "found.xml"))
+
+    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    (case,) = suite
+    assert result.exit_code == 1, result.output
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("simdist fuzz", "1", "1")
+    assert case.get("classname") == "scenario"
+    assert str(case.get("name")).startswith("rank 0 returned another result than without faults")
+    assert case[0].get("message") == case.get("name")
+    assert "fault: Raise(" in str(case[0].text)
+    assert "replay: simdist replay sd1-" in str(case[0].text)
+
+
+def test_a_search_that_finds_nothing_is_a_test_that_passes(tmp_path: Path) -> None:
+    result = _run("fuzz", _write(tmp_path, careful=True), "--runs", "5", "--junit", str(tmp_path / "found.xml"))
+
+    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    assert result.exit_code == 0, result.output
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
+    assert [(case.get("name"), list(case)) for case in suite] == [("scenario", [])]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("family", ["exception", "crash"])
+def test_workers_find_what_one_process_finds(tmp_path: Path, family: str) -> None:
+    words = [_write(tmp_path, careful=False), "--family", family, "--runs", "60"]
+    reports = []
+    for workers in ("1", "2"):
+        path = tmp_path / workers
+        result = _run(
+            "fuzz", *words, "--workers", workers, "--json", str(path), "--database", str(tmp_path / f"d{path.name}")
+        )
+        reports.append((result.exit_code, result.output.splitlines()[:-1], path.read_text()))
+
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_search_that_is_ended(tmp_path: Path, by: signal.Signals) -> None:
+    words = ["--minutes", "10", "--workers", "2", "--no-shrink", "--database", str(tmp_path / "kept")]
+    command = [sys.executable, "-m", "simdist", "fuzz", _write(tmp_path, careful=False), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while process.poll() is None and not (tmp_path / "kept").exists():
+            time.sleep(0.02)
+        process.send_signal(by)
+
+        said, _ = process.communicate(timeout=30)  # workers have the same output open
+
+    assert process.returncode == (-by if by is signal.SIGKILL else 128 + by)
+    assert "leaked" not in said or by is signal.SIGKILL

@@ -74,6 +74,18 @@ def test_a_failure_is_told_by_line_and_replays(tmp_path: Path) -> None:
     assert "ValueError" in again.output
 
 
+def test_failures_are_written_as_tests_of_junit(tmp_path: Path) -> None:
+    result = _sweep(_write(tmp_path), "--strike", "rank", "--junit", str(tmp_path / "found.xml"))
+
+    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    (case,) = suite
+    assert result.exit_code == 1, result.output
+    assert (suite.get("name"), suite.get("failures"), case.get("classname")) == ("simdist sweep", "1", "scenario")
+    assert str(case.get("name")).startswith("rank 0 died before write of value (program.py:10); rank 0 raised")
+    assert "replay: simdist run" in str(case[0].text)
+    assert "1 other crash leads to the same" in str(case[0].text)
+
+
 def test_a_loss_of_power_says_what_is_left(tmp_path: Path) -> None:
     result = _sweep(_write(tmp_path, safe=True), "--strike", "all")
 

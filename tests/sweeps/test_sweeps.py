@@ -16,7 +16,8 @@ import simdist
 from simdist.cluster import make
 from simdist.errors import ArgumentError
 from simdist.faults import Crash, HostCrash
-from simdist.sweeps import STRIKES, FunctionProgram, SweepReport, Tries, swept
+from simdist.programs import FunctionProgram
+from simdist.sweeps import STRIKES, CameBack, Crashes, SweepReport, Tries, swept
 from tests.sweeps.isolated_programs import count, in_parts, number
 
 
@@ -26,6 +27,12 @@ def in_place(folder: str) -> int:
     for step in range(number(path), 2):
         path.write_text(str(step + 1))
     return number(path)
+
+
+def _program(function: Any, settings: dict[str, Any]) -> FunctionProgram:
+    whole = {"world_size": 1, "args": ("{tmp}",), **settings}
+    mount = {"profile": "ext4", "local": False}
+    return FunctionProgram(caller="a test", function=function, settings=whole, mount=mount, oracle=CameBack())
 
 
 def _calls(report: SweepReport) -> list[tuple[str, str]]:
@@ -263,16 +270,15 @@ def test_a_run_that_begins_again_as_another_did_ends_as_that_did(sync: bool) -> 
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_what_is_left_of_a_file_that_nobody_looks_at_makes_no_other_life(looks: bool) -> None:
-    settings: dict[str, Any] = {"function": in_parts, "args": ("{tmp}",), "kwargs": {"looks": looks}}
-    settings |= {"disk": {"profile": "ext4"}, "settings": {"world_size": 1, "isolate": True}}
-    whole = swept(FunctionProgram(**settings, merge=False), Tries())
-    program = FunctionProgram(**settings)
+    program = _program(in_parts, {"isolate": True, "kwargs": {"looks": looks}})
+    whole = swept(Crashes(program, merge=False), Tries())
+    crashes = Crashes(program)
 
-    report = swept(program, Tries())
+    report = swept(crashes, Tries())
 
     assert report.failures == whole.failures
     assert len(report.failures) == (7 if looks else 0)
-    seen = program.ends.lives.seen
+    seen = crashes.lives.seen
     assert any("but for" in name for name in seen) == (not looks)
     assert len({id(life) for life in seen.values()}) < len({name for name in seen if "but for" not in name}) or looks
     assert list(listening()) == []
@@ -321,10 +327,10 @@ def test_what_a_function_closes_over_or_is_given_outlives_a_crash() -> None:
         seen.append(len(folder))
 
     for fn, args in ((counts, ("{tmp}",)), (given, ("{tmp}", lives))):
-        assert not FunctionProgram(function=fn, settings={"isolate": True}, args=args).merges
-    assert FunctionProgram(function=count, settings={"isolate": True}, args=("{tmp}",)).merges
-    assert not FunctionProgram(function=count, settings={"isolate": True, "share": ["os"]}).merges
-    assert not FunctionProgram(function=count, settings={}).merges
+        assert not _program(fn, {"isolate": True, "args": args}).forgets
+    assert _program(count, {"isolate": True}).forgets
+    assert not _program(count, {"isolate": True, "share": ["os"]}).forgets
+    assert not _program(count, {}).forgets
 
 
 def test_a_second_crash_strikes_the_recovery() -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from simdist.programs import _scratch as scratch
 from simdist.result import Event
 from simdist.scenario import Plan, load
-from simdist.sweeps import Case, Tries, sweep_plan
-from simdist.sweeps import _scratch as scratch
+from simdist.sweeps import Case, Crashes, Tries, sweep_plan
 from simdist.sweeps._points import Watcher
-from simdist.sweeps._programs import PlanProgram
-from simdist.sweeps._workers import try_case
 
 
 @pytest.fixture
@@ -26,13 +24,13 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_a_second_life_that_another_process_has_seen_is_not_run_again(plan: Plan) -> None:
-    one, other = PlanProgram(plan), PlanProgram(plan)
+    one, other = Crashes.of_plan(plan), Crashes.of_plan(plan)
     with one.ready():
         watcher = Watcher(1)
         one.watch(watcher)
         other.watch(Watcher(0))
         case = Case(watcher.points[-1], "rank")
-        first = try_case(one, case)
+        first = one.do(case)
         other.learn(one.learnt())
         again = other.strike(case)
 

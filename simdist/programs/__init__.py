@@ -1,0 +1,30 @@
+"""Programs that are run again and again: a function or a scenario, with other faults and another schedule each time.
+
+Sweeps and searches share them. `_attempt.py` says what one run differs in, how long it may be and what it leaves;
+`_function.py` and `_plan.py` run it. The first run without faults is what expectations hold the later ones against.
+`_workers.py` shares tasks among processes, each of which has a program of its own.
+"""
+
+from simdist.programs._attempt import Attempt, Bounds, EndlessError, Problems, Program, Ran
+from simdist.programs._function import FunctionProgram, Seen, count_problems, setting_problems
+from simdist.programs._plan import PlanProgram, overrides_of
+from simdist.programs._workers import Worker, Workers, cores, died_words
+
+__all__ = [
+    "Attempt",
+    "Bounds",
+    "EndlessError",
+    "FunctionProgram",
+    "PlanProgram",
+    "Problems",
+    "Program",
+    "Ran",
+    "Seen",
+    "Worker",
+    "Workers",
+    "cores",
+    "count_problems",
+    "died_words",
+    "overrides_of",
+    "setting_problems",
+]

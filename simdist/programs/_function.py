@@ -1,0 +1,174 @@
+"""A function of Python that is run again and again."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simdist._replay import call_text
+from simdist._settings import SETTINGS, check_settings
+from simdist.programs._attempt import Attempt, Bounds, Problems, Program, Progress, Ran, fewer_steps, ran_within
+from simdist.programs._scratch import scratch_folder
+from simdist.result import RunResult, how_it_ended
+from simdist.scenario import fill
+from simdist.storage import Mount
+from simdist.values import guess_or_list
+
+__all__ = ["FunctionProgram", "Seen", "count_problems", "setting_problems"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an oracle looks at: a run of `attempt`, the plain run if there was one, and the disk's folder, still there.
+
+    Without a disk `folder` is empty.
+    """
+
+    result: RunResult
+    plain: RunResult | None
+    attempt: Attempt
+    folder: str
+
+    def outcomes(self) -> Iterator[tuple[str, str]]:
+        """The rank that failed first, if one did."""
+        failed = self.result.first_failure()
+        if failed is not None:
+            yield "outcomes", f"rank {failed.rank} {how_it_ended(failed)}"
+
+
+def _watched(seen: Seen) -> Iterator[tuple[str, str]]:
+    """Every rank has to return, judges to find nothing, and faults to strike."""
+    yield from seen.outcomes()
+    if seen.result.findings:
+        yield "judges", seen.result.findings[0].problem
+    for fault in seen.result.faults:
+        if not fault.ok:
+            yield "faults_strike", f"never struck: {fault.called}"
+
+
+@dataclass(slots=True, kw_only=True)
+class FunctionProgram:
+    """A function. `settings` are those of `simdist.run`, `caller` the name of the search, for its errors.
+
+    With `mount`, the settings of a disk, each run has a fresh one, in whose place "{tmp}" stands in arguments. The
+    `oracle` says what is wrong with a run; by default that a rank failed, a judge found something, or a fault never
+    struck.
+    """
+
+    caller: str
+    function: Callable[..., Any]
+    settings: Mapping[str, Any]
+    mount: Mapping[str, Any] | None = None
+    oracle: Callable[[Seen], Iterable[tuple[str, str]]] = _watched
+    _plain: RunResult | None = field(default=None, init=False, compare=False)
+    _folder: str | None = field(default=None, init=False, compare=False)  # of the runs' folders; None: the usual one
+
+    @property
+    def hosts(self) -> int:
+        cluster = self.settings.get("cluster")
+        return 1 if cluster is None else len(cluster.hosts)
+
+    @property
+    def has_disk(self) -> bool:
+        return self.mount is not None
+
+    @property
+    def has_local_disks(self) -> bool:
+        return self.mount is not None and bool(self.mount["local"])
+
+    @property
+    def forgets(self) -> bool:
+        isolated = self.settings.get("isolate", False) is not False and not self.settings.get("share")
+        closes_over = getattr(self.function, "__closure__", None) or not hasattr(self.function, "__code__")
+        given = (*self.settings.get("args", ()), *(self.settings.get("kwargs") or {}).values())
+        return isolated and not closes_over and all(map(_is_constant, given))
+
+    def fresh(self) -> FunctionProgram:
+        return replace(self)
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        check_settings(self.caller, {"fn": self.function, **self.settings})
+        yield
+
+    def run(self, attempt: Attempt, bounds: Bounds | None = None) -> Ran:
+        ran = ran_within(bounds, lambda progress: self._run(attempt, progress))
+        if attempt.is_plain and self._plain is None and ran.result is not None:
+            self._plain, self._folder = ran.result, scratch_folder(ran.result.events)
+        return ran
+
+    def _run(self, attempt: Attempt, progress: Progress | None) -> tuple[RunResult, Problems]:
+        import simdist
+
+        with ExitStack() as stack:
+            settings, places = self._settings(attempt), {}
+            if self.mount is not None:
+                places = {
+                    name: stack.enter_context(
+                        tempfile.TemporaryDirectory(prefix="simdist-", dir=self._folder, ignore_cleanup_errors=True)
+                    )
+                    for name in ("tmp", "local")
+                }
+                tmp, local = places["tmp"], places["local"] if self.has_local_disks else None
+                settings["disk"] = Mount(folder=tmp, **{**self.mount, "local": local})
+                settings |= {name: fill(settings[name], tmp) for name in ("args", "kwargs") if settings.get(name)}
+            result = simdist.run(self.function, **settings, progress=progress)
+            problems = list(self.oracle(Seen(result, self._plain, attempt, places.get("tmp", ""))))
+            for name, place in places.items():
+                problems = [(problem, text.replace(place, f"{{{name}}}")) for problem, text in problems]
+            return result, tuple(problems)
+
+    def _settings(self, attempt: Attempt) -> dict[str, Any]:
+        settings = {**self.settings, **({"policy": attempt.policy} if attempt.policy else {})}
+        settings["faults"] = [*self.settings.get("faults", ()), *attempt.faults]
+        if attempt.restarts:
+            settings["max_restarts"] = max(int(settings.get("max_restarts", 0)), attempt.restarts)
+        return settings | ({"min_hosts": self.hosts - 1} if attempt.fewer_hosts else {})
+
+    def replay(self, attempt: Attempt) -> str:
+        from simdist.api import run
+
+        defaults = {name: each.default for name, each in inspect.signature(run).parameters.items()}
+        return call_text("simdist.run", self.function, self._settings(attempt), defaults)
+
+    def smaller(self) -> Iterator[Program]:
+        size = self.settings["world_size"]
+        if self.settings.get("cluster") is None:
+            for fewer in dict.fromkeys((2, size // 2, size - 1)):
+                if 1 <= fewer < size:
+                    yield replace(self, settings={**self.settings, "world_size": fewer})
+        kwargs = self.settings.get("kwargs") or {}
+        for name, value in fewer_steps(kwargs):
+            yield replace(self, settings={**self.settings, "kwargs": {**kwargs, name: value}})
+
+
+def _is_constant(value: object) -> bool:
+    """True if no rank can change it for others."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, str | bytes | int | float | complex)
+
+
+def setting_problems(
+    settings: Mapping[str, Any], *, what: str, taken: Sequence[str], own: Iterable[str] = ()
+) -> Iterator[str]:
+    """What is wrong with the names of settings. `taken` are those that `what`, a search, has for itself.
+
+    `own` are further arguments of it, which a misspelt name may mean.
+    """
+    yield from (f"{name}: a {what} has its own" for name in settings if name in taken)
+    no_more = (*taken, "fn", "settings", "nprocs", "join")
+    known = [name for name in dict.fromkeys([*own, *SETTINGS]) if name not in no_more]
+    unknown = [name for name in settings if name not in (*known, *taken)]
+    yield from (f"{name}: unknown argument{guess_or_list(name, known)}" for name in unknown)
+
+
+def count_problems(**counts: object) -> Iterator[str]:
+    """What is wrong with numbers of which 1 is the least."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield f"{name}: {value!r} is no count; 1 is the least"

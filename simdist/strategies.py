@@ -1,0 +1,179 @@
+"""Hypothesis strategies for the worlds of a test: how many ranks, on which cluster, in which order, under which faults.
+
+    from hypothesis import given
+    from simdist import strategies
+
+    @given(strategies.schedules(), strategies.fault_plans(4, families=["slow", "network"]))
+    def test_the_sum_is_right(policy, faults): ...
+
+What fails becomes smaller by itself: fewer ranks and faults, one host, times near 0, the plain schedule. The seed of
+the world is not drawn, so that generators give the program the same numbers in all examples.
+
+It needs hypothesis, which simdist does without elsewhere: `pip install "simdist[strategies]"`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from simdist.cluster import Cluster, make
+from simdist.errors import ArgumentError
+from simdist.faults import KINDS, Fault, Surroundings
+from simdist.result import RunResult
+from simdist.searches import DEADLY, FAMILIES, Facts, Moment, families_of, fitting_fault
+from simdist.values import guess_or_list
+
+try:
+    from hypothesis import strategies as st
+    from hypothesis.strategies import SearchStrategy
+except ImportError as error:
+    way_out = 'simdist.strategies needs hypothesis: pip install "simdist[strategies]"'
+    raise ImportError(way_out, name="hypothesis") from error
+
+__all__ = ["clusters", "fault_plans", "schedules", "world_sizes"]
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
+
+_Any = TypeVar("_Any")
+
+_SEEDS = st.integers(0, 2**31 - 1)
+_DEEPEST = 5  # of probabilistic concurrency testing
+_MOMENTS = 8  # of each kind, in a program of which nothing is known
+_APART_NS = 1_000_000
+_OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv", "barrier")
+_EFFECTS = ("write", "fsync", "rename", "create")
+_STEPS = 1024  # of a fraction
+_TURNS, _BITS = 4, 160  # in which a fault is drawn that fits, and what they take
+_LATENCIES_NS = st.integers(1_000, 1_000_000)
+_BANDWIDTHS = st.sampled_from([12_500_000_000, 1_250_000_000, 125_000_000])
+
+
+def world_sizes(least: int = 1, most: int = 4) -> SearchStrategy[int]:
+    """Numbers of ranks, for `world_size`. They shrink to `least`."""
+    return st.integers(least, most)
+
+
+def schedules() -> SearchStrategy[str]:
+    """Orders in which ranks take turns, for `policy`: drawn, or by priorities. They shrink to "fifo", the usual one."""
+    drawn = _SEEDS.map(lambda seed: f"random@{seed}")
+    by_priority = st.builds(lambda depth, seed: f"pct:{depth}@{seed}", st.integers(2, _DEEPEST), _SEEDS)
+    return st.just("fifo") | drawn | by_priority
+
+
+def clusters(world_size: int) -> SearchStrategy[Cluster]:
+    """Clusters for so many ranks, for `cluster`: one host, or several behind a switch. They shrink to one host."""
+    several = [hosts for hosts in range(2, world_size + 1) if world_size % hosts == 0]
+    one = st.builds(partial(make, world_size, topology="one_host"))
+    if not several:
+        return one
+    return one | st.builds(
+        partial(make, world_size, topology="switched"),
+        hosts=st.sampled_from(several),
+        latency_ns=_LATENCIES_NS,
+        bandwidth_bytes_per_s=_BANDWIDTHS,
+    )
+
+
+def fault_plans(
+    like: int | RunResult,
+    *,
+    families: Sequence[str] | None = None,
+    budget: int = 1,
+    most: int = 4,
+    max_restarts: int = 0,
+    has_disk: bool = False,
+) -> SearchStrategy[list[Fault]]:
+    """Plans of faults, for `faults`. They shrink to none at all.
+
+    Everything that lasts has an end, and all faults are optional: one that never strikes fails nothing. There are no
+    more that may end a rank than `max_restarts`, or one.
+
+    Args:
+        like: a run of the program without faults: they strike at what its ranks did there. Or a number of ranks: they
+            strike at one of the first operations, requests to stores, effects on disks or milliseconds.
+        families: as in `simdist.fuzz`; None: all that can strike.
+        budget: at most so many ranks are struck.
+        most: at most so many faults.
+        max_restarts: that of the run.
+        has_disk: the run has a disk.
+
+    Raises:
+        ArgumentError: there is no such family, no fault of them fits such a world, or a number is too small.
+    """
+    facts = Facts.of(like) if isinstance(like, RunResult) else _unknown(like, has_disk=has_disk)
+    world = Surroundings(facts.world_size, max_restarts, has_disk=has_disk, has_local_disks=False)
+    numbers = {"like": facts.world_size, "budget": budget, "most": most}
+    problems = [f"{name}: {number} is no count; 1 is the least" for name, number in numbers.items() if number < 1]
+    unknown = [name for name in families or () if name not in FAMILIES]
+    problems += [f"families: {name!r} is none{guess_or_list(name, FAMILIES)}" for name in unknown]
+    if problems:
+        raise ArgumentError("simdist.strategies.fault_plans", problems)
+    wanted = [kind for name in families or families_of(world) for kind in FAMILIES[name]]
+    kinds = [kind for kind in wanted if fitting_fault(random.Random(0), KINDS[kind], facts, [0], world) is not None]
+    if not kinds:
+        problem = f"families: no fault of {', '.join(families or ())} fits; more restarts, or a disk, may be missing"
+        raise ArgumentError("simdist.strategies.fault_plans", [problem])
+    ranks = st.integers(0, facts.world_size - 1)
+    victims = st.lists(ranks, unique=True, min_size=1, max_size=min(budget, facts.world_size))
+    return victims.flatmap(
+        lambda struck: st.lists(_faults(kinds, facts, struck, world), max_size=most).map(
+            lambda plan: _survivable(plan, max(1, max_restarts))
+        )
+    )
+
+
+def _faults(kinds: Sequence[str], facts: Facts, victims: Sequence[int], world: Surroundings) -> SearchStrategy[Fault]:
+    def fault(kind: str, number: int) -> Fault | None:
+        return fitting_fault(_Digits(number), KINDS[kind], facts, victims, world, turns=_TURNS)
+
+    # One number for all fields: what takes few draws can be left out at once, and 0 is the plainest fault.
+    drawn = st.builds(fault, st.sampled_from(kinds), st.integers(0, 2**_BITS - 1))
+    return drawn.flatmap(lambda found: st.nothing() if found is None else st.just(found))
+
+
+class _Digits(random.Random):
+    """A generator that reads what it draws off a number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(0)
+        self._left = number
+
+    def _next(self, many: int) -> int:
+        self._left, found = divmod(self._left, many)
+        return found
+
+    def random(self) -> float:
+        return self._next(_STEPS) / _STEPS
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        numbers = range(start) if stop is None else range(start, stop, step)
+        return numbers[self._next(len(numbers))]
+
+    def randint(self, a: int, b: int) -> int:
+        return a + self._next(b - a + 1)
+
+    def choice(self, seq: SupportsLenAndGetItem[_Any]) -> _Any:
+        return seq[self._next(len(seq))]
+
+
+def _survivable(plan: Sequence[Fault], deaths: int) -> list[Fault]:
+    found: list[Fault] = []
+    for fault in plan:
+        deaths -= fault.kind in DEADLY
+        if fault.kind not in DEADLY or deaths >= 0:
+            found.append(fault)
+    return found
+
+
+def _unknown(world_size: int, *, has_disk: bool) -> Facts:
+    """What may happen in a program of which nothing is known."""
+    numbers = range(1, _MOMENTS + 1)
+    moments = [Moment("time", "", nth, nth, (nth - 1) * _APART_NS) for nth in numbers]
+    moments += [Moment("store", "", nth, nth, 0) for nth in numbers]
+    moments += [Moment("operation", name, nth, nth, 0) for name in _OPERATIONS for nth in numbers]
+    moments += [Moment("storage", name, nth, nth, 0) for name in _EFFECTS for nth in numbers] if has_disk else []
+    return Facts(world_size, _MOMENTS * _APART_NS, (tuple(moments),) * world_size)

@@ -1,0 +1,72 @@
+"""Pools that stand for those of worker processes: what they get is done at once, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from simdist.programs import _workers as workers
+
+__all__ = ["Pools", "standing_in"]
+
+
+@dataclass
+class Pools:
+    """What pools are made of: `dies_at` says for each of them at which submission, from 1, one of its workers dies."""
+
+    dies_at: Iterator[int] = field(default_factory=lambda: iter(()))
+    made: int = 0
+    submitted: list[list[Any]] = field(default_factory=list)
+
+    def make(self, count: int, context: object, begin: object, given: tuple[bytes]) -> _Pool:
+        """As `ProcessPoolExecutor`."""
+        self.made += 1
+        return _Pool(self, given[0], next(self.dies_at, 0))
+
+
+@dataclass
+class _Pool:
+    pools: Pools
+    start: bytes
+    dies_at: int
+    life: Any = None
+    submissions: int = 0
+
+    def submit(self, do: Callable[..., Any], tasks: list[Any], known: dict[str, Any]) -> Future[Any]:
+        self.submissions += 1
+        if self.dies_at and self.submissions > self.dies_at:
+            raise BrokenProcessPool("one is dead")
+        future: Future[Any] = Future()
+        if self.submissions == self.dies_at:
+            future.set_exception(BrokenProcessPool("one died"))
+            return future
+        self.pools.submitted.append(tasks)
+        workers._start, workers._begun = self.start, self.life
+        try:
+            future.set_result(do(tasks, known))
+        except Exception as error:
+            future.set_exception(error)
+        self.life, workers._begun = workers._begun, None
+        return future
+
+    def shutdown(self, **_: Any) -> None:
+        if self.life is not None:
+            self.life[0].__exit__(None, None, None)
+            self.life = None
+
+
+@contextlib.contextmanager
+def standing_in(monkeypatch: pytest.MonkeyPatch, *dies_at: int) -> Iterator[Pools]:
+    """Inside, workers are in such pools."""
+    pools = Pools(iter(dies_at))
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "ProcessPoolExecutor", pools.make)
+        patched.setattr(workers, "_start", b"")
+        patched.setattr(workers, "_begun", None)
+        yield pools

@@ -1,0 +1,140 @@
+"""Workers give the results of tasks in their order, whatever becomes of the processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simdist.errors import ArgumentError, SimdistError
+from simdist.programs import Worker, Workers, died_words
+from tests.programs.pools import standing_in
+
+
+class Squares(Worker[int, int]):
+    """Squares numbers, and learns which it has seen."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def do(self, task: int) -> int:
+        self.seen[str(task)] = True
+        return task * task
+
+    def learnt(self) -> dict[str, Any]:
+        return dict(self.seen)
+
+    def learn(self, found: Mapping[str, Any]) -> None:
+        self.seen |= found
+
+
+@contextmanager
+def squares() -> Iterator[Squares]:
+    yield Squares()
+
+
+EXPECTED = [(number, number * number) for number in range(100)]
+
+
+def test_results_are_in_the_order_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Squares()
+    with standing_in(monkeypatch) as pools, Workers(here, squares, 3) as workers:
+        found = list(workers.run(range(100), 100))
+
+    assert found == EXPECTED
+    assert pools.made == 1
+    assert 0 < sum(map(len, pools.submitted)) < 100
+    assert len(here.seen) == 100
+    assert workers.died == 0
+
+
+def test_few_tasks_are_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standing_in(monkeypatch) as pools, Workers(Squares(), squares, 3) as workers:
+        found = list(workers.run(range(5), 5))
+
+    assert found == EXPECTED[:5]
+    assert pools.made == 0
+
+
+def test_tasks_are_drawn_a_little_ahead_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for number in range(1000):
+            drawn.append(number)
+            yield number
+
+    with standing_in(monkeypatch), Workers(Squares(), squares, 2) as workers:
+        results = workers.run(tasks())
+        first = next(results)
+
+    assert first == (0, 0)
+    assert len(drawn) < 30
+
+
+@pytest.mark.parametrize("dies_at", [(1,), (3,), (2, 1), (1, 1, 5)])
+def test_what_a_worker_had_that_died_is_done_again(monkeypatch: pytest.MonkeyPatch, dies_at: tuple[int, ...]) -> None:
+    with standing_in(monkeypatch, *dies_at) as pools, Workers(Squares(), squares, 2) as workers:
+        found = list(workers.run(range(100), 100))
+
+    assert found == EXPECTED
+    assert (workers.died, pools.made) == (len(dies_at), len(dies_at) + 1)
+
+
+def test_workers_that_die_all_the_time_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        standing_in(monkeypatch, 1, 1, 1, 1),
+        Workers(Squares(), squares, 2) as workers,
+        pytest.raises(SimdistError, match=r"died 3 times one after the other, at task 0 .* \(--workers 1\)"),
+    ):
+        list(workers.run(range(100), 100))
+
+
+def test_deaths_are_counted_in_words() -> None:
+    assert died_words(1) == "worker processes died once; what they had begun was done again"
+    assert died_words(2).startswith("worker processes died 2 times;")
+
+
+def test_what_another_process_cannot_import_is_refused() -> None:
+    @contextmanager
+    def local() -> Iterator[Squares]:
+        yield Squares()
+
+    with pytest.raises(ArgumentError, match="a search: workers: another process can't import the program"):
+        Workers(Squares(), local, 2)
+
+
+class Mortal(Squares):
+    """Its process dies at its first task, if it is the first that does."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def do(self, task: int) -> int:
+        if multiprocessing.parent_process() is not None and not self.flag.exists():
+            self.flag.touch()
+            os._exit(1)
+        return super().do(task)
+
+
+@contextmanager
+def mortal(flag: Path) -> Iterator[Mortal]:
+    yield Mortal(flag)
+
+
+@pytest.mark.real
+def test_the_tasks_of_a_process_that_dies_are_done_again(tmp_path: Path) -> None:
+    flag = tmp_path / "dead"
+    with Workers(Mortal(flag), partial(mortal, flag), 2) as workers:
+        found = list(workers.run(range(100), 100))
+
+    assert found == EXPECTED
+    assert workers.died == 1
+    assert multiprocessing.active_children() == []
