@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import junkdrawer
 
 from tests.warm import Interpreters
 
@@ -30,6 +31,9 @@ settings.register_profile(
     "simdist", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("simdist")
+# Hypothesis times the garbage collector, for a deadline that there is not. It would do so on ranks as well, whose clocks
+# are virtual: each look would count as something that happens, and endless loops would end five times as late.
+vars(junkdrawer)["_gc_initialized"] = True
 
 LONGEST_SLEEP_S = 0.2
 
@@ -80,6 +84,9 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         _guarding = False
         gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
+        memory: Any = sys.modules.get("simdist.c10d.surface._memory")
+        if memory is not None:
+            memory.inference_tensors = False  # after one such tensor all worlds of the process are slower
     # A thread has a few instructions left after it has told that its work is done, and so have those of a fixture's
     # world when the test begins: fewer than then are no fault.
     patience = threading.Event()
