@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     begin: Any = Simulation.__init__
     defaults: dict[str, Any] = begin.__kwdefaults__
     monkeypatch.setitem(defaults, "idle_turns", defaults["idle_turns"] // 10)
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`simdist run` and `launch` don't look at all modules before and after a world, which takes longer than most do."""
+    from simdist._shared_writes import SharedWrites
+    from simdist.cli import _launch, _run
+
+    for command in (_launch, _run):
+        monkeypatch.setattr(command, "shared_writes", lambda: nullcontext(SharedWrites()))
