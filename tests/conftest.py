@@ -32,8 +32,8 @@ settings.register_profile(
     "simdist", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("simdist")
-# Hypothesis times the garbage collector, for a deadline that there is not. It would do so on ranks as well, whose clocks
-# are virtual: each look would count as something that happens, and endless loops would end five times as late.
+# Hypothesis times the garbage collector, for a deadline that there is not. It would do so on ranks as well, whose
+# clocks are virtual: each look would count as something that happens, and endless loops would end five times as late.
 vars(junkdrawer)["_gc_initialized"] = True
 
 LONGEST_SLEEP_S = 0.2
@@ -188,7 +188,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`simdist run` and `launch` don't look at all modules before and after a world, which takes longer than most do."""
+    """`simdist run` and `launch` don't look at all modules before and after a world: most worlds take less time."""
     from simdist._shared_writes import SharedWrites
     from simdist.cli import _launch, _run
 
