@@ -110,8 +110,8 @@ def internet_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def interpreters() -> Iterator[Interpreters]:
-    """Interpreters that have imported torch already, for tests that need a process of their own."""
-    made = Interpreters()
+    """Interpreters that have imported torch already, for tests that need a process of their own; of all workers."""
+    made = Interpreters(os.environ.get("PYTEST_XDIST_TESTRUNUID", "")[:12])
     yield made
     made.close()
 
