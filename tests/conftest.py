@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import junkdrawer
 
 from tests.warm import Interpreters
 
@@ -30,6 +32,9 @@ settings.register_profile(
     "simdist", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("simdist")
+# Hypothesis times the garbage collector, for a deadline that there is not. It would do so on ranks as well, whose
+# clocks are virtual: each look would count as something that happens, and endless loops would end five times as late.
+vars(junkdrawer)["_gc_initialized"] = True
 
 LONGEST_SLEEP_S = 0.2
 
@@ -80,6 +85,9 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         _guarding = False
         gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
+        memory: Any = sys.modules.get("simdist.c10d.surface._memory")
+        if memory is not None:
+            memory.inference_tensors = False  # after one such tensor all worlds of the process are slower
     # A thread has a few instructions left after it has told that its work is done, and so have those of a fixture's
     # world when the test begins: fewer than then are no fault.
     patience = threading.Event()
@@ -102,8 +110,8 @@ def internet_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def interpreters() -> Iterator[Interpreters]:
-    """Interpreters that have imported torch already, for tests that need a process of their own."""
-    made = Interpreters()
+    """Interpreters that have imported torch already, for tests that need a process of their own; of all workers."""
+    made = Interpreters(os.environ.get("PYTEST_XDIST_TESTRUNUID", "")[:12])
     yield made
     made.close()
 
@@ -176,3 +184,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     begin: Any = Simulation.__init__
     defaults: dict[str, Any] = begin.__kwdefaults__
     monkeypatch.setitem(defaults, "idle_turns", defaults["idle_turns"] // 10)
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`simdist run` and `launch` don't look at all modules before and after a world: most worlds take less time."""
+    from simdist._shared_writes import SharedWrites
+    from simdist.cli import _launch, _run
+
+    for command in (_launch, _run):
+        monkeypatch.setattr(command, "shared_writes", lambda: nullcontext(SharedWrites()))

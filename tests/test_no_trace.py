@@ -26,8 +26,8 @@ import simdist
 from simdist.faults import Crash, Hang, LinkDelay, Signal
 from tests.host_state import host_state
 
-WORLDS = 136  # each case eight times
-ROOM_MIB = 26
+WORLDS = 68  # each case four times
+ROOM_MIB = 16
 
 
 def open_files() -> list[str]:

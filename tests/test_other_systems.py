@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import simdist
+from tests.warm import Interpreters
 
 # Torch and the standard library are Linux's own here, so they come first; what is imported after them finds a system
 # that has none of what Linux alone has.
@@ -77,7 +78,7 @@ def test_every_module_imports_and_the_main_job_runs_without_what_only_linux_has(
     assert said.splitlines() == [*_JOBS_LINES, *["they are Linux's, and this is darwin"] * 2]
 
 
-def test_a_system_that_refuses_is_no_error() -> None:
+def test_a_system_that_refuses_is_no_error(interpreters: Interpreters) -> None:
     refusing = """
 import os, torch
 from contextlib import contextmanager
@@ -100,7 +101,7 @@ for call in ("sched_setaffinity", "sched_setscheduler"):
         print(why_not_one_core())
 os.sched_setaffinity = os.sched_setscheduler = refuse
 """
-    done = subprocess.run([sys.executable, "-c", refusing + _JOB], capture_output=True, text=True, check=False)
+    done = interpreters.run([sys.executable, "-c", refusing + _JOB])
 
     assert done.returncode == 0, done.stderr
     refused = ["None", "the system refuses them: [Errno 1] Operation not permitted"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.distributed as dist
 
-import simdist
 from tools._shared_state_programs import PROGRAMS
 from tools.shared_state import main, reason_for, seen_by_all, written_by
 
@@ -16,47 +13,37 @@ _SHARE = [
     *("collectives", "messages", "ddp", "comm_debug_mode", "autograd", "saving", "flags", "meshes", "elastic"),
     *("functional_optimizers", "sharding_rules", "planned_checkpoints", "compiled_shapes"),
 ]
-_SEEN = ["planned_checkpoints", "compiled_shapes"]
+
+
+def _seen() -> None:
+    for name in ("planned_checkpoints", "compiled_shapes"):
+        PROGRAMS[name]()
+        dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's about itself
 def test_what_ranks_leave_and_see_in_torch_is_known_to_be_harmless() -> None:
     """All programs at once, for a look at all of torch takes longer than most of them: the tool says whose it is."""
     left = written_by(*(PROGRAMS[name] for name in _SHARE))
-    seen: dict[str, str] = {}
-    for name in _SEEN:
-        simdist.run(PROGRAMS[name], world_size=2).raise_for_failure()  # what is cached on first use is there
-        seen |= seen_by_all(PROGRAMS[name])
+    seen = seen_by_all(_seen)
 
     assert {place: change for place, change in (left | seen).items() if reason_for(place) is None} == {}
 
 
-def _attribute() -> None:
-    dist.init_process_group("gloo")
+def _leaves() -> None:
     torch.distributed.left = getattr(torch.distributed, "left", 0) + 1  # type: ignore[attr-defined]
-
-
-def _entry() -> None:
     torch.serialization._package_registry.append((0, None, None))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("program", "place", "change"),
-    [
-        (_attribute, "torch.distributed.left", "3 is 5"),
-        (_entry, "torch.serialization._package_registry", "4 entries new"),
-    ],
-)
-def test_what_ranks_leave_in_torch_is_found(
-    program: Callable[[], None], place: str, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ranks_leave_in_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "left", 0, raising=False)
     monkeypatch.setattr(torch.serialization, "_package_registry", list(torch.serialization._package_registry))
 
-    found = written_by(program)
+    found = written_by(_leaves)
 
-    assert found[place].startswith(change)
-    assert reason_for(place) is None
+    assert found["torch.distributed.left"].startswith("3 is 5")
+    assert found["torch.serialization._package_registry"].startswith("4 entries new")
+    assert [reason_for(place) for place in found] == [None, None]
 
 
 def _entry_for_a_while() -> None:

@@ -7,18 +7,22 @@ from here, and for each thing that starts fresh processes one test takes real on
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib
 import io
 import os
 import pickle
 import runpy
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["Interpreters"]
 
@@ -32,21 +36,23 @@ _SIZE = 8  # bytes of the number before each message
 
 
 class Interpreters:
-    """One for each of two hash seeds, started when it is needed."""
+    """One for each of two hash seeds, started when it is needed; processes of tests that say one `name` share them."""
 
-    def __init__(self) -> None:
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, name: str = "") -> None:
+        self._folder = Path(tempfile.gettempdir()) / f"simdist-warm-{name or os.getpid()}"
+        self._folder.mkdir(exist_ok=True)
+        self._users = (self._folder / "users").open("w")
+        fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def call(self, hash_seed: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """What `function(*arguments)` returns in a fork with this process's environment; it fails if that raises.
 
         What both processes exchange has to pickle.
         """
-        server = self._server(hash_seed)
-        assert server.stdin is not None
-        assert server.stdout is not None
-        _send(server.stdin, pickle.dumps((dict(os.environ), function, arguments)))
-        failed, answer = pickle.loads(_receive(server.stdout))
+        with self._connected(hash_seed) as connection, connection.makefile("rwb") as stream:
+            _send(stream, pickle.dumps((dict(os.environ), function, arguments)))
+            told = _receive(stream)
+        failed, answer = pickle.loads(told) if told else (True, "the fork ended without an answer")
         assert not failed, answer
         return answer
 
@@ -73,32 +79,24 @@ class Interpreters:
         )
         return subprocess.CompletedProcess(list(words), *told)
 
-    def prepare(self) -> None:
-        """Start all of them at once."""
-        for hash_seed in HASH_SEEDS:
-            self._server(hash_seed)
-
     def close(self) -> None:
-        """End them."""
-        for server in self._started.values():
-            assert server.stdin is not None
-            assert server.stdout is not None
-            server.kill()  # torch takes its time to end in order
-            server.wait()
-            server.stdin.close()
-            server.stdout.close()
-        self._started.clear()
+        """Let them end, if no other process uses them."""
+        self._users.close()
 
-    def _server(self, hash_seed: str) -> subprocess.Popen[bytes]:
-        if hash_seed not in self._started:
-            self._started[hash_seed] = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm"],
-                cwd=ROOT,
-                env=os.environ | {"PYTHONHASHSEED": hash_seed},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        return self._started[hash_seed]
+    def _connected(self, hash_seed: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        path = self._folder / f"{hash_seed}.socket"
+        with (self._folder / "starting").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                connection.connect(str(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                words = [sys.executable, "-m", "tests.warm", str(path)]
+                environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+                nothing = subprocess.DEVNULL
+                subprocess.run(words, cwd=ROOT, env=environment, stdin=nothing, stdout=nothing, check=True)
+                connection.connect(str(path))
+        return connection
 
 
 def _send(stream: Any, data: bytes) -> None:
@@ -115,32 +113,55 @@ def _receive(stream: Any) -> bytes:
 # -- the interpreter ---------------------------------------------------------------------------------------------------
 
 
-def _serve() -> None:
+def _serve(path: Path) -> None:
+    """Answer at the socket `path` from a process in the background, until nobody holds a lock on "users" beside it."""
     for name in _WARM:
         importlib.import_module(name)
 
-    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    while data := _receive(asked):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            answer: tuple[bool, Any]
-            try:
-                environment, function, arguments = pickle.loads(data)
-                os.environ.update(environment | {"PYTHONHASHSEED": os.environ["PYTHONHASHSEED"]})
-                answer = False, function(*arguments)
-            except BaseException:
-                answer = True, traceback.format_exc()
-            with os.fdopen(writing, "wb") as pipe:
-                pickle.dump(answer, pipe)
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            told = pipe.read()
-        _, status = os.waitpid(child, 0)
-        _send(answers, told or pickle.dumps((True, f"the fork ended with {os.waitstatus_to_exitcode(status)}")))
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    listener.settimeout(1)
+    users = (path.parent / "users").open("w")
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+                if not list(path.parent.glob("*.socket")):
+                    shutil.rmtree(path.parent, ignore_errors=True)
+                os._exit(0)
+            continue
+        with connection:
+            if os.fork() == 0:
+                listener.close()
+                users.close()
+                _answer(connection)
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    with connection, connection.makefile("rwb") as stream:
+        answer: tuple[bool, Any]
+        try:
+            environment, function, arguments = pickle.loads(_receive(stream))
+            environment["PYTHONHASHSEED"] = os.environ["PYTHONHASHSEED"]
+            os.environ.clear()
+            os.environ.update(environment)
+            answer = False, function(*arguments)
+        except BaseException:
+            answer = True, traceback.format_exc()
+        _send(stream, pickle.dumps(answer))
+    os._exit(0)
 
 
 def _python(words: list[str], folder: str, environment: dict[str, str], typed: str) -> tuple[int, str, str]:
@@ -194,4 +215,4 @@ def _exit_code(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(Path(sys.argv[1]))

@@ -44,6 +44,12 @@ def touches(folder):
     return sorted(os.listdir(folder))
 
 
+def begins_weeks_on_sunday():
+    import calendar
+
+    calendar.setfirstweekday(6)
+
+
 def asks_a_program():
     return os.system("echo hello")
 """
@@ -65,6 +71,6 @@ def job(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def simdist() -> Callable[..., Result]:
+def simdist(no_looks: None) -> Callable[..., Result]:
     """Calls the command line in this process."""
     return lambda *words: CliRunner().invoke(main, [str(word) for word in words])

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import calendar
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
-from simdist.cli import _run
+from simdist.cli import _run, main
 
 Job = Callable[..., str]
 Simdist = Callable[..., Result]
@@ -128,6 +129,14 @@ def test_each_run_has_a_fresh_folder_that_is_gone_after_it(job: Job, simdist: Si
 
         assert result.exit_code == 0, result.output
         assert json.loads((tmp_path / "o.json").read_text())["ranks"][0]["value"] == ["out.txt"]
+
+
+def test_a_run_names_what_ranks_leave_in_state_that_all_of_them_share(job: Job) -> None:
+    result = CliRunner().invoke(main, ["run", job("begins_weeks_on_sunday")])
+    calendar.setfirstweekday(calendar.MONDAY)
+
+    assert result.exit_code == 0, result.output
+    assert "\nleft in shared state\n  calendar.c._firstweekday: set\n" in result.stdout
 
 
 def test_a_run_names_programs_that_take_the_time_that_the_file_says(job: Job, simdist: Simdist) -> None:

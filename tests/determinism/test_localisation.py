@@ -50,7 +50,6 @@ def checked(interpreters: Interpreters) -> Iterator[Checked]:
         assert isinstance(recording, Recording), recording
         return recording
 
-    interpreters.prepare()
     yield checked
     del os.environ["SIMDIST_TEST_MARK"]
     for file in Path(tempfile.gettempdir()).glob(f"{left}*"):

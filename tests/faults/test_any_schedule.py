@@ -40,7 +40,7 @@ def run(faults: list[Fault], backend: str, max_restarts: int) -> RunResult:
     return simdist.run(program, world_size=WORLD, faults=faults, backend=backend, max_restarts=max_restarts)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(fault_schedules(WORLD), st.sampled_from(["gloo", "sim"]), st.integers(0, 1))
 def test_whatever_goes_wrong_the_run_ends_the_same_way_twice(
     faults: list[Fault], backend: str, max_restarts: int

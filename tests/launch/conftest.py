@@ -12,7 +12,7 @@ from simdist.cli import main
 
 
 @pytest.fixture
-def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_looks: None) -> Callable[..., Result]:
     """Writes the script, and runs the command in its folder."""
     monkeypatch.chdir(tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import os
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from simdist.cli import main
 from tests.builds import NO_NCCL
 
 Launched = Callable[..., Result]
@@ -346,6 +348,17 @@ def test_programs_take_the_virtual_time_that_is_said(launched: Launched) -> None
     assert (result.exit_code, result.stdout.split()) == (0, ["90.0"]), result.output
     assert wrong.exit_code == 2
     assert wrong.stderr.splitlines()[-1].strip().startswith("--program-time: 'long' is no duration; write '3ms'")
+
+
+def test_what_workers_leave_in_state_that_they_share_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import calendar\ncalendar.setfirstweekday(6)\n")
+
+    result = CliRunner().invoke(main, ["launch", "--nproc-per-node=2", str(script)])
+    calendar.setfirstweekday(calendar.MONDAY)
+
+    assert result.exit_code == 0, result.output
+    assert "simdist: ranks left in state that they share: calendar.c._firstweekday: set\n" in result.stderr
 
 
 COUNTS = """

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simdist
@@ -27,6 +27,8 @@ SAMPLES = {
     "tuple[str, ...]": st.lists(st.text(max_size=3), max_size=3).map(tuple),
     "Any": st.integers(0, 9),
 }
+
+few = settings(max_examples=15)  # for each class
 
 
 def samples(made: type[Record]) -> st.SearchStrategy[Record]:
@@ -61,6 +63,7 @@ def test_records_of_a_kind_differ_at_most_in_fields_at_the_end(kind: str) -> Non
 
 
 @pytest.mark.parametrize("made", CLASSES, ids=lambda made: made.__name__)
+@few
 @given(data=st.data())
 def test_a_record_is_packed_and_unpacked_without_loss(made: type[Record], data: st.DataObject) -> None:
     record = data.draw(samples(made))
@@ -75,6 +78,7 @@ def test_a_record_is_packed_and_unpacked_without_loss(made: type[Record], data: 
 
 
 @pytest.mark.parametrize("made", CLASSES, ids=lambda made: made.__name__)
+@few
 @given(data=st.data())
 def test_the_function_of_a_class_makes_its_records_packed(made: type[Record], data: st.DataObject) -> None:
     record = data.draw(samples(made))
@@ -86,6 +90,7 @@ def test_the_function_of_a_class_makes_its_records_packed(made: type[Record], da
 
 
 @pytest.mark.parametrize("made", CLASSES, ids=lambda made: made.__name__)
+@few
 @given(data=st.data())
 def test_what_a_record_holds_is_what_files_may_hold(made: type[Record], data: st.DataObject) -> None:
     record = data.draw(samples(made))

@@ -136,7 +136,7 @@ def test_every_outcome_is_drawn_some_time(rule: str) -> None:
     disk = _disk(rule, program)
     numbers = stream(0, "disk")
 
-    drawn = {_held(disk, disk.drawn(lambda below: int(numbers.integers(below)))) for _ in range(6000)}
+    drawn = {_held(disk, disk.drawn(lambda below: int(numbers.integers(below)))) for _ in range(3000)}
 
     assert drawn == possible(rule, program)
 

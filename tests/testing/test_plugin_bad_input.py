@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.testing.runs import PytestRun, Run, run_pytest
+from tests.warm import Interpreters
 
 HEADER = "import pytest, simdist\nfrom simdist.faults import Crash\ndef nothing(*args, **kwargs): pass\n"
 
@@ -87,13 +88,16 @@ def test_a_markers_bad_argument_names_itself_and_the_test_at_collection(run: Run
 
 
 @pytest.fixture(scope="module")
-def called(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
+def called(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
     """A test for each marker with a function, and for each call on the fixture."""
     markers = [f"@pytest.mark.simdist({m})\ndef test_marker{i}(): pass\n" for i, m in enumerate(FUNCTIONS)]
     calls = [f"def test_call{index}(sim):\n    {call}\n" for index, call in enumerate(CALLS)]
     setup = "@pytest.fixture\ndef bad(sim):\n    sim.crash('x', nth=1)\ndef test_setup(bad): pass\n"
     files = {"test_it.py": "\n".join([HEADER, *markers, *calls, setup])}
-    return run_pytest(tmp_path_factory.mktemp("called"), "-p", "no:xdist", files=files)
+    ignored = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # these have imported simdist already
+    return run_pytest(
+        tmp_path_factory.mktemp("called"), "-p", "no:xdist", *ignored, files=files, start=interpreters.run
+    )
 
 
 @pytest.mark.parametrize("index", range(len(FUNCTIONS)), ids=list(FUNCTIONS))

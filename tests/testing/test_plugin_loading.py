@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.testing.runs import SAMPLES, Run, run_pytest
+from tests.warm import Interpreters
 
 PLAIN = """
 import sys
@@ -48,7 +49,7 @@ def test_it_may_be_named_more_than_once(run: Run) -> None:
     assert done.outcomes == {"test_it": "passed"}, done.text
 
 
-def test_the_entry_point_and_its_module_are_one_plugin(tmp_path: Path) -> None:
+def test_the_entry_point_and_its_module_are_one_plugin(tmp_path: Path, interpreters: Interpreters) -> None:
     info = tmp_path / "simdist_here-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: simdist-here\nVersion: 1\n")
@@ -57,10 +58,12 @@ def test_the_entry_point_and_its_module_are_one_plugin(tmp_path: Path) -> None:
 
     for plugins in ([], ["-p", "simdist"], ["-p", "simdist.testing.plugin"]):
         arguments = ("--collect-only", "--strict-markers", *plugins)
-        run = run_pytest(tmp_path, *arguments, files=files, plugin=False, path=tmp_path)
+        run = run_pytest(tmp_path, *arguments, files=files, plugin=False, path=tmp_path, start=interpreters.run)
 
         assert run.code == 0, run.text
-    blocked = run_pytest(tmp_path, "-p", "no:simdist", "--markers", files=files, plugin=False, path=tmp_path)
+    blocked = run_pytest(
+        tmp_path, "-p", "no:simdist", "--markers", files=files, plugin=False, path=tmp_path, start=interpreters.run
+    )
     assert "@pytest.mark.simdist" not in blocked.text
 
 

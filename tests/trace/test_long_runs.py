@@ -74,17 +74,17 @@ def test_showing_four_times_as_many_events_takes_four_times_as_many_calls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = []
-    for steps in (50, 150, 600):
+    for steps in (50, 60, 240):
         with (tmp_path / "run.events").open("w") as stream:
             write_events(_events(steps), stream)
         calls.append(_calls(lambda: main(["show", str(tmp_path / "run.events")], standalone_mode=False)))
 
     assert calls[2] < 4.5 * calls[1]
-    assert f"{RANKS * 2 * 600} operations" in capsys.readouterr().out
+    assert f"{RANKS * 2 * 240} operations" in capsys.readouterr().out
 
 
 def test_a_long_run_is_drawn_with_as_many_bars_as_the_picture_has_columns() -> None:
-    figure = timeline(_trace(2000))
+    figure = timeline(_trace(800))
 
     bars = sum(np.shape(patch.get_path().vertices)[0] // 5 for patch in figure.axes[0].patches)
-    assert bars < 4000  # of 24,000 parts
+    assert bars < 4000  # of 9,600 parts
