@@ -98,6 +98,10 @@ class SearchReport(ABC):
         if not starts and not self.ok:
             yield lines[0], tuple(lines[1:])
 
+    def __bool__(self) -> bool:
+        """As `ok`."""
+        return self.ok
+
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
@@ -117,8 +121,9 @@ class ExploreReport(SearchReport):
 
     `runs` is how many were tried; `outcomes` has each distinct outcome, the most frequent first; `failures` each cause,
     in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says for
-    each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search. `died`
-    counts worker processes that did.
+    each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search. `cut` counts
+    runs without an outcome: other ranks asked again and again for one that was starved. `died` counts worker processes
+    that did.
     """
 
     runs: int
@@ -127,6 +132,7 @@ class ExploreReport(SearchReport):
     one_outcome: bool = False
     sometimes: dict[str, bool] = field(default_factory=dict)
     coverage: Coverage | None = None
+    cut: int = 0
     died: int = field(default=0, compare=False)
 
     @property
@@ -157,6 +163,9 @@ class ExploreReport(SearchReport):
         for name, held in self.sometimes.items():
             if not held:
                 yield f"never reached: {name}"
+        if self.cut:
+            runs = "1 run was" if self.cut == 1 else f"{self.cut} runs were"
+            yield f"{runs} cut short: ranks asked again and again for one that was starved"
         if self.died:
             yield died_words(self.died)
 
@@ -181,6 +190,7 @@ class ExploreReport(SearchReport):
                 for each in self.failures
             ],
             "sometimes": self.sometimes,
+            "cut": self.cut,
             "coverage": None if self.coverage is None else asdict(self.coverage),
         }
 

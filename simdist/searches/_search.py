@@ -40,18 +40,24 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What became of a run: how ranks ended, what is wrong, and what should be reached in some run."""
+    """What became of a run: how ranks ended, what is wrong, and what should be reached in some run.
+
+    There is no outcome of a run that was cut short while a rank was starved, or could not be done.
+    """
 
     outcome: str | None
     cause: Cause | None
     sometimes: tuple[tuple[str, bool], ...] = ()
+    cut: bool = False
 
     @classmethod
     def at(cls, ran: Ran) -> _Look:
         """At this run."""
         if ran.result is not None:
             return cls(outcome_of(ran.result), cause_of(ran), ran.result.sometimes)
-        return cls("runs on and on" if isinstance(ran.error, EndlessError) else None, cause_of(ran))
+        endless = ran.error if isinstance(ran.error, EndlessError) else None
+        settled = endless is not None and endless.settled
+        return cls("does not end" if settled else None, cause_of(ran), cut=endless is not None and not settled)
 
 
 class _Looking(Judging[Attempt, _Look]):
@@ -74,6 +80,7 @@ class Search:
     _outcomes: dict[str, _Seen] = field(default_factory=dict, init=False)
     _failures: dict[str, tuple[_Seen, Schedule]] = field(default_factory=dict, init=False)
     _sometimes: dict[str, bool] = field(default_factory=dict, init=False)
+    _cut: int = field(default=0, init=False)
 
     def run(self, runs: int, workers: int, progress: Progress | None) -> ExploreReport:
         """Try so many schedules, in so many processes."""
@@ -133,6 +140,7 @@ class Search:
     def _note(self, number: int, attempt: Attempt, look: _Look, run: Callable[[Attempt], Ran] | None) -> None:
         if look.outcome is not None:
             self._outcomes.setdefault(look.outcome, _Seen(number, attempt)).count += 1
+        self._cut += look.cut
         for name, held in look.sometimes:
             self._sometimes[name] = held or self._sometimes.get(name, False)
         cause = look.cause
@@ -155,4 +163,5 @@ class Search:
             failures=tuple(replace(failure, count=seen.count) for seen, failure in self._failures.values()),
             one_outcome=self.one_outcome,
             sometimes=dict(sorted(sometimes.items())),
+            cut=self._cut,
         )

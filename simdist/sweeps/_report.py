@@ -101,6 +101,10 @@ class SweepReport:
         """True if the program came back from every crash."""
         return not self.failures and not self.wrong
 
+    def __bool__(self) -> bool:
+        """As `ok`."""
+        return self.ok
+
     @property
     def failed(self) -> str:
         """How many crashes were not survived, in words."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import simdist
 from simdist.errors import ArgumentError, RunFailedError
@@ -116,3 +117,24 @@ def test_threads_under_priorities_do_the_same_each_time() -> None:
     ]
 
     assert digests[0] == digests[1]
+
+
+def asks_again_and_again() -> int:
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    store.add("done", 1)
+    while (count := int(store.add("done", 0))) < 2:
+        pass
+    dist.barrier()
+    return count
+
+
+def test_a_run_that_asks_for_a_starved_rank_has_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simdist.programs._attempt._EVENTS", 300)  # so that it takes no minute
+
+    report = simdist.explore(asks_again_and_again, world_size=2, runs=30, one_outcome=True)
+
+    assert report
+    assert [outcome.text for outcome in report.outcomes] == ["ranks 0, 1 returned 2"]
+    assert report.cut == 30 - report.outcomes[0].count > 0
+    assert str(report).endswith(" cut short: ranks asked again and again for one that was starved")

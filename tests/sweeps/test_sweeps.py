@@ -80,6 +80,7 @@ def test_code_that_does_not_sync_is_told_so_with_the_line_and_what_is_left() -> 
     report = simdist.sweep(count, world_size=1, kwargs={"sync": False}, strikes=["all"])
 
     assert not report.ok
+    assert not report
     failure = report.shortest()[0]
     assert "all hosts lost power after rename of count.tmp to count (isolated_programs.py:" in failure.account
     assert "count is empty, of 1 bytes; rank 0 raised ValueError: invalid literal for int()" in failure.account
