@@ -20,9 +20,15 @@ def write_junit(
     each run. Without any, one case with the program's name passes.
     """
     found = [(plain(what), plain("\n".join(lines))) for what, lines in findings]
-    counts = {"tests": str(len(found) or 1), "failures": str(len(found)), "errors": "0", "time": f"{seconds:.3f}"}
+    counts = {
+        "name": f"simdist {command}",
+        "tests": str(len(found) or 1),
+        "failures": str(len(found)),
+        "errors": "0",
+        "time": f"{seconds:.3f}",
+    }
     whole = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(whole, "testsuite", name=f"simdist {command}", **counts)
+    suite = ElementTree.SubElement(whole, "testsuite", counts)
     for what, text in found:
         case = ElementTree.SubElement(suite, "testcase", classname=plain(program), name=what)
         ElementTree.SubElement(case, "failure", message=what).text = f"{what}\n{text}"
