@@ -31,7 +31,6 @@ from tests.strategies import (
     seeds,
 )
 from tests.warm import Interpreters
-from tools import fuzz_input
 from tools._hostile import toml
 from tools._input_cases import KINDS, make
 from tools.fuzz_input import failures_of, run_case, run_markers
@@ -170,12 +169,10 @@ def test_a_share_of_the_fuzz(kind: str) -> None:
         assert failures_of(run_case(case)) == [], case
 
 
-def test_a_share_of_the_fuzz_of_markers(interpreters: Interpreters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_fuzz_of_markers(interpreters: Interpreters) -> None:
     def run(words: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
         # These have imported simdist already, which pytest remarks upon.
         done = interpreters.run([*words, "-W", "ignore::pytest.PytestAssertRewriteWarning"], env=env)
         return subprocess.CompletedProcess(words, done.returncode, done.stdout.encode(), done.stderr.encode())
 
-    monkeypatch.setattr(fuzz_input.subprocess, "run", run)
-
-    assert run_markers([make("marker", f"suite/{index}") for index in range(12)]) == {}
+    assert run_markers([make("marker", f"suite/{index}") for index in range(12)], run) == {}

@@ -29,7 +29,7 @@ import time
 import traceback
 import xml.etree.ElementTree
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -281,11 +281,15 @@ def _output_problems(path: Path, code: int) -> Iterator[str]:
         yield f"{path.name} is not whole: {error}"
 
 
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+"""As `subprocess.run`."""
+
+
 # -- markers --------------------------------------------------------------------------------------------------------
 
 
-def run_markers(cases: Sequence[Case]) -> dict[int, list[str]]:
-    """One run of pytest over a file for each case; what is wrong, by case."""
+def run_markers(cases: Sequence[Case], run: Run = subprocess.run) -> dict[int, list[str]]:
+    """One run of pytest, by `run`, over a file for each case; what is wrong, by case."""
     files = {
         f"test_{index}.py": f"import pytest\n{PRELUDE}\n{case.code % ', '.join(case.parts)}".encode()
         for index, case in enumerate(cases)
@@ -296,7 +300,7 @@ def run_markers(cases: Sequence[Case]) -> dict[int, list[str]]:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST") and key != "CI"}
         environ |= {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "NO_COLOR": "1"}
         try:
-            done = subprocess.run(
+            done = run(
                 [*command, f"--rootdir={folder}", "--timeout=60"],
                 capture_output=True,
                 env=environ,
