@@ -39,8 +39,10 @@ GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     },
     "simdist.c10d.engine._flow": lambda request: {"broadcast": broadcast, "costs": FakeCosts()},
     "simdist.c10d.engine._matching": lambda request: {"message": _message(), "other": _message()},
-    "simdist.c10d.surface._backend_tables": lambda request: {"patches": Patches(), "make_group": None},
-    "simdist.c10d.surface._rank_world": lambda request: {"c10d": SimpleNamespace(_world=dist.distributed_c10d._world)},
+    "simdist.c10d.surface.state._backend_tables": lambda request: {"patches": Patches(), "make_group": None},
+    "simdist.c10d.surface.state._rank_world": lambda request: {
+        "c10d": SimpleNamespace(_world=dist.distributed_c10d._world)
+    },
     "simdist.cluster._host": lambda request: {"network": Network(build(4, hosts=2))},
     "simdist.cluster._network": lambda request: {"build": build},
     "simdist.device._host_copies": lambda request: {"simdist": simdist},

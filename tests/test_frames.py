@@ -58,7 +58,7 @@ def test_whose_code_a_frame_runs(filename: str, ours: bool, internal: bool, user
     ("filename", "ours"),
     [
         (str(HOME / "hardware" / "_worker.py"), True),
-        ("/opt/other/machine/simdist/hardware/_worker.py", True),
+        ("/opt/other/machine/simdist/hardware/rank/_worker.py", True),
         (r"C:\python\simdist\hardware\_worker.py", True),
         ("/home/user/simdist/train.py", False),
         ("/home/user/train.py", False),
@@ -105,7 +105,7 @@ def test_nothing_else_knows_where_simdist_is_installed() -> None:
     homes = re.compile(r"simdist\.__file__\)\)\.parent\b|Path\(__file__\)\.parents\[1\]|__file__\.rpartition")
     found = {path.relative_to(ROOT).as_posix() for path in HOME.rglob("*.py") if homes.search(path.read_text())}
 
-    assert found == {"simdist/c10d/surface/_compiled.py"}  # the folder that Dynamo is to skip
+    assert found == {"simdist/c10d/surface/state/_compiled.py"}  # the folder that Dynamo is to skip
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def _is_module(name: str) -> bool:
 
 
 # Packages of rooms that share what is private; `test_wings.py` in their tests holds which room may import which.
-_HOUSES = ("simdist.c10d", "simdist.process")
+_HOUSES = ("simdist.c10d", "simdist.device", "simdist.faults", "simdist.hardware", "simdist.process")
 
 
 def trespasses() -> set[str]:

@@ -27,10 +27,10 @@ from simdist.c10d.surface._events import (
     WorkIssued,
     WorkWaited,
 )
-from simdist.c10d.surface._generators import torch_generator
 from simdist.c10d.surface._modes import unseen_steps
 from simdist.c10d.surface._store import StoreServer
 from simdist.c10d.surface._tcp_store import host_server
+from simdist.c10d.surface.state._generators import torch_generator
 from simdist.c10d.watch._strict import problems_at_end
 
 __all__ = [

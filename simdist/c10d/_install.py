@@ -37,12 +37,10 @@ import torch.distributed.distributed_c10d as c10d
 from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
-from simdist.c10d.surface import (
+from simdist.c10d.surface import _functional_outputs, _host_stores, _memory
+from simdist.c10d.surface.state import (
     _flags,
-    _functional_outputs,
     _generators,
-    _host_stores,
-    _memory,
     _meshes,
     _operators,
     _rank_tables,
@@ -51,9 +49,9 @@ from simdist.c10d.surface import (
     _scopes,
     _workers,
 )
-from simdist.c10d.surface._backend_tables import BackendTables
-from simdist.c10d.surface._compiled import CompiledCode
-from simdist.c10d.surface._rank_world import WorldPerThread
+from simdist.c10d.surface.state._backend_tables import BackendTables
+from simdist.c10d.surface.state._compiled import CompiledCode
+from simdist.c10d.surface.state._rank_world import WorldPerThread
 from simdist.c10d.watch import _flight_record, _profiling
 from simdist.c10d.watch._results import note_results
 from simdist.c10d.watch._strict import watch_strictly

@@ -13,8 +13,8 @@ import torch.distributed.constants as constants
 import torch.distributed.distributed_c10d as c10d
 
 from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NCCL_VERSION, NcclProcessGroup
-from simdist.c10d.backends.nccl._rank import nccl_of
-from simdist.c10d.backends.nccl._recorder import NcclRecorder
+from simdist.c10d.backends.nccl.watch._rank import nccl_of
+from simdist.c10d.backends.nccl.watch._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import BackendRequest, c10d_bindings, c10d_module, core_bindings, nccl_means_nccl2

@@ -1,24 +1,21 @@
 """Virtual devices: tensors that say `cuda:N`, in C++ too, over the memory of the host.
 
 What a program does with CUDA it does here with torch's own code. A tensor of a device is a plain `torch.Tensor` whose
-C++ object has the device and the dispatch keys of CUDA, and a pointer to host memory (`_aliases`). A CPU build of
-torch has no kernels for those keys: ours give the CPU's kernels CPU tensors over the same memory (`_kernels`,
-`_special`). What C++ asks about devices is answered at three places inside torch (`_torch_core` switches them), and
-`torch.cuda`, which stays as it is, finds the functions that a CUDA build has (`_bindings`). Sparse tensors are C++
-objects over two of those (`_sparse`). So what torch decides by device it decides right: autograd, autocast, DDP's
-reducer, views, printing, pickling.
+C++ object has the device and the dispatch keys of CUDA, and a pointer to host memory (`_aliases`). A CPU build of torch
+has no kernels for those keys: ours (`kernels`) give the CPU's kernels CPU tensors over the same memory. What C++ asks
+about devices is answered at three places inside torch (`_torch_core` switches them), and `torch.cuda`, which stays as
+it is, finds the functions that a CUDA build has (`_bindings`). Sparse tensors are C++ objects over two of those. So
+what torch decides by device it decides right: autograd, autocast, DDP's reducer, views, printing, pickling.
 
 Each host of the cluster has `devices_per_host` devices with `device_memory_bytes` each; a process sees those of its
 host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),
 generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`, of
 `_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`); kernels that need it
-are kept until then (`_deferred`).
-Computing takes no time unless the cluster has a `device_model` (`_compute`); `_races` finds what streams do to each
-other, in strict worlds; `_history` is what was allocated, while a program records it. `_absent` refuses what only a GPU
-can do, and runs what `torch.compile` makes without Triton. `_legacy` has the names
-that older programs use.
-Kernels in C++ (`native/kernels.cpp`) can go before those in Python, with the same results:
-`build_kernels` builds them, `_compiled` finds them.
+are kept until then (`kernels/_deferred`). Computing takes no time unless the cluster has a `device_model` (`_compute`);
+`_races` finds what streams do to each other, in strict worlds; `_history` is what was allocated, while a program
+records it. `_absent` refuses what only a GPU can do, and runs what `torch.compile` makes without Triton. `_legacy` has
+the names that older programs use. Kernels in C++ (`kernels/native/kernels.cpp`) can go before those in Python, with the
+same results: `build_kernels` builds them, `kernels/_compiled` finds them.
 
 A world that has no devices pays nothing and changes nothing. A world with devices leaves nothing behind: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
@@ -26,7 +23,7 @@ kernels stay registered, for a key that no tensor has then. Tensors that outlive
 In doubt: values are the CPU's, not a GPU's (no TF32, no Philox); quantized and compressed sparse tensors, CUDA graphs
 and extensions in CUDA C++ are out of reach.
 
-Open `_install.py` first, then `_kernels.py`.
+Open `_install.py` first, then `kernels/_kernels.py`.
 """
 
 from __future__ import annotations
@@ -73,12 +70,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from simdist.device._compiled import build_kernels, built_kernels, compiler, remove_old_builds
+    from simdist.device.kernels._compiled import build_kernels, built_kernels, compiler, remove_old_builds
 
 
 def __getattr__(name: str) -> Any:
     if name not in ("build_kernels", "built_kernels", "compiler", "remove_old_builds"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from simdist.device import _compiled  # which worlds without devices do not need
+    from simdist.device.kernels import _compiled  # which worlds without devices do not need
 
     return getattr(_compiled, name)

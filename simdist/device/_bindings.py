@@ -18,12 +18,12 @@ import torch
 from simdist.device._absent import BINDINGS
 from simdist.device._cuda_build import refused_bindings
 from simdist.device._history import allocation_traceback, record, recorded
-from simdist.device._kernels import also_wrap
 from simdist.device._memory import Account
 from simdist.device._pools import snapshot
 from simdist.device._state import account_of, count, invalid_device, present
 from simdist.device._streams import CYCLES_PER_SECOND, torch_streams
 from simdist.device._torch_core import core
+from simdist.device.kernels._kernels import also_wrap
 from simdist.inside.torch import begin_cuda, compiled_base, cuda_variables, is_built_for_cuda
 
 __all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "runtime_library"]

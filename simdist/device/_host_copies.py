@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import host
-from simdist.device._sparse import assign, host_of, is_sparse
-from simdist.device._special import account_on, synchronize_current
+from simdist.device.kernels._sparse import assign, host_of, is_sparse
+from simdist.device.kernels._special import account_on, synchronize_current
 
 __all__ = ["HostCopies"]
 

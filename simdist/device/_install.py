@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from simdist.cluster import Cluster
-from simdist.device import _absent, _cuda_build, _kernels, _legacy, _pools, _storages, _triton
+from simdist.device import _absent, _cuda_build, _legacy, _pools, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import Hardware, account_of, enter, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core
+from simdist.device.kernels import _kernels, _triton
 from simdist.inside.torch import (
     CUDA_VARIABLES,
     FakeTensorMode,
@@ -63,7 +64,7 @@ class DeviceState:
 
     def install(self) -> None:
         """Let ranks find devices."""
-        from simdist.device._compiled import chosen  # which worlds without devices do not need
+        from simdist.device.kernels._compiled import chosen  # which worlds without devices do not need
 
         if is_built_for_cuda():
             _cuda_build.tenancy.begin(_give_back)

@@ -3,8 +3,9 @@
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
 `StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`, or one of
 the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
-All that there is to know about a kind stands in its class: fields, problems in a world, the simulated and the real arm,
-words. Nothing else in simdist knows a kind; where a fault can strike is told by its base.
+Each has a file in `kinds`, each base one here. All that there is to know about a kind stands in its class: fields,
+problems in a world, the simulated and the real arm, words. Nothing else in simdist knows a kind; its base says where a
+fault can strike.
 
 Open `_fault.py` first: it is the contract. `_trigger.py` is when a rank is struck, the same for both arms;
 `_injector.py` the simulated arm with `_entry.py`, `simdist.hardware` the real one; `_stage.py` what either lets a fault
@@ -14,38 +15,38 @@ faults.
 
 from typing import TYPE_CHECKING
 
-from simdist.faults._bit_flip import BitFlip
-from simdist.faults._bit_rot import BitRot
-from simdist.faults._crash import Crash
 from simdist.faults._disk_fault import DiskFault
-from simdist.faults._disk_full import DiskFull
 from simdist.faults._draws import draws_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
 from simdist.faults._fields import OPERATION, RANK, fields_of, file_key, ranks_in
-from simdist.faults._hang import Hang
-from simdist.faults._hold import Hold
-from simdist.faults._host_crash import HostCrash
-from simdist.faults._io_error import IoError
 from simdist.faults._kinds import KINDS
 from simdist.faults._lasting import LastingFault
-from simdist.faults._link_delay import LinkDelay
 from simdist.faults._link_fault import LinkEffect, LinkFault
-from simdist.faults._lost_sync import LostSync
 from simdist.faults._operation_delay import OperationDelay
 from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE, STORE, effects_of, operations_of
-from simdist.faults._partition import Partition
 from simdist.faults._problems import FaultProblem, problems_among, problems_of
-from simdist.faults._raise import Raise
 from simdist.faults._rank_fault import RankFault
-from simdist.faults._short_write import ShortWrite
-from simdist.faults._signal import Signal
-from simdist.faults._slow_disk import SlowDisk
-from simdist.faults._slow_rank import SlowRank
 from simdist.faults._stage import Stage, StruckRank
-from simdist.faults._store_delay import StoreDelay
 from simdist.faults._store_fault import StoreFault
-from simdist.faults._store_lost import StoreLost
 from simdist.faults._trigger import Trigger, Watch, Watches, When
+from simdist.faults.kinds._bit_flip import BitFlip
+from simdist.faults.kinds._bit_rot import BitRot
+from simdist.faults.kinds._crash import Crash
+from simdist.faults.kinds._disk_full import DiskFull
+from simdist.faults.kinds._hang import Hang
+from simdist.faults.kinds._hold import Hold
+from simdist.faults.kinds._host_crash import HostCrash
+from simdist.faults.kinds._io_error import IoError
+from simdist.faults.kinds._link_delay import LinkDelay
+from simdist.faults.kinds._lost_sync import LostSync
+from simdist.faults.kinds._partition import Partition
+from simdist.faults.kinds._raise import Raise
+from simdist.faults.kinds._short_write import ShortWrite
+from simdist.faults.kinds._signal import Signal
+from simdist.faults.kinds._slow_disk import SlowDisk
+from simdist.faults.kinds._slow_rank import SlowRank
+from simdist.faults.kinds._store_delay import StoreDelay
+from simdist.faults.kinds._store_lost import StoreLost
 
 __all__ = [
     "ALIASES",

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from simdist.faults._bit_flip import BitFlip
-from simdist.faults._bit_rot import BitRot
-from simdist.faults._crash import Crash
-from simdist.faults._disk_full import DiskFull
 from simdist.faults._fault import Fault
-from simdist.faults._hang import Hang
-from simdist.faults._hold import Hold
-from simdist.faults._host_crash import HostCrash
-from simdist.faults._io_error import IoError
-from simdist.faults._link_delay import LinkDelay
-from simdist.faults._lost_sync import LostSync
-from simdist.faults._partition import Partition
-from simdist.faults._raise import Raise
-from simdist.faults._short_write import ShortWrite
-from simdist.faults._signal import Signal
-from simdist.faults._slow_disk import SlowDisk
-from simdist.faults._slow_rank import SlowRank
-from simdist.faults._store_delay import StoreDelay
-from simdist.faults._store_lost import StoreLost
+from simdist.faults.kinds._bit_flip import BitFlip
+from simdist.faults.kinds._bit_rot import BitRot
+from simdist.faults.kinds._crash import Crash
+from simdist.faults.kinds._disk_full import DiskFull
+from simdist.faults.kinds._hang import Hang
+from simdist.faults.kinds._hold import Hold
+from simdist.faults.kinds._host_crash import HostCrash
+from simdist.faults.kinds._io_error import IoError
+from simdist.faults.kinds._link_delay import LinkDelay
+from simdist.faults.kinds._lost_sync import LostSync
+from simdist.faults.kinds._partition import Partition
+from simdist.faults.kinds._raise import Raise
+from simdist.faults.kinds._short_write import ShortWrite
+from simdist.faults.kinds._signal import Signal
+from simdist.faults.kinds._slow_disk import SlowDisk
+from simdist.faults.kinds._slow_rank import SlowRank
+from simdist.faults.kinds._store_delay import StoreDelay
+from simdist.faults.kinds._store_lost import StoreLost
 
 __all__ = ["KINDS"]
 

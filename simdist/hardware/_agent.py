@@ -16,7 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from simdist.hardware._device import nccl_environment
 from simdist.hardware._job import Job
-from simdist.hardware._loopback import serve_on_loopback
+from simdist.hardware.links._loopback import serve_on_loopback
 
 __all__ = ["main"]
 
@@ -49,7 +49,7 @@ def main(job_path: str, nodes: dict[str, object]) -> int:
         logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "simdist.hardware._supervisor", job_path, str(os.getpid()))
+        elastic_launch(config, sys.executable)("-m", "simdist.hardware.rank._supervisor", job_path, str(os.getpid()))
     except ChildFailedError:
         return 1
     return 0

@@ -18,7 +18,7 @@ from simdist.hardware._board import Board, BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import read_lives
 from simdist.hardware._keeper import Keeper
-from simdist.hardware._wire import wired
+from simdist.hardware.links._wire import wired
 from simdist.values import awkward_character, brief, guess_or_list
 
 __all__ = ["Nodes", "launch"]

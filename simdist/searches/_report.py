@@ -120,10 +120,10 @@ class ExploreReport(SearchReport):
     """What became of every schedule.
 
     `runs` is how many were tried; `outcomes` has each distinct outcome, the most frequent first; `failures` each cause,
-    in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says for
-    each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search. `cut` counts
-    runs without an outcome: other ranks asked again and again for one that was starved. `died` counts worker processes
-    that did.
+    in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says
+    for each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search.
+    `cut` counts runs without an outcome: other ranks asked again and again for one that was starved. `died` counts
+    worker processes that did.
     """
 
     runs: int

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
 import simdist
-from simdist.c10d.surface._registries import Registry as Tables
+from simdist.c10d.surface.state._registries import Registry as Tables
 from simdist.process import current_runtime
 
 trees: Any = _pytree

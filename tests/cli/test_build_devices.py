@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from simdist.device import _compiled, built_kernels, remove_old_builds
+from simdist.device import built_kernels, remove_old_builds
+from simdist.device.kernels import _compiled
 
 Simdist = Callable[..., Result]
 

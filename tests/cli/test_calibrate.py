@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from simdist.cli import main
-from simdist.hardware import _calibrate
-from simdist.hardware._calibrate import Measurement, Model, predict_s
+from simdist.hardware.compare import _calibrate
+from simdist.hardware.compare._calibrate import Measurement, Model, predict_s
 from simdist.scenario._calibration import calibrated
 
 MACHINE = Model(40_000, 0.25, slowdown=2.0, latency_slowdown=1.5, from_bytes=64)

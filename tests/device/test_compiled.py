@@ -13,7 +13,8 @@ from torch import nn
 
 import simdist
 from simdist.cluster import build
-from simdist.device import _compiled, build_kernels, built_kernels
+from simdist.device import build_kernels, built_kernels
+from simdist.device.kernels import _compiled
 from simdist.errors import UnsupportedError
 from tests.device.worlds import values
 

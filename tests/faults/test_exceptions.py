@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.faults import Crash, Hang, Raise, SlowRank
-from simdist.faults._raise import TORCH_ERRORS
+from simdist.faults.kinds._raise import TORCH_ERRORS
 from tests.faults.programs import COMPUTE_NS, MS, events_of, run, statuses
 
 CLEAN = run()

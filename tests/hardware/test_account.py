@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.faults import Crash
-from simdist.hardware._account import account_of, template
+from simdist.hardware.compare._account import account_of, template
 
 ADVICE = "Check the logs of the remote worker before reporting an error. GLHF!"
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 import simdist
 from simdist.faults import Crash, Fault
-from simdist.hardware._account import Account, account_of
-from simdist.hardware._compare import Point, compare
-from simdist.hardware._parity import ParityReport, Timing, exit_code
+from simdist.hardware.compare._account import Account, account_of
+from simdist.hardware.compare._compare import Point, compare
+from simdist.hardware.compare._parity import ParityReport, Timing, exit_code
 from simdist.scenario import Plan, load
 
 

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from simdist.cli._real import _print as print_report
-from simdist.hardware import _parity
-from simdist.hardware._compare import recorders
-from simdist.hardware._dumps import write_dumps
 from simdist.hardware._flight import FlightRecord, read_record, watchdog_environment
 from simdist.hardware._journal import Journal
-from simdist.hardware._match import Match, match, with_device_times
-from simdist.hardware._outcome import matches_of, outcome_of
-from simdist.hardware._replay import RealReport
+from simdist.hardware.compare import _parity
+from simdist.hardware.compare._compare import recorders
+from simdist.hardware.compare._dumps import write_dumps
+from simdist.hardware.compare._match import Match, match, with_device_times
+from simdist.hardware.compare._outcome import matches_of, outcome_of
+from simdist.hardware.compare._replay import RealReport
 from simdist.records import Packed
 from simdist.scenario import load, run_scenario
 from tests.hardware.test_pieces import job

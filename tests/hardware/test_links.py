@@ -5,10 +5,10 @@ import math
 import pytest
 
 from simdist.faults import Crash, Fault, Hold, LinkDelay, Partition
-from simdist.hardware import _portable
-from simdist.hardware._conditions import Conditions, link_faults
-from simdist.hardware._namespaces import address_of, rank_at
-from simdist.hardware._portable import not_replayed
+from simdist.hardware.compare import _portable
+from simdist.hardware.compare._portable import not_replayed
+from simdist.hardware.links._conditions import Conditions, link_faults
+from simdist.hardware.links._namespaces import address_of, rank_at
 from simdist.scenario import load
 
 S = 1_000_000_000

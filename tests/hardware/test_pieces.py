@@ -12,12 +12,12 @@ import pytest
 
 from simdist.faults import Crash, LinkDelay, SlowRank
 from simdist.hardware import Nodes
-from simdist.hardware._calibrate import Calibration, Fit, Model, fit_model, predict_s
 from simdist.hardware._device import nccl_environment, with_backend
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal, read_events, read_lives
-from simdist.hardware._outcome import outcome_of
-from simdist.hardware._portable import not_replayed
+from simdist.hardware.compare._calibrate import Calibration, Fit, Model, fit_model, predict_s
+from simdist.hardware.compare._outcome import outcome_of
+from simdist.hardware.compare._portable import not_replayed
 from simdist.scenario import load
 from simdist.scenario._calibration import CalibrationError, calibrated
 
@@ -204,7 +204,7 @@ def test_a_simulation_costs_what_the_description_says(tmp_path: Path) -> None:
 
 
 def test_no_time_is_scaled_to_none() -> None:
-    from simdist.hardware import _scaling
+    from simdist.hardware.rank import _scaling
 
     assert _scaling.scaled(timedelta(seconds=2)) == timedelta(seconds=2)  # no scale is laid on this process
     assert _scaling.scaled(timedelta(0)) == timedelta(0)

@@ -16,8 +16,8 @@ from types import FunctionType
 
 from torch._C._distributed_c10d import TCPStore
 
-from simdist.hardware._loopback import serve_on_loopback
-from simdist.hardware._scaling import scale_time
+from simdist.hardware.links._loopback import serve_on_loopback
+from simdist.hardware.rank._scaling import scale_time
 
 given = []
 TCPStore.__init__ = lambda self, *args, **kwargs: given.append(kwargs["timeout"].total_seconds())

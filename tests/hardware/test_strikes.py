@@ -18,7 +18,7 @@ from simdist.faults import Fault, OperationDelay, Raise, RankFault, StruckRank
 from simdist.hardware._board import Board, BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal, read_life
-from simdist.hardware._strikes import Strikes
+from simdist.hardware.rank._strikes import Strikes
 
 Happening = tuple[str, Any]
 

@@ -12,9 +12,9 @@ from torch.distributed.flight_recorder import fr_trace
 
 from simdist.cli import main
 from simdist.hardware import RealReport, replay
-from simdist.hardware._compare import recorders
 from simdist.hardware._job import Job
-from simdist.hardware._outcome import matches_of
+from simdist.hardware.compare._compare import recorders
+from simdist.hardware.compare._outcome import matches_of
 from simdist.scenario import load
 
 ROOT = Path(__file__).parents[2]

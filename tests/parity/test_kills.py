@@ -12,7 +12,7 @@ import pytest
 
 from simdist.errors import SimdistError
 from simdist.hardware._keeper import Keeper, descendants
-from simdist.hardware._namespaces import why_no_namespaces
+from simdist.hardware.links._namespaces import why_no_namespaces
 from tools.kill_runs import kill, real_run
 
 # Orphans of orphans: each one's parent is gone at once, in sessions of their own.

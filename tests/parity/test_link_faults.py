@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from simdist.hardware._namespaces import why_no_namespaces
-from simdist.hardware._parity import check_parity
+from simdist.hardware.compare._parity import check_parity
+from simdist.hardware.links._namespaces import why_no_namespaces
 from simdist.scenario import load
 
 ROOT = Path(__file__).parents[2]

@@ -26,8 +26,8 @@ from simdist.c10d.backends.gloo import GlooFailure
 from simdist.c10d.engine import _data
 from simdist.cli import main
 from simdist.hardware import replay
-from simdist.hardware._account import Account, account_of
-from simdist.hardware._compare import compare
+from simdist.hardware.compare._account import Account, account_of
+from simdist.hardware.compare._compare import compare
 from simdist.scenario import Plan, load, run_scenario
 
 ROOT = Path(__file__).parents[2]

@@ -54,9 +54,3 @@ def test_no_file_is_in_a_ring() -> None:
     rings = [sorted(ring) for ring in nx.strongly_connected_components(graph) if len(ring) > 1]
 
     assert rings == []
-
-
-def test_no_room_has_more_than_25_files() -> None:
-    sizes = {name: sum(room(module) == name for module in files()) for name in ROOMS}
-
-    assert max(sizes.values()) <= 25, sizes

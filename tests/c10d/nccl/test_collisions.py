@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 
-from simdist.c10d.backends.nccl import NcclAlgorithm, _folds
-from simdist.c10d.backends.nccl._collisions import Plan, collide
-from simdist.c10d.backends.nccl._tuned import trees_of
-from simdist.c10d.backends.nccl._tuning import Graph
+from simdist.c10d.backends.nccl import NcclAlgorithm
+from simdist.c10d.backends.nccl.kernels import _folds
+from simdist.c10d.backends.nccl.kernels._collisions import Plan, collide
+from simdist.c10d.backends.nccl.kernels._tuned import trees_of
+from simdist.c10d.backends.nccl.kernels._tuning import Graph
 from simdist.c10d.surface import Operation
 from simdist.cluster import NcclModel, build
 from simdist.errors import MismatchError

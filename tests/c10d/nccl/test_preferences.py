@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from simdist.c10d.backends.nccl._preferences import Preferences
-from simdist.c10d.backends.nccl._tuning import Choice, Graph, choose, shrunk_channels
+from simdist.c10d.backends.nccl.kernels._preferences import Preferences
+from simdist.c10d.backends.nccl.kernels._tuning import Choice, Graph, choose, shrunk_channels
 from simdist.cluster import NcclModel, build
 from simdist.inside.torch import Place
 from simdist.process import current_process

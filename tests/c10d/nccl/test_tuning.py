@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from simdist.c10d.backends.nccl._tuned import graph_of, trees_of
-from simdist.c10d.backends.nccl._tuning import Graph, choose, estimates, shrunk_channels
+from simdist.c10d.backends.nccl.kernels._tuned import graph_of, trees_of
+from simdist.c10d.backends.nccl.kernels._tuning import Graph, choose, estimates, shrunk_channels
 from simdist.cluster import Cluster, NcclModel, build, rail_optimised
 from simdist.errors import TopologyError, UnsupportedError
 from simdist.process import current_process

@@ -12,11 +12,11 @@ import torch
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._membership import NcclMember
-from simdist.c10d.backends.nccl._nan import device_assert, holds_nan
 from simdist.c10d.backends.nccl._options import NcclOptions
-from simdist.c10d.backends.nccl._recorder import Entry, stack
 from simdist.c10d.backends.nccl._timing import estimated_us
 from simdist.c10d.backends.nccl._work import NcclWork
+from simdist.c10d.backends.nccl.kernels._nan import device_assert, holds_nan
+from simdist.c10d.backends.nccl.watch._recorder import Entry, stack
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from simdist.c10d.backends.nccl._debug_lines import show_version
-from simdist.c10d.backends.nccl._ending import EndingMember
 from simdist.c10d.backends.nccl._environment import Environment, JoiningEnvironment
-from simdist.c10d.backends.nccl._information import Informer
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl._monitor import Monitor
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
-from simdist.c10d.backends.nccl._preferences import Preferences, preferences
-from simdist.c10d.backends.nccl._rank import nccl_of
-from simdist.c10d.backends.nccl._remote_errors import RemoteErrors
 from simdist.c10d.backends.nccl._timing import Hook
-from simdist.c10d.backends.nccl._transport import problem_of_networks
-from simdist.c10d.backends.nccl._watchdog import Watchdog
 from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.c10d.backends.nccl._work import NcclWork
+from simdist.c10d.backends.nccl.kernels._preferences import Preferences, preferences
+from simdist.c10d.backends.nccl.watch._debug_lines import show_version
+from simdist.c10d.backends.nccl.watch._ending import EndingMember
+from simdist.c10d.backends.nccl.watch._information import Informer
+from simdist.c10d.backends.nccl.watch._monitor import Monitor
+from simdist.c10d.backends.nccl.watch._rank import nccl_of
+from simdist.c10d.backends.nccl.watch._remote_errors import RemoteErrors
+from simdist.c10d.backends.nccl.watch._transport import problem_of_networks
+from simdist.c10d.backends.nccl.watch._watchdog import Watchdog
 from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 from simdist.c10d.surface._compat import is_duration, whole_ms
 from simdist.c10d.surface._identity import GroupBackend

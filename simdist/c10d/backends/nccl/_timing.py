@@ -15,8 +15,8 @@ from simdist.cluster import NcclModel
 from simdist.inside.torch import RECORDER_HEADER, Place, c10d_bindings
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._preferences import Preferences
     from simdist.c10d.backends.nccl._work import NcclWork
+    from simdist.c10d.backends.nccl.kernels._preferences import Preferences
     from simdist.c10d.surface._operation import Operation
 
 __all__ = ["Hook", "WorkInfo", "estimated_us"]
@@ -93,7 +93,7 @@ class Hook:
 
 def estimated_us(communicator: Any, operations: list[Operation], preferences: Preferences | None) -> float:
     """What operations would take, one after the other, in microseconds; by the cluster's model, or the usual one."""
-    from simdist.c10d.backends.nccl._tuned import TunedAlgorithm
+    from simdist.c10d.backends.nccl.kernels._tuned import TunedAlgorithm
 
     cluster = communicator.network.cluster
     ranks = communicator.ranks

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simdist.c10d.backends.nccl._debug_lines import NCCL_VERSION, show_warning
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl._transport import cut_off, cut_short, peer_left
+from simdist.c10d.backends.nccl.watch._debug_lines import NCCL_VERSION, show_warning
+from simdist.c10d.backends.nccl.watch._transport import cut_off, cut_short, peer_left
 from simdist.inside.torch import Place
 
 __all__ = ["NCCL_VERSION", "NcclFailure", "async_error", "nccl_error"]

@@ -1,0 +1,224 @@
+"""How NCCL does each operation: who gets what, and the cost on one ring (NCCL 2.29)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from simdist.c10d.backends.nccl.kernels import _folds
+from simdist.c10d.backends.nccl.kernels._collisions import LARGEST_LL, Plan, collide, collide_messages
+from simdist.c10d.backends.nccl.kernels._folds import Operand
+from simdist.c10d.backends.nccl.kernels._preferences import Preferences
+from simdist.c10d.engine import Collision, StreamAlgorithm
+from simdist.c10d.engine._data import CHECKSUM_BYTES
+from simdist.c10d.surface import Operation
+from simdist.c10d.surface._memory import as_bytes, checksum
+from simdist.cluster import Cluster
+
+__all__ = ["Calls", "NcclAlgorithm", "operands"]
+
+Tensor = torch.Tensor
+Calls = Sequence[tuple[Operation, Any, Any]]
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+
+
+class NcclAlgorithm(StreamAlgorithm):
+    """One ring over ranks 0 to n-1."""
+
+    def duration_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> int:
+        """Steps around the ring, each of which takes a latency, and the bytes that cross the slowest link."""
+        if ranks == 1:
+            return 0
+        steps, amount = _ring(operation, ranks)
+        return round(steps * latency_ns + amount * byte_ns)
+
+    def traffic(self, operation: Operation, ranks: int) -> Sequence[tuple[int, int, float]]:
+        """The bytes that ranks send each other."""
+        if ranks == 1:
+            return []
+        each = operation.size / ranks
+        if operation.name == "all_to_all":
+            return [(a, b, each) for a in range(ranks) for b in range(ranks) if a != b]
+        if operation.name in ("gather", "scatter"):
+            others = [rank for rank in range(ranks) if rank != operation.root]
+            pairs = [
+                (rank, operation.root) if operation.name == "gather" else (operation.root, rank) for rank in others
+            ]
+            return [(*pair, float(operation.size)) for pair in pairs]
+        _, amount = _ring(operation, ranks)
+        return [(rank, (rank + 1) % ranks, amount) for rank in range(ranks)]
+
+    def fitted(self, cluster: Cluster, ranks: Sequence[int]) -> StreamAlgorithm:
+        """What NCCL would choose on the cluster, if it has a model of that."""
+        if cluster.nccl is None or len(ranks) == 1:
+            return self
+        from simdist.c10d.backends.nccl.kernels._tuned import TunedAlgorithm  # which few worlds need
+
+        return TunedAlgorithm(cluster, cluster.nccl, ranks)
+
+    def heed(self, rank: int, preferences: Preferences | None) -> None:
+        """What the environment of a rank leaves of the choice; one ring is no choice."""
+
+    def meets(self, calls: Calls) -> bool:
+        """NCCL compares nothing: other bytes, kinds or roots collide; other types of equal size become one's own."""
+        first = calls[0][0]
+        if first.name == "all_to_all":
+            return all(each.name == first.name for each, _, _ in calls) and _exchange_fits(calls)
+        return all(
+            each is first
+            or (
+                each.name == first.name
+                and each.root == first.root
+                and each.element == first.element
+                and each.size == first.size
+            )
+            for each, _, _ in calls
+        )
+
+    def execute(self, calls: Calls) -> int:
+        """Move the bytes."""
+        name = calls[0][0].name
+        left = self._all_reduce(calls) if name in ("all_reduce", "barrier") else _EXECUTE[name](calls)
+        return checksum(left, CHECKSUM_BYTES)
+
+    def plans(self, operations: Sequence[Operation]) -> list[Plan]:
+        """How the calls of ranks go that do not fit."""
+        copies = [len(operations) if each.name == "all_gather" else 1 for each in operations]
+        largest = max(each.size * count for each, count in zip(operations, copies, strict=True))
+        return [Plan("ll" if largest <= LARGEST_LL else "simple")] * len(operations)
+
+    def collide(self, calls: Calls, left: dict[Any, Any]) -> Collision:
+        """Let the kernels of calls that do not fit do what each does."""
+        return collide(calls, self.plans([operation for operation, _, _ in calls]), left)
+
+    def collide_messages(self, pair: tuple[int, int], calls: Calls, left: dict[Any, Any]) -> Collision:
+        """The same of a send and a receive."""
+        return collide_messages(pair, calls, left)
+
+    def _all_reduce(self, calls: Calls) -> list[Tensor]:
+        datas = [inputs for _, inputs, _ in calls]
+        _folds.all_reduce(operands(calls, datas))
+        return datas[:1]
+
+    def all_reduce(self, tensors: Sequence[Tensor], reduction: str, *, paired: bool = False) -> None:
+        """Reduce the flat tensors of all ranks, in place on each of them."""
+        _folds.all_reduce([Operand(tensor, reduction, None, is_bool=False) for tensor in tensors])
+
+    def reduce(self, tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
+        """Reduce the flat tensors of all ranks to one; those of the others stay."""
+        operands = [Operand(tensor, reduction, None, is_bool=False) for tensor in tensors]
+        _folds.reduce_to(root, operands, tensors[root])
+
+    def combine(self, reduction: str, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None]:
+        """The function of one hop."""
+        function = Operand(torch.empty(0, dtype=dtype), reduction, None, is_bool=dtype is torch.bool).combine
+
+        def combine(local: Tensor, received: Tensor, out: Tensor) -> None:
+            out.copy_(function(local, received))
+
+        return combine
+
+
+def _ring(operation: Operation, ranks: int) -> tuple[int, float]:
+    """The steps of an operation, and the bytes that each link of the ring carries."""
+    name, size = operation.name, operation.size
+    if name in ("all_reduce", "barrier"):
+        return 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size
+    if name == "reduce_scatter":
+        return ranks - 1, (ranks - 1) / ranks * size
+    if name == "all_gather":
+        return ranks - 1, float((ranks - 1) * size)
+    if name in ("gather", "scatter"):
+        return 1, float((ranks - 1) * size)
+    if name == "all_to_all":
+        return 1, (ranks - 1) / ranks * size
+    return ranks - 1, float(size)  # broadcast, reduce: a chain, in pieces
+
+
+def operands(calls: Calls, datas: Sequence[Tensor]) -> list[Operand]:
+    """What each rank puts in."""
+    return [
+        Operand(data, operation.reduction, factor, is_bool=operation.dtype_name == "bool")
+        for (operation, _, factor), data in zip(calls, datas, strict=True)
+    ]
+
+
+def _reduce(calls: Calls) -> list[Tensor]:
+    datas = [inputs for _, inputs, _ in calls]
+    root = calls[0][0].root
+    _folds.reduce_to(root, operands(calls, datas), datas[root])
+    return [datas[root]]
+
+
+def _reduce_scatter(calls: Calls) -> list[Tensor]:
+    outputs = [output for _, (output, _), _ in calls]
+    # An output may lie in the input of its rank, in which the totals of the others still have to be found.
+    totals = [torch.empty_like(output) for output in outputs]
+    for owner, total in enumerate(totals):
+        _folds.reduce_to(owner, operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
+    for output, total in zip(outputs, totals, strict=True):
+        output.copy_(total)
+    return outputs
+
+
+def _broadcast(calls: Calls) -> list[Tensor]:
+    datas = [inputs for _, inputs, _ in calls]
+    root = calls[0][0].root
+    source = as_bytes(datas[root])
+    for rank, data in enumerate(datas):
+        if rank != root:
+            as_bytes(data).copy_(source)
+    return datas[:1]
+
+
+def _all_gather(calls: Calls) -> list[Tensor]:
+    sources = [as_bytes(data) for _, (_, data), _ in calls]
+    for _, (outputs, _), _ in calls:
+        for output, source in zip(outputs, sources, strict=True):
+            as_bytes(output).copy_(source)
+    return [data for _, (_, data), _ in calls]
+
+
+def _all_to_all(calls: Calls) -> list[Tensor]:
+    sent = [[as_bytes(tensor) for tensor in inputs] for _, (_, inputs), _ in calls]
+    filled = []
+    for target, (_, (outputs, _), _) in enumerate(calls):
+        for source, output in enumerate(outputs):
+            as_bytes(output).copy_(sent[source][target])
+            filled.append(output)
+    return filled
+
+
+def _exchange_fits(calls: Calls) -> bool:
+    return all(
+        output.numel() * output.element_size() == sent.numel() * sent.element_size()
+        for target, (_, (outputs, _), _) in enumerate(calls)
+        for output, sent in zip(outputs, [inputs[target] for _, (_, inputs), _ in calls], strict=True)
+    )
+
+
+def _gather(calls: Calls) -> list[Tensor]:
+    outputs: list[Tensor] = calls[calls[0][0].root][1][0]
+    for output, (_, (_, data), _) in zip(outputs, calls, strict=True):
+        as_bytes(output).copy_(as_bytes(data))
+    return outputs
+
+
+def _scatter(calls: Calls) -> list[Tensor]:
+    sent: list[Tensor] = calls[calls[0][0].root][1][1]
+    for (_, (output, _), _), data in zip(calls, sent, strict=True):
+        as_bytes(output).copy_(as_bytes(data))
+    return [output for _, (output, _), _ in calls]
+
+
+_EXECUTE: dict[str, Callable[[Calls], list[Tensor]]] = {
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "gather": _gather,
+    "scatter": _scatter,
+}

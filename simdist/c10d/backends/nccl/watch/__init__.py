@@ -1,0 +1,1 @@
+"""ProcessGroupNCCL's threads and reports: watchdog, heartbeat monitor, flight recorder, the ends of processes."""

@@ -1,0 +1,72 @@
+"""The lines that NCCL itself writes, where NCCL_DEBUG asks for them (NCCL 2.29.7): its version, and its warnings."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simdist.device import current_device
+from simdist.inside.torch import Place
+from simdist.process import SimProcess, current_process
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl.watch._rank import RankNccl
+
+__all__ = ["NCCL_VERSION", "show_version", "show_warning", "variable"]
+
+NCCL_VERSION = (2, 29, 7)
+_LEVELS = {"VERSION": 1, "WARN": 2, "INFO": 3, "ABORT": 4, "TRACE": 5}
+_CUDA = "13.0"
+
+
+def variable(process: SimProcess, name: str, default: str = "") -> str:
+    """A variable of a process; at any moment, on any thread."""
+    found: bytes = process.environ.get(name.encode(), default.encode())  # type: ignore[call-overload]  # as they are kept
+    return os.fsdecode(found)
+
+
+def _level(process: SimProcess) -> int:
+    return _LEVELS.get(variable(process, "NCCL_DEBUG").upper(), 0)
+
+
+def show_version(nccl: RankNccl, rank: int, index: int) -> None:
+    """Write the line of NCCL's version, once per process, if NCCL_DEBUG asks for it: from INFO on, or on rank 0."""
+    level = _level(nccl.process)
+    if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not nccl.once("version"):
+        return
+    line = f"NCCL version {'.'.join(str(number) for number in NCCL_VERSION)}+cuda{_CUDA}\n"
+    if level > _LEVELS["WARN"]:
+        line = f"{_whence(nccl.process, index)} NCCL INFO {line}"
+    _write(nccl.process, line, "w")
+
+
+def show_warning(text: str, place: Place, process: SimProcess | None = None, index: int | None = None) -> None:
+    """Write a warning of the NCCL of the calling rank, or of a process for one of its devices; from WARN on."""
+    process = current_process() if process is None else process
+    if process is None:
+        return
+    if process.torch_state.nccl is not None:
+        process.torch_state.nccl.last_warning = text
+    if _level(process) < _LEVELS["WARN"]:
+        return
+    index = current_device() if index is None else index
+    seconds = (process.epoch_ns + process.simulation.now_ns) // 1_000_000_000
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    line = f"\n[{moment:%F %T}] {_whence(process, index)} {place.in_sources} NCCL WARN {text}\n"
+    _write(process, line, "a")
+
+
+def _whence(process: SimProcess, index: int) -> str:
+    return f"{process.host.name}:{process.pid}:{process.pid} [{index}]"
+
+
+def _write(process: SimProcess, line: str, mode: str) -> None:
+    path = variable(process, "NCCL_DEBUG_FILE")
+    if path and _level(process) > _LEVELS["VERSION"]:
+        named = path.replace("%h", process.host.name).replace("%p", str(process.pid)).replace("%%", "%")
+        with Path(named).open(mode, encoding="utf-8") as file:
+            file.write(line)
+    else:
+        process.add_output("stdout", line)

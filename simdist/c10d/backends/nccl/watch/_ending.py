@@ -1,0 +1,179 @@
+"""How one rank's ProcessGroupNCCL ends: by an error, destroyed, aborted, or left to the end of the program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from simdist.c10d.backends.nccl._words import async_error
+from simdist.c10d.backends.nccl._work import NcclWork
+from simdist.c10d.backends.nccl.watch._monitor import ask_for_dumps, dump
+from simdist.c10d.surface._identity import GroupBackend
+from simdist.inside.torch import Place, c10d_bindings
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._environment import Environment
+    from simdist.c10d.backends.nccl._timing import Hook
+    from simdist.c10d.backends.nccl.watch._information import Informer
+    from simdist.c10d.backends.nccl.watch._monitor import Monitor
+    from simdist.c10d.backends.nccl.watch._rank import RankNccl
+    from simdist.c10d.backends.nccl.watch._watchdog import Watchdog
+    from simdist.c10d.engine._streamed import Connection, StreamCommunicator
+
+__all__ = ["EndingMember"]
+
+
+class EndingMember(GroupBackend):
+    """What a rank's end of a group does when it comes to an end."""
+
+    _communicator: StreamCommunicator
+    _nccl: RankNccl
+    _connections: dict[str, Connection]  # by the device, or the two ranks
+    watchdog: Watchdog
+    monitor: Monitor | None
+    informer: Informer
+    hook: Hook | None  # called for each work that is over
+    closed: bool  # it was shut down, or the program has aborted it
+    errors: dict[Connection, str]  # what NCCL has told of communicators, in torch's words
+    dead: dict[Connection, str]  # those that were aborted, and why, if that was said
+    _is_joined: bool  # somebody has waited for the end of its watchdog
+    _error: str  # what has happened to the group first
+    environment: Environment
+    results: dict[NcclWork, list[Any]]  # futures of how works end
+
+    def shutdown(self) -> None:
+        """Wait until what is queued is over, and end the communicators."""
+        inform = self.informer
+        inform.say("Starting to destroy process group, flushing operations.", Place.DESTROY_BEGUN)
+        if not self.closed:
+            self._drain()
+        inform.say("Operations flushed, joining watchdog thread.", Place.DESTROY_FLUSHED)
+        self._join_watchdog()
+        self._close()
+        inform.say("Watchdog joined, destroying NCCL communicators.", Place.DESTROY_WATCHED)
+        inform.say("Destroy complete.", Place.DESTROY_ENDED)
+
+    def let_end(self, until_ns: int) -> None:
+        """Wait until what was launched is over, but no longer than until then."""
+        simulation = self._communicator.simulation
+        for work in list(self._member.pending):
+            while not work.done and simulation.now_ns < until_ns:
+                if not simulation.park(work, until_ns):
+                    return
+
+    def abort(self) -> None:
+        """End the communicators at once: streams are free, and what was under way leaves garbage."""
+        self.dump_extra()
+        self.informer.say("Launching ProcessGroupNCCL abort asynchronously.", Place.ABORT_LAUNCHED)
+        self.release()
+        self._close()
+        self.informer.say("ProcessGroupNCCL aborts successfully.", Place.ABORTED)
+
+    def leave(self) -> None:
+        """Torch has forgotten the group: its C++ object is destroyed."""
+        super().leave()
+        if self.closed:
+            self.informer.say("ProcessGroupNCCL destructor entered.", Place.DESTRUCTOR)
+            self.end_threads()
+
+    def end_threads(self) -> None:
+        """Its destructor ends its threads."""
+        self._join_watchdog()
+        self.informer.monitor_joined()
+
+    def _join_watchdog(self) -> None:
+        if not self._is_joined:
+            self.watchdog.flush()
+            self.watchdog.join()
+            self.informer.joined()
+        self._is_joined = True
+
+    def dump_extra(self) -> None:
+        """Dump, and ask all others to, where a variable wants that of whatever goes wrong, and nobody has yet."""
+        nccl = self._nccl
+        if nccl.dump_is_due or not nccl.variables().truth(False, "TORCH_NCCL_EXTRA_DUMP_ON_EXEC"):
+            return
+        nccl.dump_is_due = True
+        self.informer.say("Sending extra dumping signal", Place.DUMP_EXTRA)
+        ask_for_dumps(self)
+        dump(self, frames=False)
+
+    def _close(self) -> None:
+        self.closed = True
+        self.watchdog.flush()
+        self.watchdog.stop()
+        if self.monitor is not None:
+            self.monitor.retire()
+
+    # -- what goes wrong -----------------------------------------------------------------------------------------
+
+    def get_error(self) -> Any:
+        """What has happened to the group; the first stays."""
+        return c10d_bindings.ErrorType.__members__[self._error]
+
+    def error_kind(self) -> str:
+        """The name of what has happened to the group."""
+        return self._error
+
+    def set_error(self, kind: str, work: NcclWork | None = None) -> None:
+        """Something has happened, maybe to a work."""
+        if self._error == "SUCCESS":
+            self._error = kind
+        if work is not None:
+            self.settle_results(work, kind)
+
+    def settle_results(self, work: NcclWork, kind: str) -> None:
+        """The futures of how a work ends are done."""
+        result = int(c10d_bindings.WorkResult.__members__[kind])
+        for future in self.results.pop(work, ()):
+            work.process.deliver(functools.partial(future.set_result, result))
+
+    def settle_results_later(self, work: NcclWork) -> None:
+        """A work is over: the futures of how it ends are done when its watchdog sees that, if there is one."""
+        if self.environment.blocking_wait:
+            return
+        seen_ns = max(self.watchdog.tick_after(work.ended_ns), self._communicator.simulation.now_ns)
+        self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
+
+    def tell_error(self, connection: Connection, text: str) -> None:
+        """NCCL tells of an error in a communicator: a caller that asks learns of it, the watchdog when it looks."""
+        self.errors.setdefault(connection, text)
+        self._member.process.wake()
+        self.watchdog.notice()
+
+    def abort_connections(self, connections: Iterable[Connection] = (), reason: str = "") -> None:
+        """Abort some communicators, or all, which are of no use any more; the program is not asked.
+
+        An aborted communicator is one with an error, which the watchdog finds in all works that it has not seen end.
+        """
+        found = [each for each in connections or self._connections.values() if each not in self.dead]
+        with self.watchdog.keep_works():
+            self.release(found)
+        for connection in found:
+            self.dead[connection] = reason
+            if reason:
+                self.errors[connection] = f"NCCL communicator encountered error set by ProcessGroupNCCL: {reason}"
+            self.tell_error(connection, async_error("ncclSystemError", self._nccl.last_warning))
+
+    def release(self, connections: Collection[Connection] | None = None) -> None:
+        """End what is under way, on some communicators or all: streams are free, and the data is garbage.
+
+        To abort takes real processes so long that what all ranks have called is over by then.
+        """
+        now_ns = self._communicator.simulation.now_ns
+        connections = list(self._connections.values()) if connections is None else connections
+        for work in list(self._member.pending):
+            if isinstance(work, NcclWork) and work.connection in connections:
+                wholes = [part.whole for part in work.calls]
+                work.aborted = any(whole is None or whole.is_endless for whole in wholes)
+        for connection in connections:
+            connection.release(self.rank(), now_ns)
+            connection.leave(self.rank(), at_once=False)
+
+    def _drain(self) -> None:
+        for work in list(self._member.pending):
+            if isinstance(work, NcclWork):
+                work.streams.wait_for(work.end, heeds_errors=False)
+        if self.hook is not None:
+            self.hook.flush()

@@ -1,0 +1,119 @@
+"""What NCCL keeps per process, of one rank: its number of groups, its recorder, its first monitor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._variables import Variables
+from simdist.c10d.backends.nccl.watch._recorder import NcclRecorder
+from simdist.inside.torch import Place
+from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl.watch._monitor import Monitor
+
+__all__ = ["RankNccl", "nccl_of"]
+
+_EXIT_NS = 100_000_000  # that an interpreter with torch in it takes to end, at least
+_PREFIX = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+
+
+class RankNccl:
+    """The static variables of ProcessGroupNCCL in a rank's process."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self.process = process
+        self.warned: dict[str, None] = {}  # what is said once
+        variables = self.variables()
+        limit = variables.number(2000, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+        variables.truth(False, "TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")
+        self.recorder = NcclRecorder(max(0, limit), process.epoch_ns)
+        self.groups: list[Any] = []
+        self.monitor: Monitor | None = None  # of the first group
+        self.dump_is_due = False  # somebody has asked for a dump
+        self.last_warning = ""  # of NCCL, which torch repeats
+        self._work_prefix = ""  # of lines about works: the rank in the group of the first
+        self._prefix: str | None = None  # of the files of dumps, once one was written
+        process.at_exit.append((self._leave, (), {}))
+
+    def variables(self) -> Variables:
+        """Those of the process, as they are now; at any moment, on any thread."""
+        found = {os.fsdecode(name): os.fsdecode(value) for name, value in self.process.environ.items()}
+        return Variables(found, self._warn)
+
+    def _warn(self, key: str, text: str, place: Place) -> None:
+        function = "(function check_env)" if not key else "(function operator())"
+        if not key or self.once(key):
+            log(self.process, "W", f"Warning: {text} {function}", place)
+
+    def write_dump(self, say: Callable[..., None], *, frames: bool, active: bool) -> bool:
+        """Write the flight record, if a file is named; False if nothing is recorded. `say` tells of it."""
+        if not self.recorder.limit:
+            return False
+        variables = self.variables()
+        if self._prefix is None or variables.truth(False, "TORCH_FR_DUMP_DYNAMIC_FILE_NAME"):
+            self._prefix = variables.text("", *_PREFIX)
+        if self._prefix:
+            path = Path(f"{self._prefix}{self.process.rank}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            say(f"ProcessGroupNCCL dumping nccl trace to {path}", Place.DUMP_BEGUN)
+            path.write_bytes(self.recorder.dump_bytes(self.process.simulation.now_ns, frames=frames, active=active))
+            text = f"Finished writing Flight Recorder debug info to {path}"
+            say(text, Place.DUMP_WRITTEN, prefixed=False)
+            say("Flight Recorder trace successfully dumped.", Place.DUMP_ENDED)
+        return True
+
+    def work_prefix(self, group: Any) -> str:
+        """What lines about works of a group begin with; all do like the first."""
+        self._work_prefix = self._work_prefix or f"[Rank {group.rank()}] "
+        return self._work_prefix
+
+    def once(self, key: str) -> bool:
+        """True the first time."""
+        new = key not in self.warned
+        self.warned[key] = None
+        return new
+
+    def _leave(self) -> None:
+        """The interpreter ends: the first rank of each host says that groups are left, and they are aborted.
+
+        That takes real processes so long that what ranks have launched is over by then, unless it hangs.
+        """
+        process = self.process
+        left = [group for group in self.groups if not group.closed]
+        for group in left:
+            group.let_end(process.simulation.now_ns + _EXIT_NS)
+        for group in left:
+            group.informer.say("ProcessGroupNCCL destructor entered.", Place.DESTRUCTOR)
+            if group is left[0] and int(os.environ.get("LOCAL_RANK", process.rank)) == 0:
+                log(
+                    process,
+                    "W",
+                    "Warning: WARNING: destroy_process_group() was not called before program exit, which can leak "
+                    "resources. For more info, please see https://pytorch.org/docs/stable/distributed.html#shutdown "
+                    "(function operator())",
+                    Place.NOT_DESTROYED,
+                )
+            group.dump_extra()
+            group.informer.say("Launching ProcessGroupNCCL abort asynchronously.", Place.ABORT_LAUNCHED)
+            group.informer.say("ProcessGroupNCCL aborts successfully.", Place.ABORTED)
+            group.end_threads()
+        for group in self.groups:
+            group.watchdog.join()
+
+
+def nccl_of(process: SimProcess) -> RankNccl:
+    """That of a process, made with its first group; called on the rank.
+
+    Raises:
+        RuntimeError: a variable of its environment has no value that torch knows.
+    """
+    state = process.torch_state
+    if state.nccl is None:
+        state.nccl = RankNccl(process)
+    found: RankNccl = state.nccl
+    return found

@@ -1,0 +1,83 @@
+"""Errors that ranks of a group tell each other by its store, with TORCH_NCCL_PROPAGATE_ERROR (torch 2.13).
+
+The watchdog that finds a failure leaves the rank's number in the group's store, under `remote_error:<group>`; that of
+every other rank asks for it each time that it goes round, says so, and does no more. Without a store each of its rounds
+says that.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl.watch._monitor import Poller, broadcast, when_it_runs
+from simdist.inside.torch import Place
+
+if TYPE_CHECKING:
+    from simdist.process import SimProcess
+
+__all__ = ["RemoteErrors"]
+
+
+class RemoteErrors(Poller):
+    """What one rank's watchdog knows of the errors of others.
+
+    It is an `Expiring` of the simulation while the store does not answer any more.
+    """
+
+    def __init__(self, group: Any, process: SimProcess, store: Any) -> None:
+        self._group = group
+        self._process = process
+        self._key = f"remote_error:{group.group_name}"
+        self._looks = False  # at its next turn
+        self.deadline_ns: int | None = None
+        store.server.monitors.append(self)
+        if store._name(self._key) in store.server.data:  # of a group that had its name before
+            self.notice()
+
+    def tell(self) -> None:
+        """Tell the others that this rank has failed."""
+        group = self._group
+        broadcast(group, group._store, self._key, group.rank())
+        for monitor in group._store.server.monitors:
+            monitor.notice()
+
+    def notice(self) -> None:
+        """There may be something to see."""
+        if not self._looks and self._is_well():
+            self._looks = True
+            due_ns = self._group.watchdog.tick_after(self._process.simulation.now_ns)
+            self._process.simulation.call_at(due_ns, lambda: when_it_runs(self._process, self._look))
+
+    def stop(self) -> None:
+        """It does nothing any more."""
+        self._process.simulation.move_deadline(self, None)
+
+    def expire(self) -> None:
+        """It is time to ask again."""
+        self.deadline_ns = None
+        when_it_runs(self._process, self._look)
+
+    def _is_well(self) -> bool:
+        return self._group.error_kind() == "SUCCESS" and not self._group.closed
+
+    def _look(self) -> None:
+        self._looks = False
+        if not self._is_well():
+            return
+        group, store = self._group, self._group._store
+        try:
+            store.require_server(self._process)
+        except dist.DistNetworkError as error:
+            failed = f"Failed to check the signal {self._key} on TCPStore, {error}"
+            log(self._process, "W", f"{group._prefix()}{failed}", Place.SIGNAL_NOT_READ)
+            self.go_round(group.watchdog.tick_after(self._process.simulation.now_ns + 1))
+            return
+        value = store.server.data.get(store._name(self._key))
+        if value is not None:
+            group.set_error("REMOTE_ERROR")
+            (rank,) = struct.unpack("<i", value)
+            log(self._process, "E", f"{group._prefix()} remote error detected from rank: {rank}", Place.SIGNAL_READ)

@@ -1,0 +1,224 @@
+"""Operators that ranks define (`torch.library`): each rank its own, under one name.
+
+C++ has one table of operators and kernels for the process, and refuses what is there already. So of what ranks define
+alike there is one operator, which lives until the last of them has let go of it, or the world has ended; and of what
+they register for a dispatch key one kernel, which calls the function of the rank that runs. Where a rank has none for
+an operator that was there before, it gets the kernel that stood there. What torch keeps in Python beside is a slot.
+
+What a shared module defines when it is imported is there for all, as it is without simdist.
+
+In doubt: a rank that has defined nothing of the kind finds an operator that another has. Fallbacks for a whole dispatch
+key are for all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import operator_schemas
+
+from simdist.c10d.surface.state._registries import Registry
+from simdist.errors import UnsupportedError
+from simdist.inside.torch import (
+    compiled_kernel,
+    core_bindings,
+    forget_operators,
+    has_kernel,
+    kernel_library,
+    operator_tables,
+)
+from simdist.process import Patches, Runtime, SimProcess, current_process, current_runtime, imported_for_all
+
+__all__ = ["install"]
+
+_IN_PYTHON = Registry("operators", operator_tables())
+_library: Any = torch.library
+_make_real: Any = kernel_library
+
+
+class _Operator:
+    """One that ranks have defined."""
+
+    def __init__(self, said: tuple[Any, ...], real: Any, name: Any) -> None:
+        self.said = said  # schema, aliases and tags
+        self.real = real  # the library that holds it, and nothing else
+        self.name = name  # what its definition gives
+        self.owners: dict[SimProcess, _RanksLibrary] = {}
+
+
+class _Kernel:
+    """What runs for one operator and one dispatch key."""
+
+    def __init__(self, before: Any) -> None:
+        self.real: Any = None
+        self.functions: dict[SimProcess, list[tuple[_RanksLibrary, Any, bool]]] = {}  # the last one counts
+        self._before = before  # the kernel that stood there; None for an operator of ranks
+
+    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        process: Any = current_process()
+        own = self.functions.get(process)
+        if own is None:
+            if self._before is not None:
+                return self._before.call_boxed(keys, *args, **kwargs)
+            own = next(iter(self.functions.values()))
+        _, function, with_keys = own[-1]
+        return function(keys, *args, **kwargs) if with_keys else function(*args, **kwargs)
+
+
+class _Operators:
+    """All that ranks of one world have defined, by full names."""
+
+    def __init__(self) -> None:
+        self.operators: dict[str, _Operator] = {}
+        self.kernels: dict[tuple[str, str], _Kernel] = {}
+        self.namespaces: dict[str, dict[SimProcess, Any]] = {}  # libraries that a rank may have one of
+        self.others: list[Any] = []
+
+    def end(self) -> None:
+        """Undefine everything."""
+        names = list(self.operators)
+        held: list[Any] = [*self.kernels.values(), *self.operators.values()]
+        for real in (
+            *(each.real for each in held),
+            *self.others,
+            *(real for owners in self.namespaces.values() for real in owners.values()),
+        ):
+            real.reset()
+        tables: tuple[dict[Any, Any], ...] = self.operators, self.kernels, self.namespaces
+        for table in tables:
+            table.clear()
+        self.others.clear()
+        _forget(names)
+
+
+def _forget(names: list[str]) -> None:
+    """What Python remembers of operators that are no longer there."""
+    forget_operators(names)
+    cache: dict[Any, Any] = vars(operator_schemas)["_SCHEMA_TO_SIGNATURE_CACHE"]
+    for name in names:
+        base, _, overload = name.partition(".")
+        cache.pop((base, overload), None)
+
+
+class _RanksLibrary:
+    """What `torch.library.Library` makes in C++, for a rank."""
+
+    def __init__(self, world: _Operators, process: SimProcess, arguments: tuple[Any, ...]) -> None:
+        self._world = world
+        self._process = process
+        kind, self._namespace, *self._where = arguments
+        self._kind = "FRAGMENT" if kind == "DEF" else kind
+        if kind == "DEF":
+            owners = world.namespaces.setdefault(self._namespace, {})
+            # The second one of a rank is refused in torch's words, and so is one beside the host's.
+            first = not owners or process in owners
+            owners[process] = _make_real("DEF", *arguments[1:]) if first else self._real()
+
+    def _real(self) -> Any:
+        return _make_real(self._kind, self._namespace, *self._where)
+
+    def _full(self, name: str) -> str:
+        return name if "::" in name else f"{self._namespace}::{name}"
+
+    def define(self, schema: str, alias_analysis: str = "", tags: Any = ()) -> Any:
+        name = self._full(schema.partition("(")[0].strip())
+        said = schema, alias_analysis, tags
+        known = self._world.operators.get(name)
+        if known is None or self._process in known.owners:  # then C++ refuses
+            real = self._real()
+            known = self._world.operators[name] = _Operator(said, real, real.define(*said))
+        elif known.said != said:
+            raise UnsupportedError(
+                f"rank {self._process.rank} defines the operator {name} as {schema!r}, and another rank as "
+                f"{known.said[0]!r}: ranks share torch's table of operators; use names of their own"
+            )
+        known.owners[self._process] = self
+        return known.name
+
+    def impl(self, name: str, dispatch_key: str, function: Any, with_keyset: bool = False) -> None:
+        name = self._full(name)
+        kernel = self._world.kernels.get((name, dispatch_key))
+        if function is _library.fallthrough_kernel:
+            self._keep(lambda real: real.impl(name, dispatch_key, function, with_keyset))
+            return
+        if kernel is None:
+            kernel = _Kernel(None if name in self._world.operators else _kernel_before(name, dispatch_key))
+            kernel.real = self._real()
+            kernel.real.impl(name, dispatch_key, functools.wraps(function)(_calling(kernel)), True)
+            self._world.kernels[name, dispatch_key] = kernel
+        kernel.functions.setdefault(self._process, []).append((self, function, with_keyset))
+
+    def fallback(self, dispatch_key: str, function: Any, with_keyset: bool = False) -> None:
+        self._keep(lambda real: real.fallback(dispatch_key, function, with_keyset))
+
+    def register_ad_inplace_or_view_fallback(self, name: str) -> None:
+        self._keep(lambda real: real.register_ad_inplace_or_view_fallback(name))
+
+    def impl_with_aoti_compile(self, namespace: str, name: str, dispatch_key: str) -> None:
+        self._keep(lambda real: real.impl_with_aoti_compile(namespace, name, dispatch_key))
+
+    def _keep(self, act: Callable[[Any], None]) -> None:
+        real = self._real()
+        act(real)
+        self._world.others.append(real)
+
+    def reset(self) -> None:
+        """Let go of what was defined by it; the last owner undefines it."""
+        world = self._world
+        for key, kernel in list(world.kernels.items()):
+            own = kernel.functions.get(self._process, [])
+            left = [each for each in own if each[0] is not self]
+            if left:
+                kernel.functions[self._process] = left
+            elif own:
+                del kernel.functions[self._process]
+                if not kernel.functions:
+                    world.kernels.pop(key).real.reset()
+        for name, operator in list(world.operators.items()):
+            if operator.owners.get(self._process) is self:
+                del operator.owners[self._process]
+                if not operator.owners:
+                    world.operators.pop(name).real.reset()
+                    _forget([name])
+
+
+def _calling(kernel: _Kernel) -> Callable[..., Any]:
+    def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return kernel(keys, *args, **kwargs)
+
+    return call
+
+
+def _kernel_before(name: str, dispatch_key: str) -> Any:
+    if not has_kernel(name, dispatch_key):
+        return None
+    return compiled_kernel(name, dispatch_key)
+
+
+def _making(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(*arguments: Any) -> Any:
+        runtime, process = current_runtime(), current_process()
+        if runtime is None or process is None or imported_for_all(sys._getframe(1)):
+            return original(*arguments)
+        return _RanksLibrary(_operators_of(runtime), process, arguments)
+
+    return make
+
+
+def _operators_of(runtime: Runtime) -> _Operators:
+    found: _Operators | None = runtime.extras.get(_Operators)
+    if found is None:
+        found = runtime.extras[_Operators] = _Operators()
+        runtime.patches.on_undo(found.end)
+    runtime.separate(_IN_PYTHON.slot)
+    return found
+
+
+def install(patches: Patches) -> None:
+    """Let ranks define operators."""
+    patches.wrap(core_bindings, "_dispatch_library", _making)

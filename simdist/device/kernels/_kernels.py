@@ -1,0 +1,420 @@
+"""Kernels of the dispatch key CUDA, which a CPU build leaves empty: down to the CPU's kernels and up again.
+
+An operator that has a kernel for the CPU gets one for CUDA: it looks whether its tensors are on one device, gives the
+CPU's kernel CPU tensors over the same memory, and makes tensors of the device of what that returns. A view only needs
+the storage: the CPU's kernel makes it of the tensor itself.
+
+`install` registers more than a thousand of them, in a tenth of a second, once per interpreter; what an operator is like
+is looked up when it is first called. They stay: no tensor reaches them that is not on a device. In a CUDA build they
+stand before its own, which `uninstall` brings back (`_cuda_build`). `wrap_kernels` is where kernels come in that also
+report what they read and write, or take time.
+
+Kernels in C++ (`_compiled`) go before these, and give them what is out of the ordinary.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from simdist.device._absent import refuse_symmetric_memory
+from simdist.device._aliases import NotYet, account_holding, lowered, raised, refuse, use
+from simdist.device._claims import Outstanding
+from simdist.device._cuda_build import others
+from simdist.device._idle import is_view
+from simdist.device._state import account_of, keep_figures_in
+from simdist.device.kernels import _sparse, _special, _wider
+from simdist.device.kernels._deferred import defer
+from simdist.device.kernels._mixing import MAY_MIX, wrong_devices
+from simdist.device.kernels._special import (
+    NO_HOST_MEMORY,
+    account_on,
+    drawn_from,
+    grow,
+    memory_error,
+    synchronize_current,
+)
+from simdist.inside.torch import (
+    CPU,
+    Argument,
+    Operator,
+    Replacements,
+    all_operators,
+    below_autocast,
+    calling,
+    find_operator,
+    full_name,
+    has_kernel,
+    is_built_for_cuda,
+    operators_with_kernel,
+    redispatching,
+    schema_of,
+    takes_numbers_as_tensors,
+)
+
+__all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "wrap_kernels"]
+
+Tensor = torch.Tensor
+Kernel = Callable[..., Any]
+Wrapper = Callable[[Operator, Kernel], Kernel]
+_NUMBERS = frozenset((bool, int, float, complex))
+# Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
+_WHOLE = ("aten::convolution", "aten::convolution_backward")
+
+_OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels that are not just the CPU's
+
+_library: Replacements | None = None
+# Other namespaces of torch whose operators have kernels for CUDA in a build with it.
+_MORE = ("quantization",)
+_libraries: dict[str, Replacements] = {}  # by namespace
+_names: list[str] = []  # of the operators that have a kernel here
+_spare_key = "PrivateUse3"  # under which kernels in C++ find these
+_compiled: Any = None  # the module with kernels in C++, while those go first
+_made: dict[str, Kernel] = {}  # by operator, those that have been called
+_wrappers: tuple[Wrapper, ...] = ()
+
+
+def install(compiled: Any = None) -> None:
+    """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, or none do."""
+    global _compiled
+    _register()
+    if compiled is not _compiled:
+        if _compiled is not None:
+            _compiled.disable()
+        if compiled is not None:
+            compiled.connect(_provide, account_of, synchronize_current, _no_memory, refuse, Outstanding)
+            ours = _OUR_OWN.keys() | _wider.TYPES
+            compiled.enable([name for name in _names if "aten::" + name not in ours])
+            compiled.observe(bool(_wrappers))
+        _compiled = compiled
+        keep_figures_in(None if compiled is None else compiled.Figures)
+        use(compiled)
+
+
+def _provide(name: str) -> None:
+    """Let a kernel in C++ find that of Python."""
+    _library_of("aten").impl(name.removeprefix("aten::"), _spare_key, _on_first_call(name))
+
+
+def _no_memory(index: int) -> None:
+    raise memory_error(RuntimeError(NO_HOST_MEMORY), account_of(index))
+
+
+def uninstall() -> None:
+    """Take every kernel away: those that a CUDA build has are found again."""
+    global _library, _compiled
+    if _compiled is not None:
+        _compiled.disable()
+        _compiled = None
+        keep_figures_in(None)
+        use(None)
+    for library in (*_libraries.values(), _library):
+        if library is not None:
+            library.destroy()
+    _library = None
+    _libraries.clear()
+    _names.clear()
+    _made.clear()
+
+
+def _register() -> None:
+    if _library is not None:
+        return
+    with warnings.catch_warnings():  # torch before 2.13 warns of the first kernel that takes the place of another
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        _register_all()
+
+
+def _register_all() -> None:
+    global _library
+    _library = Replacements("aten")
+    replaces = is_built_for_cuda()
+
+    def is_ours(name: str, key: str = "CUDA") -> bool:
+        return replaces or not has_kernel(name, key)
+
+    of_cpu = operators_with_kernel("CPU")
+    names = [name for name in of_cpu if name.startswith("aten::")]
+    done = set()
+    for name in dict.fromkeys([*names, *_OUR_OWN, *_WHOLE]):
+        if is_ours(name):
+            _library.impl(name.removeprefix("aten::"), "CUDA", _on_first_call(name))
+            _names.append(name.removeprefix("aten::"))
+            done.add(name)
+    for space in _MORE:
+        for name in of_cpu:
+            if name.startswith(f"{space}::") and is_ours(name):
+                _library_of(space).impl(name.removeprefix(f"{space}::"), "CUDA", _on_first_call(name))
+                done.add(name)
+    for name in all_operators():
+        space, _, inside = name.partition("::")
+        if space == "symm_mem" and is_ours(name):
+            _library_of(space).impl(inside, "CUDA", refuse_symmetric_memory)
+            done.add(name)
+    _sparse.register(_library, is_ours)
+    for name, kernel in _special.COMPOSITES.items():
+        for key in ("CUDA", "AutogradCUDA"):
+            _library.impl(name.removeprefix("aten::"), key, kernel)
+    if replaces:
+        for key, name, kernel in others(done):
+            space, _, inside = name.partition("::")
+            _library_of(space).impl(inside, key, kernel)
+
+
+def _library_of(space: str) -> Replacements:
+    """Where kernels of a namespace are registered."""
+    if space == "aten":
+        assert _library is not None
+        return _library
+    made = _libraries.get(space)
+    if made is None:
+        made = _libraries[space] = Replacements(space)
+    return made
+
+
+def wrap_kernels(wrappers: Sequence[Wrapper]) -> None:
+    """From now on each kernel is wrapped by those, the first of them innermost; by none, if there are none.
+
+    A wrapper is called with an operator and its kernel, once, and returns what is called in its place.
+    """
+    global _wrappers
+    _wrappers = tuple(wrappers)
+    _made.clear()
+    if _compiled is not None:
+        _compiled.observe(bool(wrappers))
+
+
+def also_wrap(wrapper: Wrapper) -> None:
+    """Wrap each kernel by that one, too, outside of the others, until kernels are wrapped anew."""
+    if wrapper not in _wrappers:
+        wrap_kernels((*_wrappers, wrapper))
+
+
+def unwrap_kernels() -> None:
+    """No kernel is wrapped any more."""
+    if _wrappers:
+        wrap_kernels(())
+
+
+def _on_first_call(name: str) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        made = _made.get(name)
+        if made is None:
+            made = _made[name] = _make(name)
+        return made(*args, **kwargs)
+
+    return kernel
+
+
+def _make(name: str) -> Kernel:
+    op = find_operator(name)
+    made = _OUR_OWN.get(name) or _kernel_of(op)
+    if name in _wider.TYPES:
+        made = _wider.widened(op, made, _wider.TYPES[name])
+    for wrapper in _wrappers:
+        made = wrapper(op, made)
+    return made
+
+
+def _kernel_of(op: Operator) -> Kernel:
+    """The kernel of an operator."""
+    schema = schema_of(op)
+    returns = schema.returns
+    written = [place for place, each in enumerate(schema.arguments) if _is_written(each)]
+    if is_view(op):
+        redispatch = redispatching(op)
+        return lambda *args, **kwargs: redispatch(CPU, *args, **kwargs)
+    waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(op.tags))
+    names = [each.name for each in schema.arguments]
+    by_name = any(each.kwarg_only and "Tensor" in str(each.type) for each in schema.arguments)
+    if not (written or by_name) and len(returns) == 1 and not {"device", "generator"} & set(names):
+        return _pure(op, waits=waits)
+    return _general(op, names, written, waits=waits)
+
+
+def _call_of(op: Operator) -> Kernel:
+    """The operator on CPU tensors; without what an autocast for the CPU would do to them."""
+    below = below_autocast(op)
+    if below is not None:
+        return below
+    packet = op.overloadpacket
+    tensors = sum(str(each.type) == "Tensor" for each in schema_of(op).arguments)
+    name = full_name(op).removeprefix("aten::").partition(".")[0]
+    if tensors > 1 and len(packet.overloads()) > 1 and not takes_numbers_as_tensors(name):
+        return _with_numbers(calling(op), packet)
+    return calling(op)
+
+
+def _with_numbers(call: Kernel, packet: Any) -> Kernel:
+    """A number that C++ has made a tensor of comes as a number again, which only another overload takes."""
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (packet if any(type(each) in _NUMBERS for each in args[:2]) else call)(*args, **kwargs)
+
+    return either
+
+
+def _is_written(argument: Argument) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+class _Inputs:
+    """The arguments of one call, made ones of the CPU; and whether their devices fit together."""
+
+    __slots__ = ("foreign", "index", "seen")
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.foreign = False  # something is on another device
+        self.seen: Any = None  # the first tensor of a device
+
+    def lower(self, value: Any) -> Any:
+        """A value as the CPU's kernel gets it."""
+        if isinstance(value, Tensor):
+            index = value.get_device()
+            if index != self.index:
+                if index < 0:
+                    self.foreign = self.foreign or value.dim() > 0
+                    return value
+                if self.seen is None:
+                    self.index, self.seen = index, value
+                else:
+                    self.foreign = True
+            elif index < 0:
+                self.foreign = self.foreign or value.dim() > 0
+                return value
+            return lowered(value)
+        if isinstance(value, (list, tuple)):
+            return [self.lower(each) for each in value]
+        return value
+
+
+def _pure(op: Operator, *, waits: bool) -> Kernel:
+    """The kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
+    call = _call_of(op)
+    may_mix = str(op) in MAY_MIX
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        seen: Any = None
+        index = -1
+        foreign = False
+        given = []
+        try:
+            for value in args:
+                if isinstance(value, Tensor):
+                    on = value.get_device()
+                    if on < 0:
+                        foreign = foreign or value.dim() > 0
+                    else:
+                        if seen is None:
+                            seen, index = value, on
+                        elif on != index:
+                            foreign = True
+                        value = lowered(value)
+                elif type(value) in (list, tuple):
+                    inputs = _Inputs()
+                    inputs.seen, inputs.index = seen, index
+                    value = [inputs.lower(each) for each in value]
+                    seen, index, foreign = inputs.seen, inputs.index, foreign or inputs.foreign
+                given.append(value)
+        except NotYet as later:
+            return defer(op, call, args, kwargs, later, kernel)
+        if foreign and not may_mix and seen is not None:
+            raise wrong_devices(op, args, kwargs)
+        if waits:
+            synchronize_current(index)
+        try:
+            result = call(*given, **kwargs)
+        except RuntimeError as error:
+            raise memory_error(error, account_of(max(index, 0))) from None
+        if isinstance(result, Tensor):
+            return raised(result, account_holding(seen) or account_of(index))
+        if type(result) in (list, tuple):
+            account = account_on(seen, index)
+            return [raised(each, account) for each in result]
+        return result
+
+    return kernel
+
+
+def _general(op: Operator, names: list[str], written: list[int], *, waits: bool) -> Kernel:
+    """The kernel of an operator of any kind."""
+    call = _call_of(op)
+    returns = schema_of(op).returns
+    in_place = [each.alias_info is not None for each in returns]
+    draws = "generator" in names
+    may_mix = str(op) in MAY_MIX
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        inputs = _Inputs()
+        try:
+            given = [inputs.lower(value) for value in args]
+            named = {name: inputs.lower(value) for name, value in kwargs.items()}
+        except NotYet as later:
+            return defer(op, call, args, kwargs, later, kernel)
+        index = inputs.index
+        if inputs.foreign and not may_mix and inputs.seen is not None:
+            raise wrong_devices(op, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            account = account_of(device.index)
+            index = account.index
+            named["device"] = "cpu"
+            named.pop("pin_memory", None)
+        if draws:
+            place = names.index("generator")
+            drawn = drawn_from(args[place] if place < len(args) else kwargs.get("generator"), index)
+            if place < len(args):
+                given[place] = drawn
+            else:
+                named["generator"] = drawn
+        results: list[tuple[Any, Any]] = []
+        for place in written:
+            was, now = (args[place], given[place]) if place < len(args) else _named(names[place], kwargs, named)
+            if isinstance(was, Tensor) and was.get_device() >= 0 and not was.numel():
+                # An alias can't grow, which `out=` may have to: a tensor of its own can.
+                now = torch.empty_like(now, device="cpu")
+                if place < len(args):
+                    given[place] = now
+                else:
+                    named[names[place]] = now
+            results.append((was, now))
+        if waits:
+            synchronize_current(index)
+        try:
+            result = call(*given, **named)
+        except RuntimeError as error:
+            raise memory_error(error, account_of(max(index, 0))) from None
+        for was, now in results:
+            if isinstance(was, Tensor) and was.shape != now.shape:
+                grow(was, now)
+        if not returns:
+            return None
+        if all(in_place):
+            filled_ones = tuple(was for was, _ in results)
+            return filled_ones[0] if len(returns) == 1 else filled_ones
+        account = account_on(inputs.seen, index)
+        if len(returns) == 1:
+            return _raised_all(result, account)
+        filled = iter(results)
+        return tuple(
+            next(filled)[0] if is_old else _raised_all(each, account)
+            for is_old, each in zip(in_place, result, strict=True)
+        )
+
+    return kernel
+
+
+def _named(name: str, kwargs: dict[str, Any], named: dict[str, Any]) -> tuple[Any, Any]:
+    return kwargs.get(name), named.get(name)
+
+
+def _raised_all(value: Any, account: Any) -> Any:
+    if isinstance(value, Tensor):
+        return raised(value, account)
+    if type(value) in (list, tuple):
+        return [raised(each, account) for each in value]
+    return value

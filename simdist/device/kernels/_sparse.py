@@ -1,0 +1,188 @@
+"""Sparse tensors (COO) of devices: kernels of the dispatch key SparseCUDA, over those that a CPU build has.
+
+A sparse tensor is a C++ object over two dense ones, its indices and its values, and these are of the device as others
+are. So the CPU's kernels make sparse tensors of devices themselves, of parts that are there; what computes gets sparse
+CPU tensors over the same memory, and what it makes is put together again. As with dense tensors a kernel of the CPU
+decides the values; streams and races are not looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.device._aliases import host, raised
+from simdist.device._memory import Account
+from simdist.device._state import account_of
+from simdist.device._torch_core import core
+from simdist.device.kernels._special import account_on, memory_error, synchronize_current
+from simdist.inside.torch import (
+    SPARSE_CPU,
+    Operator,
+    Replacements,
+    find_operator,
+    operators_with_kernel,
+    redispatching,
+    schema_of,
+)
+
+__all__ = ["KERNELS", "assign", "host_of", "is_sparse", "raised_sparse", "register"]
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+# These make a tensor of parts, or ask one for them: the CPU's kernels take parts of any device.
+_STRUCTURAL = (
+    *("_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors", "empty.memory_format"),
+    *("_indices", "_values", "indices", "values", "_nnz", "_dimI", "_dimV", "sparse_dim", "dense_dim", "is_coalesced"),
+    *("_coalesced_", "sparse_resize_", "sparse_resize_and_clear_", "resize_as_sparse_", "copy_sparse_to_sparse_"),
+    *("is_pinned", "clone", "empty_like"),
+)
+
+
+def register(library: Replacements, is_ours: Callable[[str, str], bool]) -> None:
+    """Register a kernel for every operator that the CPU has one for sparse tensors for."""
+    for name in operators_with_kernel("SparseCPU"):
+        if name.startswith("aten::") and is_ours(name, "SparseCUDA"):
+            library.impl(name.removeprefix("aten::"), "SparseCUDA", _on_first_call(name.removeprefix("aten::")))
+
+
+def _on_first_call(name: str) -> Callable[..., Any]:
+    made: list[Callable[..., Any]] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            op = find_operator(f"aten::{name}")
+            made.append(_structural(op) if name in _STRUCTURAL else _computing(op))
+        return made[0](*args, **kwargs)
+
+    return kernel
+
+
+def _structural(op: Operator) -> Callable[..., Any]:
+    redispatch = redispatching(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        # C++ makes the parts of a new tensor on the current device, which the CUDA kernels of torch select first.
+        index, before = _index_of(args, kwargs), core().current()
+        if index in (before, None):
+            return redispatch(SPARSE_CPU, *args, **kwargs)
+        core().select(index)
+        try:
+            return redispatch(SPARSE_CPU, *args, **kwargs)
+        finally:
+            core().select(before)
+
+    return kernel
+
+
+def _index_of(args: Any, kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("device") is not None:
+        return kwargs["device"].index
+    return next((each.get_device() for each in args if isinstance(each, Tensor) and each.is_cuda), None)
+
+
+def host_of(tensor: Tensor) -> Tensor:
+    """A sparse CPU tensor over the memory of a sparse tensor of a device."""
+    made: Tensor = _aten._sparse_coo_tensor_unsafe(
+        host(tensor._indices()), host(tensor._values()), tensor.shape, is_coalesced=tensor.is_coalesced()
+    )
+    return made
+
+
+def raised_sparse(tensor: Tensor, account: Account) -> Tensor:
+    """A sparse CPU tensor as one of a device, and accounted there.
+
+    Raises:
+        OutOfMemoryError: the device has not so much.
+    """
+    indices, values = raised(tensor._indices(), account), raised(tensor._values(), account)
+    made: Tensor = _aten._sparse_coo_tensor_unsafe(
+        indices, values, tensor.shape, device=indices.device, is_coalesced=tensor.is_coalesced()
+    )
+    return made
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """True for a tensor of indices and values."""
+    return tensor.layout is torch.sparse_coo
+
+
+class _Lowering:
+    """The arguments of one call, made ones of the CPU."""
+
+    def __init__(self) -> None:
+        self.seen: Any = None  # the first dense tensor of a device, parts of sparse ones included
+        self.index = -1
+
+    def lower(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.get_device() < 0:
+                return value
+            if self.seen is None:
+                self.index = value.get_device()
+                self.seen = value._values() if is_sparse(value) else value
+            return host_of(value) if is_sparse(value) else host(value)
+        if isinstance(value, (list, tuple)):
+            return [self.lower(each) for each in value]
+        return value
+
+
+def _computing(op: Operator) -> Callable[..., Any]:
+    arguments, returns = schema_of(op).arguments, schema_of(op).returns
+    written = [
+        (place, each.name)
+        for place, each in enumerate(arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        lowering = _Lowering()
+        lowered = [lowering.lower(value) for value in args]
+        named = {name: lowering.lower(value) for name, value in kwargs.items()}
+        if named.get("device") is not None:
+            named["device"] = "cpu"
+        synchronize_current(max(lowering.index, 0))  # how many entries there are is known on the host
+        try:
+            result = op(*lowered, **named)
+        except RuntimeError as error:
+            raise memory_error(error, account_of(max(lowering.index, 0))) from None
+        account = account_on(lowering.seen, lowering.index)
+        filled = []
+        for place, name in written:
+            was, now = (args[place], lowered[place]) if place < len(args) else (kwargs[name], named[name])
+            if was.is_cuda and is_sparse(was):
+                assign(was, now, account)
+            filled.append(was)
+        if written and returns:
+            return filled[0] if len(returns) == 1 else tuple(filled)
+        return _raised(result, account)
+
+    return kernel
+
+
+def assign(tensor: Tensor, made: Tensor, account: Account) -> None:
+    """Let a sparse tensor of a device be what a sparse CPU tensor is, in the memory of that one."""
+    tensor.data = raised_sparse(made, account)
+
+
+def _raised(value: Any, account: Account) -> Any:
+    if isinstance(value, Tensor):
+        return raised_sparse(value, account) if is_sparse(value) else raised(value, account)
+    if isinstance(value, (list, tuple)):
+        return [_raised(each, account) for each in value]
+    return value
+
+
+def _dense_to_sparse(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A dense tensor of a device as a sparse one: `aten::_to_sparse`."""
+    index = self.get_device()
+    synchronize_current(index)
+    return raised_sparse(_aten._to_sparse(host(self), *args, **kwargs), account_on(self, index))
+
+
+KERNELS: dict[str, Callable[..., Any]] = {  # of the key CUDA
+    "aten::_to_sparse": _dense_to_sparse,
+    "aten::_to_sparse.sparse_dim": _dense_to_sparse,
+}

@@ -1,0 +1,515 @@
+"""Kernels that are not just the CPU's: memory, copies, what draws numbers, and what exists on GPUs only."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simdist.device._aliases import NotYet, account_holding, host, lowered, raised
+from simdist.device._generators import device_generator
+from simdist.device._memory import Account
+from simdist.device._state import account_of, present, present_or_none
+from simdist.device.kernels import _batch_norm
+from simdist.device.kernels._deferred import defer
+from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
+
+__all__ = [
+    "COMPOSITES",
+    "KERNELS",
+    "NO_HOST_MEMORY",
+    "account_on",
+    "drawn_from",
+    "grow",
+    "memory_error",
+    "synchronize_current",
+]
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+
+
+# -- what several kernels do -----------------------------------------------------------------------------------------
+
+
+def account_on(seen: Any, index: int) -> Account:
+    """The account that what an operator makes goes to: that of a tensor that it reads, if there is any."""
+    known = None if seen is None else account_holding(seen)
+    return account_of(index) if known is None else known
+
+
+def drawn_from(generator: Any, index: int) -> torch.Generator:
+    """A CPU generator for one operation on a device, from the generator that was given or the device's own.
+
+    Raises:
+        RuntimeError: the generator is the CPU's, in torch's words.
+    """
+    if generator is None:
+        account_of(index)  # begins CUDA
+        return present().generators[index].draw()
+    known = device_generator(generator)
+    if known is None:
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+    return known.draw()
+
+
+def grow(tensor: Tensor, made: Tensor) -> None:
+    """Let a tensor of a device be what the CPU's kernel made: other memory, another shape."""
+    there = raised(made, account_on(tensor, tensor.get_device()))
+    redispatching(_aten.set_.source_Tensor)(CPU, tensor, there)
+
+
+def memory_error(error: RuntimeError, account: Account) -> RuntimeError:
+    """The same error; or, if the host itself has no more memory, the one of a device that has none."""
+    if NO_HOST_MEMORY not in str(error):
+        return error
+    full = account.out_of_memory(0)
+    full.add_note("the memory of the machine that simulates ran out, not that of the virtual device")
+    return full
+
+
+def synchronize_current(index: int) -> None:
+    """Park until a device's current stream is done: a value is wanted on the host."""
+    devices = present_or_none()
+    if devices is not None:
+        devices.streams.synchronize_current(index)
+
+
+# -- memory and copies -----------------------------------------------------------------------------------------------
+
+
+_deterministic: Callable[[], bool] = torch.are_deterministic_algorithms_enabled
+_filling: Any = torch.utils.deterministic
+# Larger pieces come from the system as they are asked for, full of zeros: malloc's threshold for that is no higher.
+_CLEARED_BYTES = 64 << 20
+
+
+def _cleared(made: Tensor) -> Tensor:
+    """Memory that is the same in each run, as a GPU gives it to a process; malloc's has what lay there before."""
+    if made.nbytes > _CLEARED_BYTES or (_deterministic() and _filling.fill_uninitialized_memory):
+        return made
+    return made.zero_()
+
+
+def _empty(
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:
+    _refuse_pinned(pin_memory)
+    account = account_of(device.index)
+    dtype = dtype or torch.get_default_dtype()
+    account.require(math.prod(size) * dtype.itemsize)
+    try:
+        made = _aten.empty.memory_format(size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format)
+    except RuntimeError as error:
+        raise memory_error(error, account) from None
+    return raised(_cleared(made), account)
+
+
+def _empty_strided(
+    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Tensor:
+    _refuse_pinned(pin_memory)
+    account = account_of(device.index)
+    dtype = dtype or torch.get_default_dtype()
+    if 0 not in size:
+        extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        account.require(extent * dtype.itemsize)
+    try:
+        made = _aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
+    except RuntimeError as error:
+        raise memory_error(error, account) from None
+    return raised(_cleared(made), account)
+
+
+def _refuse_pinned(pin_memory: bool | None) -> None:
+    if pin_memory:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+
+
+def _to_copy(
+    self: Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
+    index = self.get_device()
+    to_host = device is not None and device.type != "cuda"
+    if not non_blocking and (to_host or index < 0):  # a copy from or to the host: it waits (native/cuda/Copy.cu, 2.13)
+        synchronize_current(index if index >= 0 else account_of(device.index).index)
+    same_device = device is None or (not to_host and device.index == index)
+    try:
+        there = lowered(self)
+    except NotYet as later:
+        if same_device:
+            kinds = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
+            again = functools.partial(_to_copy, device=device, pin_memory=pin_memory, non_blocking=non_blocking)
+            made: Tensor = defer(_aten._to_copy.default, _aten._to_copy, (self,), kinds, later, again)
+            return made
+        there = host(self)
+    made = _aten._to_copy(
+        there,
+        dtype=dtype,
+        layout=layout,
+        device="cpu",
+        pin_memory=pin_memory,
+        # Torch gives what is copied without waiting pinned memory.
+        non_blocking=non_blocking,
+        memory_format=memory_format,
+    )
+    if to_host:
+        made = made.pin_memory() if non_blocking else made
+        return made if device.type == "cpu" else made.to(device)
+    return raised(made, account_on(self, index) if same_device else account_of(device.index))
+
+
+def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    target, source = self.get_device(), src.get_device()
+    if target < 0:
+        if not (non_blocking and self.is_pinned()):
+            synchronize_current(source)
+        _aten.copy_(self, host(src))
+    elif source < 0:
+        if not non_blocking:
+            synchronize_current(target)
+        _aten.copy_(host(self), src)
+    else:
+        try:
+            _aten.copy_(lowered(self), lowered(src))
+        except NotYet as later:
+            defer(_aten.copy_.default, _aten.copy_, (self, src), {}, later, _copy_)
+    return self
+
+
+def _resize_(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
+    if tuple(size) == tuple(self.shape):
+        return self
+    made = torch.empty(size, dtype=self.dtype, device="cpu", memory_format=memory_format or torch.contiguous_format)
+    room = self.untyped_storage().nbytes() // self.element_size() - self.storage_offset()
+    if made.numel() <= room:
+        redispatching(_aten.as_strided_.default)(CPU, self, size, made.stride(), None)
+        return self
+    if self.numel():
+        torch.as_strided(made, (self.numel(),), (1,)).copy_(host(self).reshape(-1))
+    grow(self, made)
+    return self
+
+
+def _local_scalar_dense(self: Tensor) -> Any:
+    synchronize_current(self.get_device())
+    return _aten._local_scalar_dense(host(self))
+
+
+# -- what draws numbers without saying so ----------------------------------------------------------------------------
+
+
+def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """As the CPU's kernel, with the numbers of the device's generator: the CPU's must not move."""
+    account = account_on(input, input.get_device())
+    lowered = host(input)
+    if train is False or not input.numel():
+        return raised(lowered.clone(), account), raised(torch.ones_like(lowered, dtype=torch.bool), account)
+    kept = torch.empty_like(lowered, dtype=torch.bool)
+    kept.bernoulli_(1 - p, generator=drawn_from(None, input.get_device()))
+    made = lowered.mul(kept).mul_(0.0 if p == 1 else 1 / (1 - p))
+    return raised(made, account), raised(kept, account)
+
+
+# -- what exists on GPUs only ----------------------------------------------------------------------------------------
+
+
+def _softmax(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """On a GPU `x.softmax(dtype=float32)` of a half is one kernel, which the CPU's refuses."""
+    op = getattr(_aten, name)
+    backward_op = getattr(_aten, name + "_backward_data")
+
+    def forward(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        lowered = host(self)
+        made = op(lowered.float() if half_to_float else lowered, dim, False)
+        return raised(made, account_on(self, self.get_device()))
+
+    def backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+        made = backward_op(host(grad), host(output).to(grad.dtype), dim, grad.dtype).to(input_dtype)
+        return raised(made, account_on(grad, grad.get_device()))
+
+    return forward, backward
+
+
+def _lstm_cell(igates: Tensor, hgates: Tensor, cx: Tensor, ib: Any = None, hb: Any = None) -> Any:
+    gates = igates + hgates if ib is None else igates + hgates + ib + hb
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    i, f, g, o = workspace.chunk(4, 1)
+    t = cy.tanh()
+    of_cell = torch.zeros_like(cy) if grad_cy is None else grad_cy
+    of_hidden = torch.zeros_like(cy) if grad_hy is None else grad_hy
+    of_cell = of_cell + of_hidden * o * (1 - t * t)
+    parts = [
+        of_cell * g * i * (1 - i),
+        of_cell * cx * f * (1 - f),
+        of_cell * i * (1 - g * g),
+        of_hidden * t * o * (1 - o),
+    ]
+    gates = torch.cat(parts, 1)
+    return gates, of_cell * f, gates.sum(0) if has_bias else gates.new_empty(0)
+
+
+def _gru_cell(igates: Tensor, hgates: Tensor, hx: Tensor, ib: Any = None, hb: Any = None) -> Any:
+    inputs = igates if ib is None else igates + ib
+    hidden = hgates if hb is None else hgates + hb
+    (ir, iz, new), (hr, hz, old) = inputs.chunk(3, 1), hidden.chunk(3, 1)
+    r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
+    n = (new + r * old).tanh()
+    return (hx - n) * z + n, torch.cat([r, z, n, hx, old], 1)
+
+
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    r, z, n, hx, old = workspace.chunk(5, 1)
+    of_new = grad_hy * (1 - z) * (1 - n * n)
+    of_reset = of_new * old * (1 - r) * r
+    of_update = grad_hy * (hx - n) * (1 - z) * z
+    inputs, hidden = torch.cat([of_reset, of_update, of_new], 1), torch.cat([of_reset, of_update, of_new * r], 1)
+    biases = (inputs.sum(0), hidden.sum(0)) if has_bias else (inputs.new_empty(0), hidden.new_empty(0))
+    return inputs, hidden, grad_hy * z, *biases
+
+
+# -- attention: the fused kernels of GPUs, by that of the CPU --------------------------------------------------------
+
+_HALVES = (torch.float16, torch.bfloat16)
+_flash_enabled: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
+_efficient_enabled: Callable[[], bool] = torch.backends.cuda.mem_efficient_sdp_enabled
+_math_enabled: Callable[[], bool] = torch.backends.cuda.math_sdp_enabled
+_cudnn_enabled: Callable[[], bool] = torch.backends.cuda.cudnn_sdp_enabled
+_MATH, _FLASH, _EFFICIENT = 0, 1, 2  # sdp::SDPBackend
+
+
+def _sdp_choice(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Flash attention for halves and the memory-efficient one for single precision, as far as the CPU's kernel goes."""
+    if (
+        query.dim() != 4
+        or not query.shape[:2] == key.shape[:2] == value.shape[:2]
+        or query.shape[3] != value.shape[3]
+        or not query.numel()
+        or not key.numel()
+        or dropout_p
+        or enable_gqa
+        or (attn_mask is not None and (is_causal or attn_mask.requires_grad or attn_mask.dtype is not query.dtype))
+    ):
+        return _MATH
+    if query.dtype in _HALVES and attn_mask is None and _flash_enabled():
+        return _FLASH
+    if query.dtype in (*_HALVES, torch.float32) and _efficient_enabled():
+        return _EFFICIENT
+    return _MATH
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """The choice that C++ makes by a table in which a CPU build has nothing for CUDA."""
+    choice = _sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if choice == _FLASH:
+        return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
+    if choice == _EFFICIENT:
+        sums = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+        efficient = _aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, attn_mask, sums, 0.0, is_causal, scale=scale)[0]
+    if not _math_enabled():
+        _require_attention(query.dtype, attn_mask)
+    if is_built_for_cuda():
+        return _math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _aten.scaled_dot_product_attention.default.decompose(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *given: Any, **settings: Any) -> Any:
+    """The kernel that takes everything, past C++'s choice, which asks the driver of a CUDA build."""
+    there = [None if each is None else each.to("meta") for each in (query, key, value, mask)]
+    _aten.scaled_dot_product_attention(*there, *given, **settings)  # which refuses what does not fit, in torch's words
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
+    return _aten._scaled_dot_product_attention_math(query, key, value, mask, *given, **settings)[0]
+
+
+def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:
+    """Refuse what the kernels that are enabled on a GPU do not take (sdp_utils.cpp); what they do, others do here."""
+    flash, efficient, cudnn = _flash_enabled(), _efficient_enabled(), _cudnn_enabled()
+    if not (flash or efficient or cudnn):
+        raise RuntimeError(
+            "No viable backend for scaled_dot_product_attention was found. This is likely due to turning off both the "
+            "math kernel and the fused kernels."
+        )
+    halves = dtype in _HALVES and ((flash and mask is None) or cudnn)
+    if not halves and not (efficient and dtype in (*_HALVES, torch.float32)):
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Output, and the logarithms of the sums."""
+    account = account_on(query, query.get_device())
+    made, sums = _aten._scaled_dot_product_flash_attention_for_cpu(
+        host(query),
+        host(key),
+        host(value),
+        0.0,
+        is_causal,
+        attn_mask=None if mask is None else host(mask),
+        scale=scale,
+    )
+    return raised(made, account), raised(sums, account)
+
+
+def _attention_backward(
+    tensors: tuple[Tensor, ...], mask: Tensor | None, is_causal: bool, scale: float | None
+) -> list[Tensor]:
+    account = account_on(tensors[0], tensors[0].get_device())
+    gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *map(host, tensors), 0.0, is_causal, attn_mask=None if mask is None else host(mask), scale=scale
+    )
+    return [raised(each, account) for each in gradients]
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    made, sums = _attention(query, key, value, attn_bias, is_causal, scale)
+    return made, sums, *(query.new_zeros((), dtype=torch.int64) for _ in ("seed", "offset"))
+
+
+def _efficient_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    tensors = grad_out, query, key, value, out, logsumexp
+    return (*_attention_backward(tensors, attn_bias, is_causal, scale), None)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    made, sums = _attention(query, key, value, None, is_causal, scale)
+    state, unused = query.new_zeros(2, dtype=torch.uint64), query.new_zeros((), dtype=torch.uint64)
+    return made, sums, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
+
+
+def _flash_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> Any:
+    tensors = grad_out, query, key, value, out, logsumexp
+    return tuple(_attention_backward(tensors, None, is_causal, scale))
+
+
+# Kernels of operators that torch takes apart otherwise: above autograd, as the taking apart is.
+COMPOSITES: dict[str, Callable[..., Any]] = {"aten::scaled_dot_product_attention": _sdpa}
+
+_LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, which are asked whether they will do it
+KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::empty.memory_format": _empty,
+    "aten::empty_strided": _empty_strided,
+    "aten::_to_copy": _to_copy,
+    "aten::copy_": _copy_,
+    "aten::resize_": _resize_,
+    "aten::_local_scalar_dense": _local_scalar_dense,
+    "aten::native_dropout": _native_dropout,
+    "aten::_softmax": _softmax("_softmax")[0],
+    "aten::_softmax_backward_data": _softmax("_softmax")[1],
+    "aten::_log_softmax": _softmax("_log_softmax")[0],
+    "aten::_log_softmax_backward_data": _softmax("_log_softmax")[1],
+    "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "aten::_thnn_fused_gru_cell": _gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "aten::record_stream": lambda self, stream: None,
+    "aten::_fused_sdp_choice": _sdp_choice,
+    **{
+        f"aten::_use_{library}_ctc_loss{overload}": lambda *_: False
+        for library in _LIBRARIES
+        for overload in _OVERLOADS
+    },
+    "aten::_scaled_dot_product_efficient_attention": _efficient,
+    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "aten::_scaled_dot_product_flash_attention": _flash,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+    **_batch_norm.KERNELS,
+}

@@ -1,0 +1,189 @@
+"""The parity run: one scenario simulated once and run for real, as often as asked; what they agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from simdist.errors import SimdistError
+from simdist.hardware._keeper import Keeper
+from simdist.hardware._launch import Nodes
+from simdist.hardware.compare._account import Account, account_of
+from simdist.hardware.compare._compare import Point, compare, recorders
+from simdist.hardware.compare._portable import NotReplayed, not_replayed
+from simdist.hardware.compare._replay import RealReport, replay, unavailable, without
+from simdist.scenario import Plan, format_duration, run_scenario
+
+__all__ = ["ParityReport", "Timing", "check_parity", "describe_timing", "exit_code"]
+
+Status = Literal["parity", "difference", "not comparable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a rank lived, in virtual seconds; for each real run, real seconds counted back by the scale."""
+
+    rank: int
+    simulated_s: float
+    real_s: tuple[float, ...]
+
+    def within(self, tolerance: float) -> bool:
+        """True if some real run was no further off than this share of the longer of the two."""
+        return any(abs(real - self.simulated_s) <= tolerance * max(real, self.simulated_s) for real in self.real_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """What a scenario's simulated and real runs agree on.
+
+    `points` are those of the real run that came nearest to the simulated one; `agreements` tells for each real run how
+    many of its points agreed; `sometimes` what differed between real runs. `reason` says why nothing was comparable.
+    """
+
+    plan: Plan
+    backend: str
+    points: tuple[Point, ...] = ()
+    agreements: tuple[tuple[int, int], ...] = ()
+    timings: tuple[Timing, ...] = ()
+    sometimes: tuple[str, ...] = ()
+    not_replayed: tuple[NotReplayed, ...] = ()
+    reason: str = ""
+    timing_tolerance: float | None = None
+
+    @property
+    def status(self) -> Status:
+        """ "parity" if the simulated outcome is one that reality showed, in every judged point."""
+        if self.reason:
+            return "not comparable"
+        if not all(point.ok for point in self.points):
+            return "difference"
+        tolerance = self.timing_tolerance
+        return "parity" if tolerance is None or all(t.within(tolerance) for t in self.timings) else "difference"
+
+    def summary(self) -> dict[str, Any]:
+        """The report as JSON-ready data."""
+        return {
+            "scenario": self.plan.source,
+            "title": self.plan.title,
+            "backend": self.backend,
+            "status": self.status,
+            "reason": self.reason,
+            "points": [
+                {"name": p.name, "rank": p.rank, "ok": p.ok, "simulated": p.simulated, "real": p.real}
+                for p in self.points
+            ],
+            "agreements": [{"agreed": agreed, "judged": judged} for agreed, judged in self.agreements],
+            "timings": [{"rank": t.rank, "simulated_s": t.simulated_s, "real_s": list(t.real_s)} for t in self.timings],
+            "timing_tolerance": self.timing_tolerance,
+            "sometimes": list(self.sometimes),
+            "not_replayed": [{"what": each.what, "reason": each.reason} for each in self.not_replayed],
+        }
+
+
+def check_parity(
+    plan: Plan,
+    *,
+    backend: str = "gloo",
+    repeat: int = 1,
+    patience: int = 0,
+    time_scale: float | None = None,
+    timing_tolerance: float | None = None,
+    limit_s: float = 120.0,
+    nodes: Nodes | None = None,
+    seen: Callable[[RealReport], object] | None = None,
+) -> ParityReport | None:
+    """Run `plan` once simulated and `repeat` times on real processes, and compare.
+
+    If none of these agrees in every point, up to `patience` more real runs are made: a busy machine can part ranks that
+    would else have acted in the same millisecond; the report then tells what reality does only sometimes. Faults that
+    the machine can't inject are left out on both sides, and listed. On several `nodes` each calls this; node 0 gets the
+    report, the others None. `seen` is called with each real run.
+
+    Raises:
+        SimdistError: a run itself could not be done.
+    """
+    left_out = not_replayed(plan, backend, (nodes or Nodes()).count)
+    scale = plan.time_scale if time_scale is None else time_scale
+    reason = unavailable(backend, plan.world_size, nodes or Nodes()) or _hopeless(plan, left_out)
+    if reason:
+        return ParityReport(plan, backend, not_replayed=left_out, reason=reason)
+    able = without(plan, left_out)
+    with Keeper() as keeper:  # for the folder, which is gone even if this process is killed
+        report = run_scenario(able, record_results=True, folder=str(keeper.folder))
+    simulated = account_of(report.result, report.state)
+    runs: list[Account] = []
+    compared: list[tuple[Point, ...]] = []
+    while len(runs) < repeat or (len(runs) < repeat + patience and not any(map(_agree, compared))):
+        real = replay(able, backend=backend, time_scale=scale, limit_s=limit_s, nodes=nodes)
+        if real is None:
+            return None
+        if seen is not None:
+            seen(real)
+        runs.append(account_of(real.result, real.state, scale))
+        compared.append((*compare(simulated, runs[-1]), *recorders(real.matches)))
+    nearest = max(compared, key=lambda points: (_agree(points), sum(p.ok for p in points)))
+    return ParityReport(
+        plan,
+        backend,
+        nearest,
+        tuple((sum(p.ok for p in points), len(points)) for points in compared),
+        _timings(simulated, runs, scale),
+        _sometimes(compared),
+        left_out,
+        timing_tolerance=timing_tolerance,
+    )
+
+
+def _agree(points: Sequence[Point]) -> bool:
+    return all(point.ok for point in points)
+
+
+def _hopeless(plan: Plan, left_out: Sequence[NotReplayed]) -> str:
+    if any(not each.what.startswith("faults") for each in left_out):
+        return str(next(each for each in left_out if not each.what.startswith("faults")))
+    if plan.faults and len(left_out) == len(plan.faults):
+        return "none of its faults can be injected on this machine"
+    return ""
+
+
+def _timings(simulated: Account, runs: Sequence[Account], scale: float) -> tuple[Timing, ...]:
+    return tuple(
+        Timing(rank, ns / 1e9, tuple(run.lasted_ns.get(rank, 0) / 1e9 / scale for run in runs))
+        for rank, ns in sorted(simulated.lasted_ns.items())
+    )
+
+
+def _sometimes(compared: Sequence[Sequence[Point]]) -> tuple[str, ...]:
+    """What reality did not always do alike, one line for each point."""
+    seen: dict[tuple[str, int], dict[str, int]] = {}
+    for points in compared:
+        for point in points:
+            known = seen.setdefault((point.name, point.rank), {})
+            known[point.real] = known.get(point.real, 0) + 1
+    lines = []
+    for (name, rank), answers in seen.items():
+        if len(answers) > 1 and name not in ("value",):
+            who = f" of rank {rank}" if rank >= 0 else ""
+            lines.append(f"{name}{who}: " + "; ".join(f"{count} x {text}" for text, count in answers.items()))
+    return tuple(lines)
+
+
+def describe_timing(timing: Timing) -> str:
+    """One line: virtual time, and the real times beside it."""
+    real = ", ".join(format_duration(round(value * 1e9)) for value in timing.real_s)
+    return f"rank {timing.rank}: {format_duration(round(timing.simulated_s * 1e9))} simulated, {real} real"
+
+
+def exit_code(reports: Sequence[ParityReport]) -> int:
+    """0 parity, 1 a difference, 3 nothing was comparable.
+
+    Raises:
+        SimdistError: there are no reports.
+    """
+    if not reports:
+        raise SimdistError("no scenario was compared")
+    states = [report.status for report in reports]
+    if "difference" in states:
+        return 1
+    return 0 if "parity" in states else 3
