@@ -54,7 +54,7 @@ def outcome_of(entry: Entry, *, buggy: bool, judges: bool, seed: int = 0) -> Out
         return Outcome("" if result.ok else "failure")
     with tempfile.TemporaryDirectory() as folder:
         result = simdist.run(
-            _runs(entry.program, buggy),
+            _runs(entry, buggy),
             world_size=entry.world_size,
             judges=judges,
             env={"CORPUS_FOLDER": folder},
@@ -79,11 +79,11 @@ def _place_of(entry: Entry) -> str:
     return f"{inspect.getfile(entry.program).rpartition('/')[2]}:{number}"
 
 
-def _runs(program: Callable[..., Any], buggy: bool) -> Callable[[], Any]:
-    @functools.wraps(program)
+def _runs(entry: Entry, buggy: bool) -> Callable[[], Any]:
+    @functools.wraps(entry.program)
     def ranks() -> Any:
-        dist.init_process_group("gloo")
-        value = program(buggy)
+        dist.init_process_group(entry.settings.get("backend", "gloo"))
+        value = entry.program(buggy)
         dist.destroy_process_group()
         return value
 

@@ -155,3 +155,20 @@ def compare_and_set_is_made_of_get_and_set(buggy: bool) -> None:
     if buggy and store.get("leader") == b"nobody":
         store.set("leader", mine)
     dist.barrier()
+
+
+@entry("meta-pytorch/torchrec#4231", "races", rank=0, line="torch.ones", world_size=2, settings={"backend": "nccl"})
+def batch_of_a_side_stream_is_not_recorded(buggy: bool) -> None:
+    torch.cuda.set_device(dist.get_rank())
+    side: Any = torch.cuda.Stream()
+    total = torch.zeros(8, device="cuda")
+    for _ in range(3):
+        with torch.cuda.stream(side):
+            batch = torch.ones(8, device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+        if not buggy:
+            batch.record_stream(torch.cuda.current_stream())
+        total += batch
+        del batch
+    dist.all_reduce(total)
+    torch.cuda.synchronize()
