@@ -160,7 +160,8 @@ def compare_and_set_is_made_of_get_and_set(buggy: bool) -> None:
 @entry("meta-pytorch/torchrec#4231", "races", rank=0, line="torch.ones", world_size=2, settings={"backend": "nccl"})
 def batch_of_a_side_stream_is_not_recorded(buggy: bool) -> None:
     torch.cuda.set_device(dist.get_rank())
-    side: Any = torch.cuda.Stream()
+    new_stream: Any = torch.cuda.Stream
+    side = new_stream()
     total = torch.zeros(8, device="cuda")
     for _ in range(3):
         with torch.cuda.stream(side):
