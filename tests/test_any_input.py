@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,6 @@ from tests.strategies import (
     seeds,
 )
 from tests.warm import Interpreters
-from tools import fuzz_input
 from tools._hostile import toml
 from tools._input_cases import KINDS, make
 from tools.fuzz_input import failures_of, run_case, run_markers
@@ -176,6 +176,7 @@ def test_a_share_of_the_fuzz_of_markers(interpreters: Interpreters, monkeypatch:
         done = interpreters.run([*words, "-W", "ignore::pytest.PytestAssertRewriteWarning"], env=env)
         return subprocess.CompletedProcess(words, done.returncode, done.stdout.encode(), done.stderr.encode())
 
-    monkeypatch.setattr(fuzz_input.subprocess, "run", run)
+    mine = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("tools.fuzz_input.subprocess", mine)
 
     assert run_markers([make("marker", f"suite/{index}") for index in range(12)]) == {}
