@@ -79,9 +79,14 @@ class Interpreters:
 
     def close(self) -> None:
         """Let them end, if no other process uses them."""
-        if self._users is not None:
-            self._users.close()
-            self._users = None
+        if self._users is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not list(self._folder.glob("*.socket")):  # none has come up
+                shutil.rmtree(self._folder, ignore_errors=True)
+        self._users.close()
+        self._users = None
 
     def _connected(self, hash_seed: str) -> socket.socket:
         if self._users is None:
