@@ -22,7 +22,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 __all__ = ["Interpreters"]
 
@@ -40,9 +40,7 @@ class Interpreters:
 
     def __init__(self, name: str = "") -> None:
         self._folder = Path(tempfile.gettempdir()) / f"simdist-warm-{name or os.getpid()}"
-        self._folder.mkdir(exist_ok=True)
-        self._users = (self._folder / "users").open("w")
-        fcntl.flock(self._users, fcntl.LOCK_SH)
+        self._users: IO[str] | None = None  # the file that is locked while this process uses them
 
     def call(self, hash_seed: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """What `function(*arguments)` returns in a fork with this process's environment; it fails if that raises.
@@ -81,9 +79,20 @@ class Interpreters:
 
     def close(self) -> None:
         """Let them end, if no other process uses them."""
+        if self._users is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not list(self._folder.glob("*.socket")):  # none has come up
+                shutil.rmtree(self._folder, ignore_errors=True)
         self._users.close()
+        self._users = None
 
     def _connected(self, hash_seed: str) -> socket.socket:
+        if self._users is None:
+            self._folder.mkdir(exist_ok=True)
+            self._users = (self._folder / "users").open("w")
+            fcntl.flock(self._users, fcntl.LOCK_SH)
         connection = socket.socket(socket.AF_UNIX)
         path = self._folder / f"{hash_seed}.socket"
         with (self._folder / "starting").open("w") as lock:

@@ -64,7 +64,7 @@ def _calls(function: Callable[[], object]) -> int:
 
 
 def test_drawing_four_times_as_many_events_takes_four_times_as_many_calls() -> None:
-    short, long = _trace(150), _trace(600)
+    short, long = _trace(100), _trace(400)
     timeline(short)  # imports, fonts
 
     assert _calls(lambda: timeline(long)) < 4.5 * _calls(lambda: timeline(short))
