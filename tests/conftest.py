@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import junkdrawer
 
 from tests.warm import Interpreters
 
@@ -32,9 +31,6 @@ settings.register_profile(
     "simdist", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("simdist")
-# Hypothesis times the garbage collector, for a deadline that there is not. It would do so on ranks as well, whose
-# clocks are virtual: each look would count as something that happens, and endless loops would end five times as late.
-vars(junkdrawer)["_gc_initialized"] = True
 
 LONGEST_SLEEP_S = 0.2
 

@@ -57,9 +57,9 @@ def test_whose_code_a_frame_runs(filename: str, ours: bool, internal: bool, user
 @pytest.mark.parametrize(
     ("filename", "ours"),
     [
-        (str(HOME / "hardware" / "_worker.py"), True),
+        (str(HOME / "hardware" / "rank" / "_worker.py"), True),
         ("/opt/other/machine/simdist/hardware/rank/_worker.py", True),
-        (r"C:\python\simdist\hardware\_worker.py", True),
+        (r"C:\python\simdist\hardware\rank\_worker.py", True),
         ("/home/user/simdist/train.py", False),
         ("/home/user/train.py", False),
     ],

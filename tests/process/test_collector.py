@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 
@@ -68,3 +69,39 @@ def test_what_the_host_has_frozen_stays_frozen() -> None:
         assert gc.get_freeze_count() > 0.9 * before
     finally:
         gc.unfreeze()
+
+
+def test_nobody_whom_the_host_has_asked_for_is_called_on_a_rank() -> None:
+    called: list[float] = []
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        called.append(time.perf_counter())
+
+    def main() -> int:
+        gc.collect()
+        return len(gc.callbacks)
+
+    gc.callbacks.append(look)
+    try:
+        before = list(gc.callbacks)
+        result = simdist.run(main, world_size=2)
+        after = list(gc.callbacks)
+    finally:
+        gc.callbacks.remove(look)
+
+    assert (result.values, called, after) == ([0, 0], [], before)
+
+
+def test_a_rank_may_ask_to_be_called() -> None:
+    def main() -> list[str]:
+        phases: list[str] = []
+
+        def look(phase: str, info: dict[str, int]) -> None:
+            phases.append(phase)
+
+        gc.callbacks.append(look)
+        gc.collect()
+        gc.callbacks.remove(look)
+        return phases
+
+    assert simdist.run(main, world_size=1).values == [["start", "stop"]]

@@ -9,6 +9,9 @@ When it looks depends on all that the process has made before the world. A progr
 counted, as the memory of devices is: in such worlds a rank looks after so many hand-overs (`Rounds`), of which every
 run with one seed has the same, when it next runs what was delivered to it. What there was before such a world is frozen
 meanwhile: looking through all of torch would take longer than most programs do.
+
+Whom the host has asked to be called (`gc.callbacks`, as hypothesis does to time the collector) is not called while a
+world lives: it would run on whichever rank makes the object too many, and look at that rank's clock.
 """
 
 from __future__ import annotations
@@ -49,9 +52,12 @@ def collector_of(processes: int, *, in_rounds: bool = False) -> Iterator[None]:
     freezes = in_rounds and not host_froze()  # what the host has frozen must stay so
     if freezes:
         gc.freeze()
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
     try:
         yield
     finally:
+        gc.callbacks[:0] = callbacks
         if freezes:
             gc.unfreeze()
         _known.clear()
