@@ -81,9 +81,6 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         _guarding = False
         gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
-        memory: Any = sys.modules.get("simdist.c10d.surface._memory")
-        if memory is not None:
-            memory.inference_tensors = False  # after one such tensor all worlds of the process are slower
     # A thread has a few instructions left after it has told that its work is done, and so have those of a fixture's
     # world when the test begins: fewer than then are no fault.
     patience = threading.Event()

@@ -149,6 +149,7 @@ class TorchState:
         if self._host is None:
             return
         _present = _memory.bus = None
+        _memory.inference_tensors = False  # a world that has some finds them itself
         _makers.serve(None)
         call_all(
             lambda: self._backends.load(None),
