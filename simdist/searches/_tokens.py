@@ -31,7 +31,11 @@ def token_of(plan: Plan, attempt: Attempt) -> str:
     faults = [fault_text(fault) for fault in attempt.faults]
     data = [Path(source).as_posix(), plan.seed, list(plan.overrides), attempt.policy, faults]
     packed = zlib.compress(json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode(), 9)
-    return _FORM + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    return _FORM + _letters(packed)
+
+
+def _letters(packed: bytes) -> str:
+    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def read_token(token: str, source: str | None = None) -> tuple[Plan, Attempt]:
@@ -41,7 +45,10 @@ def read_token(token: str, source: str | None = None) -> tuple[Plan, Attempt]:
         ScenarioError: it is no token, or the file is not what it was.
     """
     path, seed, overrides, policy, faults = _unpacked(token)
-    path = source if source is not None else path
+    if source is not None:
+        path = source
+    elif not Path(path).exists():
+        raise ScenarioError(path, ["there is no such file here; go to the folder of the search, or say --file PATH"])
     said = list(overrides_of(policy, ()))[:1]
     struck = load(path, overrides=(*overrides, *said, f"faults=[{', '.join(faults)}]"))
     plan = replace(undisturbed(load(path, overrides=overrides)), seed=seed)
@@ -55,7 +62,10 @@ def _unpacked(token: str) -> tuple[str, int, tuple[str, ...], str, list[str]]:
             raise ValueError(text)
         body = text.removeprefix(_FORM)
         packed = base64.b64decode(body + "=" * (-len(body) % 4), altchars="-_", validate=True)
-        data: Any = json.loads(zlib.decompressobj().decompress(packed, 1 << 20))
+        unpacker = zlib.decompressobj()
+        data: Any = json.loads(unpacker.decompress(packed, 1 << 20))
+        if not unpacker.eof or unpacker.unused_data or _FORM + _letters(packed) != text:
+            raise ValueError(text)  # a part is missing, or there is too much
         path, seed, overrides, policy, faults = data
         fits = isinstance(path, str) and isinstance(seed, int) and isinstance(policy, str)
         if not fits or not all(isinstance(each, str) for each in (*overrides, *faults)):

@@ -135,6 +135,26 @@ def test_what_is_no_token_is_refused(token: str) -> None:
         read_token(token)
 
 
+@pytest.mark.parametrize("change", [lambda token: token + "A", lambda token: token[:-1], lambda token: token[:-6]])
+def test_a_token_with_a_letter_too_many_or_too_few_is_refused(tmp_path: Path, change: Any) -> None:
+    plan = scenario(tmp_path)
+    token = token_of(plan, Attempt(policy="pct:3@17"))
+
+    with pytest.raises(ScenarioError, match="is no token"):
+        read_token(change(token), plan.source)
+
+
+def test_a_token_used_in_another_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = scenario(tmp_path)
+    monkeypatch.chdir(Path(plan.source).parent)
+    token = token_of(plan, Attempt())
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    with pytest.raises(ScenarioError, match="go to the folder of the search, or say --file PATH"):
+        read_token(token)
+
+
 def test_any_text_is_a_token_or_refused() -> None:
     source = random.Random(1)
     for _ in range(300):
