@@ -85,10 +85,10 @@ def sweep(
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
         limit: at most so many crashes, spread evenly over the run; and so many second ones.
         second_crash: crash it a second time, at each moment of the recovery.
-        merge: end a run where all ranks begin anew with files that another run has begun with and gone on from to its
-            end: this one goes on alike. It takes `isolate=True`, without `share`, and a function that closes over
-            nothing and is given constants, or more than files would outlive a crash; and no `check`, which sees the
-            whole run. Otherwise each run goes to its end.
+        merge: end a run early if all ranks begin anew with the same files as in another run: it would go on as that one
+            did. Possible only if nothing but files outlives a crash, that is with `isolate=True`, without `share`, for
+            a function that closes over nothing and has constant arguments, and without `check`, which looks at whole
+            runs. Otherwise each run goes to its end.
         only: the faults of one of its crashes, as a failure's `replay` has them: nothing else is tried.
         keep: a file for what was found, from which a sweep that was interrupted goes on.
         max_steps_lost: how many steps (`simdist.step`) a restart may repeat.
