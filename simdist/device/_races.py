@@ -20,6 +20,7 @@ In doubt: what torch orders inside C++ while it runs backward is taken to be in 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ _WAIT = "wait for it first (work.wait(), wait_stream, an event), or synchronize"
 _RECORD = "call record_stream on a tensor that another stream uses, or let its own stream wait before it is freed"
 _CURES = {"reads": _WAIT, "writes": _WAIT, _TAKES: _RECORD}
 _OBJECT = {"reads": " it", "writes": " it", _TAKES: ""}
+_MOST_FREED = 256  # of a stream
 _SMALL = 1 << 20  # bytes: torch's allocator keeps blocks up to this in a pool of their own
 
 
@@ -56,13 +58,15 @@ class _Uses:
     __slots__ = ("home", "kept_by", "races", "read", "size", "written")
 
     def __init__(self, races: Races, home: Key, size: int) -> None:
-        self.races, self.home, self.size = races, home, size
+        self.races, self.home, self.size = weakref.ref(races), home, size  # a tensor may outlive its world
         self.written: _Use | None = None
         self.read: list[_Use] = []
         self.kept_by: dict[Key, None] = {}  # streams that must be done before the memory is used again
 
     def __del__(self) -> None:
-        self.races.freed(self)
+        races = self.races()
+        if races is not None:
+            races.freed(self)
 
 
 class Races:
@@ -154,7 +158,9 @@ class Races:
             and not self._is_over(uses.home, use)
         ]
         if pending:
-            self._freed.setdefault(uses.home, []).append((uses.size, pending))
+            freed = self._freed.setdefault(uses.home, [])
+            freed.append((uses.size, pending))
+            del freed[:-_MOST_FREED]
 
     def _hand_out(self, key: Key, tensor: Tensor, size: int, use: _Use) -> None:
         """Of the memory that may be still in use, the least that is enough, as the allocator chooses."""
