@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,9 +118,10 @@ class Mortal(Squares):
         self.flag = flag
 
     def do(self, task: int) -> int:
-        if multiprocessing.parent_process() is not None and not self.flag.exists():
-            self.flag.touch()
-            os._exit(1)
+        if multiprocessing.parent_process() is not None:
+            with suppress(FileExistsError):
+                self.flag.touch(exist_ok=False)
+                os._exit(1)
         return super().do(task)
 
 
