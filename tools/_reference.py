@@ -414,16 +414,41 @@ def _faults() -> str:
         'files are texts such as "3s" or "10ms"; in Python they are whole numbers of nanoseconds. '
         "[Inject a fault](../how-to/inject-a-fault.md) shows how to use them.\n\n",
     ]
+    common = _common_fields()
+    rows.append("## Keys that most kinds have\n\n" + _FIELD_TITLES)
+    rows += [_field_row(name, default) for name, default in common.items()]
     for word, kind in KINDS.items():
-        rows.append(f"## {word}\n\n`simdist.faults.{kind.__name__}`. {_markdown(inspect.getdoc(kind))}\n\n")
-        rows.append(
-            f"On real processes: {REAL[word]}.\n\n| in a file | in Python | meaning | default |\n|---|---|---|---|\n"
-        )
-        for name, field in fields_of(kind).items():
-            default = "required" if field.default is ... else f"`{field.default!r}`"
-            rows.append(f"| `{file_key(name)}` | `{name}` | {FIELDS[name]} | {default} |\n")
-        rows.append("\n")
+        rows.append(f"\n## {word}\n\n`simdist.faults.{kind.__name__}`. {_markdown(inspect.getdoc(kind))}\n\n")
+        rows.append(f"On real processes: {REAL[word]}.\n\n")
+        fields = {name: field.default for name, field in fields_of(kind).items()}
+        shared = [f"`{file_key(name)}`" for name, default in fields.items() if common.get(name, fields) == default]
+        own = {name: default for name, default in fields.items() if common.get(name, fields) != default}
+        if own:
+            rows.append(_FIELD_TITLES + "".join(_field_row(*field) for field in own.items()) + "\n")
+        rows.append(f"Also: {', '.join(shared)}.\n")
     return "".join(rows)
+
+
+_FIELD_TITLES = "| in a file | in Python | meaning | default |\n|---|---|---|---|\n"
+
+
+def _field_row(name: str, default: object) -> str:
+    from simdist.faults import file_key
+
+    said = "required" if default is ... else f"`{default!r}`"
+    return f"| `{file_key(name)}` | `{name}` | {FIELDS[name]} | {said} |\n"
+
+
+def _common_fields() -> dict[str, object]:
+    """The optional fields that most kinds have, each with the same default in most."""
+    from simdist.faults import KINDS, fields_of
+
+    found: list[tuple[str, object]] = []
+    for kind in KINDS.values():
+        found += [(name, field.default) for name, field in fields_of(kind).items() if field.default is not ...]
+    names = dict.fromkeys(name for name, _ in found)
+    defaults = {name: max((each for each in found if each[0] == name), key=found.count)[1] for name in names}
+    return {name: default for name, default in defaults.items() if 2 * found.count((name, default)) > len(KINDS)}
 
 
 # -- scenario files ----------------------------------------------------------------------------------------------------
