@@ -24,14 +24,18 @@ def placed() -> Placed:
 
 @contextmanager
 def all_cores_claimed() -> Iterator[None]:
-    """As if other simulations ran on every core; some of them may be real ones."""
+    """As if other simulations ran on every core; real ones have them for a moment, and then another."""
+    patience = threading.Event()
     with ExitStack() as stack:
         for core in os.sched_getaffinity(0):
             claim = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            try:
-                claim.bind(f"\0simdist.core.{core}")
-            except OSError:  # a real one
-                continue
+            for _ in range(2000):
+                try:
+                    claim.bind(f"\0simdist.core.{core}")
+                except OSError:
+                    patience.wait(0.01)
+                else:
+                    break
         yield
 
 
