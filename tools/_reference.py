@@ -425,7 +425,7 @@ def _faults() -> str:
         own = {name: default for name, default in fields.items() if common.get(name, fields) != default}
         if own:
             rows.append(_FIELD_TITLES + "".join(_field_row(*field) for field in own.items()) + "\n")
-        rows.append(f"Also: {', '.join(shared)}.\n")
+        rows.append(f"Also, as above: {', '.join(shared)}.\n")
     return "".join(rows)
 
 
