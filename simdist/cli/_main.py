@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ class _Commands(click.Group):
             word, code = interruption(error)
             click.echo(word, err=True)
             context.exit(code)
+
+
+def _with_workers_and_reports(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that run a program again and again."""
+    for option in (
+        click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each."),
+        click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON."),
+        click.option("--workers", type=Count(least=1), help="Processes; default: one for each core."),
+    ):
+        command = option(command)
+    return command
 
 
 class _Judging(click.Command):
@@ -208,9 +220,7 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
     "--no-merge", is_flag=True, help="Run every crash to its end, even if its restart equals one already run."
 )
 @click.option("--keep", metavar="FILE", help="Keep what is found there; after Ctrl-C the same command goes on.")
-@click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
-@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
-@click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each.")
+@_with_workers_and_reports
 @click.option("--write", metavar="FOLDER", help="Write for each failure a scenario, a pytest test and a picture there.")
 @click.pass_context
 def sweep(
@@ -257,9 +267,7 @@ def sweep(
 @click.option("--systematic", is_flag=True, help="Draw none: try every order that can differ, in --runs at most.")
 @click.option("--one-outcome", is_flag=True, help="Fail if what ranks return depends on the schedule.")
 @click.option("--until-found", is_flag=True, help="Stop at the first failure.")
-@click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
-@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
-@click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each.")
+@_with_workers_and_reports
 @click.pass_context
 def explore(
     context: click.Context,
@@ -311,9 +319,7 @@ def explore(
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only faults of this family; may repeat.")
 @click.option("--database", metavar="DIR", help="Keep what is found there, and try it first the next time.")
 @click.option("--no-shrink", is_flag=True, help="Report what is found as it was drawn.")
-@click.option("--workers", type=Count(least=1), help="Processes; default: one for each core.")
-@click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON.")
-@click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each.")
+@_with_workers_and_reports
 @click.option("--write", metavar="FOLDER", help="Write for each failure a scenario and a pytest test there.")
 @click.pass_context
 def fuzz(

@@ -57,8 +57,9 @@ class _Uses:
 
     __slots__ = ("home", "kept_by", "races", "read", "size", "written")
 
-    def __init__(self, races: Races, home: Key, size: int) -> None:
-        self.races, self.home, self.size = weakref.ref(races), home, size  # a tensor may outlive its world
+    def __init__(self, races: Races, size: int, home: Key | None) -> None:
+        self.races, self.size = weakref.ref(races), size  # a tensor may outlive its world
+        self.home = home  # the stream that was given the memory; None: not known
         self.written: _Use | None = None
         self.read: list[_Use] = []
         self.kept_by: dict[Key, None] = {}  # streams that must be done before the memory is used again
@@ -136,7 +137,7 @@ class Races:
         """
         block = block_of(tensor)
         if block is not None and block.uses is None:
-            block.uses = _Uses(self, key, block.size)
+            block.uses = _Uses(self, block.size, key)
             self._hand_out(key, tensor, block.size, (key, 0, what, site))
 
     def keep(self, tensor: Tensor, key: Key) -> None:
@@ -147,18 +148,16 @@ class Races:
 
     def freed(self, uses: _Uses) -> None:
         """The storage is gone."""
-        if backward_task() != -1:
+        home = uses.home
+        if home is None or backward_task() != -1:
             return
         pending = [
             use
             for use in (uses.written, *uses.read)
-            if use is not None
-            and use[0] != uses.home
-            and use[0] not in uses.kept_by
-            and not self._is_over(uses.home, use)
+            if use is not None and use[0] != home and use[0] not in uses.kept_by and not self._is_over(home, use)
         ]
         if pending:
-            freed = self._freed.setdefault(uses.home, [])
+            freed = self._freed.setdefault(home, [])
             freed.append((uses.size, pending))
             del freed[:-_MOST_FREED]
 
@@ -188,9 +187,7 @@ class Races:
             return
         uses: _Uses | None = block.uses
         if uses is None:
-            uses = block.uses = _Uses(self, use[0], block.size)
-            if writing:
-                self._hand_out(use[0], tensor, block.size, use)
+            uses = block.uses = _Uses(self, block.size, None)
         if keeps:
             uses.kept_by[use[0]] = None
         for other in [uses.written, *uses.read] if writing else [uses.written]:
@@ -220,11 +217,7 @@ def _merge(into: Clock, other: Clock) -> None:
 
 
 def _said(tensor: Tensor, use: _Use, other: _Use, doing: str, other_doing: str) -> str:
-    thing = (
-        f" a tensor of shape {list(tensor.shape)}"
-        if doing != _TAKES
-        else f" for a tensor of shape {list(tensor.shape)}"
-    )
+    thing = f"{' for' if doing == _TAKES else ''} a tensor of shape {list(tensor.shape)}"
     return (
         f"{use[2]}{use[3]} {doing}{thing} on {_stream(use[0])}, while {other[2]}{other[3]}, which {other_doing} it on "
         f"{_stream(other[0])}, may not be over; {_CURES[doing]}"
@@ -235,18 +228,26 @@ def _stream(key: Key) -> str:
     return f"the default stream of cuda:{key[0]}" if not key[1] else f"stream {key[1]} of cuda:{key[0]}"
 
 
-def _used(what: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+def _races_here() -> Races | None:
     devices = present_or_none()
-    races = None if devices is None else devices.streams.races
+    return None if devices is None else devices.streams.races
+
+
+def _used(what: str, reads: Sequence[Any], writes: Sequence[Any], made: Sequence[Any] = ()) -> None:
+    """The current stream reads and writes tensors, and was given the memory of those that it has made."""
+    races = _races_here()
     if races is None:
         return
-    tensors = [tensor for tensor in (*reads, *writes) if isinstance(tensor, Tensor) and tensor.is_cuda]
+    tensors = [tensor for tensor in (*reads, *writes, *made) if isinstance(tensor, Tensor) and tensor.is_cuda]
     if tensors:
         index = tensors[0].get_device()
-        key = index, core().stream(index)
+        key, site = (index, core().stream(index)), user_line(sys._getframe(2))
         read = [tensor for tensor in reads if isinstance(tensor, Tensor) and tensor.is_cuda]
-        written = [tensor for tensor in writes if isinstance(tensor, Tensor) and tensor.is_cuda]
-        races.use(key, read, written, what, user_line(sys._getframe(2)))
+        written = [tensor for tensor in (*writes, *made) if isinstance(tensor, Tensor) and tensor.is_cuda]
+        for tensor in made:
+            if tensor.is_cuda:
+                races.allocated(key, tensor, what, site)
+        races.use(key, read, written, what, site)
 
 
 def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -275,7 +276,7 @@ def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
         result = kernel(*args, **kwargs)
         made: list[Any] = []
         _collect(result, made)
-        _used(what, (), [tensor for tensor in made if all(tensor is not known for known in writes)])
+        _used(what, (), (), [tensor for tensor in made if all(tensor is not known for known in writes)])
         if copies:
             _copied(what, args, kwargs, result)
         return result
@@ -284,16 +285,15 @@ def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeping(tensor: Tensor, stream: Any) -> None:
-    devices = present_or_none()
-    if devices is not None and devices.streams.races is not None:
-        devices.streams.races.keep(tensor, (stream.device_index, stream.stream_id))
+    races = _races_here()
+    if races is not None:
+        races.keep(tensor, (stream.device_index, stream.stream_id))
 
 
 def _allocating(what: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         result = kernel(*args, **kwargs)
-        devices = present_or_none()
-        races = None if devices is None else devices.streams.races
+        races = _races_here()
         if races is not None and isinstance(result, Tensor) and result.is_cuda:
             index = result.get_device()
             races.allocated((index, core().stream(index)), result, what, user_line(sys._getframe(1)))
@@ -310,8 +310,7 @@ def _copied(what: str, args: Any, kwargs: Any, result: Any) -> None:
     if blocks or source.is_cuda == target.is_cuda:
         return
     on_host, on_device = (target, source) if source.is_cuda else (source, target)
-    devices = present_or_none()
-    races = None if devices is None else devices.streams.races
+    races = _races_here()
     if races is None or not on_host.is_pinned():
         return
     index = on_device.get_device()

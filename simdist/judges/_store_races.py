@@ -127,7 +127,7 @@ class StoreRaces:
         key.last.append(_Written(key.version, self._life, rank, count, event.operation, where, value, read))
 
     def _lost(self, key: _Key, rank: int, read: int, value: bytes) -> _Written | None:
-        """The first update of another rank that a rank undoes which had read this version; None if there is none."""
+        """The first update by another rank that `rank` undoes, which had read version `read`; None if there is none."""
         for each in key.last if read >= 0 else ():
             if each.version <= read or each.read < 0 or each.rank == rank or each.life != self._life:
                 continue

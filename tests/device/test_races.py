@@ -433,6 +433,27 @@ def test_memory_that_torch_itself_keeps(program: Callable[[str], Any]) -> None:
     results(play, args=[program, ""], strict=True)
 
 
+def test_memory_whose_own_stream_is_not_known_is_left_alone() -> None:
+    def body() -> float:
+        kept, total = before, of(0, 0)
+        side = _stream()
+        for tensor in kept:
+            with _on(side):
+                tensor.add_(1)  # the first that the world sees of it
+            _current().wait_stream(side)
+            total.add_(tensor)
+        del tensor
+        kept.clear()
+        with _on(side):
+            torch.ones(2, device="cuda")
+        torch.cuda.synchronize()
+        return float(total.sum().item())
+
+    before = run(lambda: [of(1, 2)], 1).values[0]
+
+    assert results(body, 1, strict=True) == [5.0]
+
+
 def test_without_strict_nobody_looks() -> None:
     for program in PROGRAMS[:2]:
         assert run(play, args=[program, False]).ok

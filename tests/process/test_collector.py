@@ -71,7 +71,7 @@ def test_what_the_host_has_frozen_stays_frozen() -> None:
         gc.unfreeze()
 
 
-def test_nobody_whom_the_host_has_asked_for_is_called_on_a_rank() -> None:
+def test_callbacks_of_the_host_are_not_called_on_ranks() -> None:
     called: list[float] = []
 
     def look(phase: str, info: dict[str, int]) -> None:

@@ -10,8 +10,8 @@ counted, as the memory of devices is: in such worlds a rank looks after so many 
 run with one seed has the same, when it next runs what was delivered to it. What there was before such a world is frozen
 meanwhile: looking through all of torch would take longer than most programs do.
 
-Whom the host has asked to be called (`gc.callbacks`, as hypothesis does to time the collector) is not called while a
-world lives: it would run on whichever rank makes the object too many, and look at that rank's clock.
+Callbacks of the host (`gc.callbacks`; hypothesis has one, to time the collector) are not called while a world lives.
+They would run on the rank that happens to make one object too many, and read that rank's clock.
 """
 
 from __future__ import annotations
