@@ -223,11 +223,11 @@ class World:
     def _make_ready(self) -> None:
         warn_of_newer()
         undo = self._undo
-        undo.add(self._cut_cycles)
         if hasattr(os, "sched_getaffinity"):
             self._runtime.cores = os.sched_getaffinity(0)
         undo.enter(one_core())
         undo.enter(collector_of(self._spec.world_size, in_rounds=self._in_rounds))
+        undo.add(self._cut_cycles)  # before the collector looks again: it would go through all that is freed here
         self._runtime.in_child = self._leave_to_parent
         undo.add(self._runtime.deactivate)
         self._runtime.activate(self._spec.call)

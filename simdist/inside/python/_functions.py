@@ -8,17 +8,16 @@ miss. The object stays the same one: `is`, `pickle` and `repr` see no difference
 - A *built-in function* is three words behind its header that belong together: which C function it calls, how (`flags`
   and the entry point that goes with them), and what that gets as its first argument, the module. Redirected, it calls
   `PyObject_Vectorcall`, whose parameters are those of a C function with `METH_FASTCALL | METH_KEYWORDS`, and the first
-  argument is our callable, a module so that `__self__` still is one. All words are written in one store, which no
-  other thread can interrupt: the GIL is held.
+  argument is our callable, a module so that `__self__` still is one. All words are written while the
+  GIL is held, so that no other thread sees a part of them; numpy writes those of many functions at once (`_Words`).
 - A *Python function* gets another code object.
 
 Invariant: what `original` returns is a second function object with the behaviour that was there before, and it is
 never redirected. Threads that are no ranks reach it through the replacement, which asks who is calling.
 
 In doubt: the layout (`PyCFunctionObject`) is CPython's own, though unchanged from 3.8 to 3.14; each object is looked at
-before it is written to, and a world is refused where something else is found there. A `weakref` to a built-in function,
-made by another thread between the two stores of `Batch.switch`, would be lost; there is no bytecode between them that
-lets another thread in.
+before it is written to, and a world is refused where something else is found there. The word in which weak references
+to the function are kept is never written to.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ import builtins
 import ctypes
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from simdist.errors import UnsupportedError
 
@@ -36,7 +37,10 @@ __all__ = ["Batch", "Redirection", "can_be_redirected", "note_wrapper", "origina
 
 _FASTCALL_KEYWORDS = 0x80 | 0x02
 _METHOD = 0x200  # the C function also gets its class: `PyCMethodObject`
-_MODULE, _WEAK, _ENTRY = 2, 3, 4  # places of words; before them the method's definition, and its first argument
+_MODULE, _ENTRY = 2, 4  # places of words; before them the method's definition and its first argument
+_WRITTEN = (0, 1, _MODULE, _ENTRY)  # between the last two, weak references
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_AT_ONCE = 100  # functions: up to 500 elements numpy keeps the GIL (`NPY_BEGIN_THREADS_THRESHOLDED`)
 
 _api: Any = ctypes.pythonapi
 _new_function: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)(
@@ -103,7 +107,7 @@ class Redirection:
     def __init__(self, function: Any, make: Callable[[Any], Callable[..., Any]]) -> None:
         self.function = function
         self.made_by = make
-        self._words: tuple[Any, Any, Any] | None = None  # of the object itself; and what to write there: on, off
+        self._words: tuple[Any, list[int], list[int]] | None = None  # of the object; and what to write there: on, off
         self._code: tuple[Any, Any] | None = None  # on, off
         self.original: Callable[..., Any]
         if isinstance(function, types.FunctionType):
@@ -116,7 +120,8 @@ class Redirection:
             if stand is None:
                 stand = _stands[key] = _Stand(function, words, make)
             self.original = stand.original
-            self._words = words, _five([*stand.first_words, words[_MODULE], words[_WEAK], _fast_entry()]), _five(words)
+            on = [*stand.first_words, words[_MODULE], _fast_entry()]
+            self._words = words, on, [words[place] for place in _WRITTEN]
 
     @classmethod
     def of(cls, function: Any, make: Callable[[Any], Callable[..., Any]]) -> Redirection:
@@ -143,22 +148,36 @@ class Batch:
     def __init__(self, redirections: Iterable[Redirection]) -> None:
         kept = list(redirections)
         self._codes = [(each.function, *each._code) for each in kept if each._code is not None]
-        self._words = [each._words for each in kept if each._words is not None]
+        words = [each._words for each in kept if each._words is not None]
+        self._words = [_Words(words[first : first + _AT_ONCE]) for first in range(0, len(words), _AT_ONCE)]
 
     def switch(self, *, on: bool) -> None:
         """Let all these functions do the one or the other."""
         if on:
             for function, other, _ in self._codes:
                 function.__code__ = other
-            for words, new, _ in self._words:
-                new[_WEAK] = words[_WEAK]
-                words[:] = new
+            for each in self._words:
+                each.memory[each.places] = each.on
         else:
             for function, _, own in self._codes:
                 function.__code__ = own
-            for words, _, new in self._words:
-                new[_WEAK] = words[_WEAK]
-                words[:] = new
+            for each in self._words:
+                each.memory[each.places] = each.off
+
+
+class _Words:
+    """The words of some built-in functions, as numpy writes them: `memory` spans from the first to the last of them."""
+
+    __slots__ = ("memory", "off", "on", "places")
+
+    def __init__(self, functions: Sequence[tuple[Any, list[int], list[int]]]) -> None:
+        starts = [ctypes.addressof(words) for words, _, _ in functions]
+        first = min(starts)
+        extent = (max(starts) - first) // _WORD + _ENTRY + 1
+        self.memory = np.frombuffer((ctypes.c_size_t * extent).from_address(first), dtype=np.uintp)
+        self.places = np.array([(start - first) // _WORD + place for start in starts for place in _WRITTEN])
+        self.on = np.array([word for _, on, _ in functions for word in on], dtype=np.uintp)
+        self.off = np.array([word for _, _, off in functions for word in off], dtype=np.uintp)
 
 
 class _Stand:
@@ -176,10 +195,6 @@ class _Stand:
         self.first_words = ctypes.addressof(self._definition), id(self._module)
 
 
-def _five(words: Iterable[int]) -> Any:
-    return memoryview((ctypes.c_size_t * 5)(*words)).cast("B").cast("P")
-
-
 def _words_of(function: Any) -> Any:
     """The five words behind the header of a built-in function.
 
@@ -187,9 +202,8 @@ def _words_of(function: Any) -> Any:
         UnsupportedError: they are not what they have to be.
     """
     size = type(function).__basicsize__
-    if size >= object.__basicsize__ + 5 * ctypes.sizeof(ctypes.c_void_p):
-        array = (ctypes.c_size_t * 5).from_address(id(function) + object.__basicsize__)
-        words = memoryview(array).cast("B").cast("P")
+    if size >= object.__basicsize__ + 5 * _WORD:
+        words = (ctypes.c_size_t * 5).from_address(id(function) + object.__basicsize__)
         if words[1] == id(function.__self__) and words[_MODULE] in (0, id(function.__module__)) and words[0]:
             definition = _Definition.from_address(words[0])
             if definition.name == function.__name__.encode() and not definition.flags & _METHOD:

@@ -1,0 +1,75 @@
+"""Functions with two behaviours: what they do while they are redirected, and what is left afterwards."""
+
+import builtins
+import math
+import time
+import weakref
+from types import BuiltinFunctionType
+
+from simdist.inside.python import Batch, Redirection, can_be_redirected
+
+
+def _says(word: str) -> object:
+    return lambda original: lambda *args, **kwargs: word
+
+
+def _many() -> list[BuiltinFunctionType]:
+    found = [each for module in (math, time) for each in vars(module).values()]
+    return [each for each in found if isinstance(each, BuiltinFunctionType) and can_be_redirected(each)]
+
+
+def test_a_builtin_function_does_the_other_thing_and_then_its_own() -> None:
+    batch = Batch([Redirection(math.sqrt, _says("redirected"))])
+
+    batch.switch(on=True)
+    during = math.sqrt(4.0)
+    batch.switch(on=False)
+
+    assert (during, math.sqrt(4.0)) == ("redirected", 2.0)
+
+
+def test_a_python_function_does_the_other_thing_and_then_its_own() -> None:
+    def own() -> str:
+        return "own"
+
+    batch = Batch([Redirection(own, _says("redirected"))])
+
+    batch.switch(on=True)
+    during = own()
+    batch.switch(on=False)
+
+    assert (during, own()) == ("redirected", "own")
+
+
+def test_more_functions_than_are_written_at_once_are_all_switched() -> None:
+    functions = _many()
+    batch = Batch([Redirection(each, _says(each.__name__)) for each in functions] * 2)
+
+    batch.switch(on=True)
+    during = [each() for each in functions]
+    batch.switch(on=False)
+
+    assert len(functions) * 2 > 100
+    assert during == [each.__name__ for each in functions]
+    assert math.floor(2.5) == 2
+
+
+def test_weak_references_to_a_function_outlive_its_redirection() -> None:
+    batch = Batch([Redirection(math.exp, _says("redirected"))])
+
+    batch.switch(on=True)
+    made_meanwhile = weakref.ref(math.exp)
+    batch.switch(on=False)
+
+    assert made_meanwhile() is math.exp
+    assert weakref.ref(math.exp)() is math.exp
+
+
+def test_a_function_keeps_its_name_and_module_while_it_is_redirected() -> None:
+    batch = Batch([Redirection(math.cos, _says("redirected"))])
+
+    batch.switch(on=True)
+    during = math.cos.__name__, math.cos.__module__, isinstance(math.cos.__self__, type(builtins))
+    batch.switch(on=False)
+
+    assert during == ("cos", "math", True)
