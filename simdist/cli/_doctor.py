@@ -161,6 +161,11 @@ def _features() -> list[Feature]:
             "" if importlib.util.find_spec("matplotlib") else "matplotlib is not installed",
             "Install it: pip install 'simdist[plot]'.",
         ),
+        Feature(
+            "searches on a Dask cluster",
+            "" if importlib.util.find_spec("distributed") else "Dask is not installed",
+            "Install it, there and here: pip install 'simdist[cluster]'.",
+        ),
     ]
 
 

@@ -30,7 +30,7 @@ def explore_file(
     *,
     json_path: str | None,
     junit: str | None,
-    workers: int | None,
+    workers: int | str | None,
     runs: int,
     schedules: int,
     systematic: bool,

@@ -29,7 +29,7 @@ def fuzz_file(
     database: str | None,
     json_path: str | None,
     junit: str | None,
-    workers: int | None,
+    workers: int | str | None,
     write: str | None,
 ) -> int:
     """Search the scenario under faults and print what was found; the exit code.

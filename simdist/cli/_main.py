@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import sys
@@ -49,14 +50,27 @@ class _Commands(click.Group):
 
 
 def _with_workers_and_reports(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that run a program again and again."""
+    """Add the options of commands that run a program again and again; `workers` is a count, an address or None."""
+
+    @functools.wraps(command)
+    def with_workers(*args: Any, workers: int | None, scheduler: str | None, **options: Any) -> Any:
+        if scheduler is not None:
+            if workers is not None:
+                raise click.UsageError("--workers: the workers of the --scheduler do the runs; leave out one of them")
+            from simdist.programs import workers_problems
+
+            if problems := list(workers_problems(scheduler)):
+                raise click.UsageError(problems[0].replace("workers:", "--scheduler:", 1))
+        return command(*args, workers=workers if scheduler is None else scheduler, **options)
+
     for option in (
         click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each."),
         click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON."),
+        click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://10.0.0.1:8786."),
         click.option("--workers", type=Count(least=1), help="Processes; default: one for each core."),
     ):
-        command = option(command)
-    return command
+        with_workers = option(with_workers)
+    return with_workers
 
 
 class _Judging(click.Command):
@@ -235,7 +249,7 @@ def sweep(
     second_crash: bool,
     no_merge: bool,
     keep: str | None,
-    workers: int | None,
+    workers: int | str | None,
     json_path: str | None,
     junit: str | None,
     write: str | None,
@@ -277,7 +291,7 @@ def explore(
     overrides: tuple[str, ...],
     runs: int,
     schedules: int,
-    workers: int | None,
+    workers: int | str | None,
     json_path: str | None,
     junit: str | None,
     *,
@@ -333,7 +347,7 @@ def fuzz(
     budget: int,
     families: tuple[str, ...],
     database: str | None,
-    workers: int | None,
+    workers: int | str | None,
     json_path: str | None,
     junit: str | None,
     write: str | None,

@@ -36,7 +36,7 @@ def sweep_file(
     tries: Tries,
     *,
     keep: str | None,
-    workers: int | None,
+    workers: int | str | None,
     json_path: str | None,
     junit: str | None = None,
     write: str | None = None,

@@ -2,13 +2,15 @@
 
 Sweeps and searches share them. `_attempt.py` says what one run differs in, how long it may be and what it leaves;
 `_function.py` and `_plan.py` run it. The first run without faults is what expectations hold the later ones against.
-`_workers.py` shares tasks among processes, each of which has a program of its own.
+`_workers.py` shares tasks among processes, each of which has a program of its own: those of `_pools.py` on this
+machine, those of `_cluster.py` on the machines of a Dask cluster.
 """
 
 from simdist.programs._attempt import Attempt, Bounds, EndlessError, Problems, Program, Ran
 from simdist.programs._function import FunctionProgram, Seen, count_problems, setting_problems
 from simdist.programs._plan import PlanProgram, overrides_of
-from simdist.programs._workers import Worker, Workers, cores, died_words
+from simdist.programs._pools import Worker
+from simdist.programs._workers import Workers, cores, died_words, workers_problems
 
 __all__ = [
     "Attempt",
@@ -27,4 +29,5 @@ __all__ = [
     "died_words",
     "overrides_of",
     "setting_problems",
+    "workers_problems",
 ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simdist.errors import ArgumentError
-from simdist.programs import FunctionProgram, PlanProgram, count_problems, setting_problems
+from simdist.programs import FunctionProgram, PlanProgram, count_problems, setting_problems, workers_problems
 from simdist.scenario import Plan
 from simdist.searches._report import ExploreReport
 from simdist.searches._search import Progress, Search
@@ -29,7 +29,7 @@ def explore(
     one_outcome: bool = False,
     until_found: bool = False,
     inevitable: bool = True,
-    workers: int = 1,
+    workers: int | str = 1,
     progress: Progress | None = None,
     **settings: Any,
 ) -> ExploreReport:
@@ -58,7 +58,8 @@ def explore(
             hundred runs more.
         workers: in how many processes schedules are tried, this one and others, if there are 40 or more. What is found
             does not depend on it. Others import `fn` by its name, and start with the script's main module: a script
-            needs `if __name__ == "__main__":`. A systematic search has one.
+            needs `if __name__ == "__main__":`. Or the address of a Dask scheduler, such as "tcp://10.0.0.1:8786", whose
+            workers try what this process does not. A systematic search has one process.
         progress: called with how many runs are done, how many there are, and how many causes were found.
         settings: further ones of `simdist.run`.
 
@@ -81,7 +82,7 @@ def explore(
         >>> report.ok, len(report.outcomes)
         (True, 2)
     """
-    problems = list(count_problems(runs=runs, workers=workers))
+    problems = [*count_problems(runs=runs), *workers_problems(workers)]
     if systematic and schedules:
         problems.append("schedules: a systematic search draws none")
     if systematic and workers != 1:
@@ -103,7 +104,7 @@ def explore_plan(
     one_outcome: bool = False,
     until_found: bool = False,
     inevitable: bool = True,
-    workers: int = 1,
+    workers: int | str = 1,
     progress: Progress | None = None,
 ) -> ExploreReport:
     """As `explore`, of a scenario, judged by its own expectations, with all judges unless it names some.

@@ -12,7 +12,7 @@ from typing import Any
 from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
 from simdist.faults import Surroundings
-from simdist.programs import Attempt, PlanProgram, Program, Workers, count_problems
+from simdist.programs import Attempt, PlanProgram, Program, Workers, count_problems, workers_problems
 from simdist.scenario import Plan, undisturbed
 from simdist.searches._database import Database
 from simdist.searches._explore import function_program, judged
@@ -64,7 +64,7 @@ def fuzz(
     families: Sequence[str] | None = None,
     shrink: bool = True,
     judges: Any = True,
-    workers: int = 1,
+    workers: int | str = 1,
     progress: Progress | None = None,
     **settings: Any,
 ) -> FuzzReport:
@@ -87,7 +87,8 @@ def fuzz(
         judges: as in `simdist.run`; all of them by default.
         workers: in how many processes plans are tried, this one and others, if there are 40 or more. What is found does
             not depend on it. Others import `fn` by its name, and start with the script's main module: a script needs
-            `if __name__ == "__main__":`.
+            `if __name__ == "__main__":`. Or the address of a Dask scheduler, such as "tcp://10.0.0.1:8786", whose
+            workers try what this process does not.
         progress: called with how many runs are done, and how many causes were found.
         settings: further ones of `simdist.run`, such as `max_restarts`. A program with a disk is a scenario's, whose
             disk is fresh for each run (`simdist fuzz FILE`).
@@ -100,7 +101,7 @@ def fuzz(
     """
     tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink)
     given = {"world_size": world_size, "judges": judges, **settings}
-    problems = [*tries.problems(), *count_problems(workers=workers)]
+    problems = [*tries.problems(), *workers_problems(workers)]
     program = function_program("simdist.fuzz", fn, given, problems, taken=("faults", "disk"))
     return _Fuzz(program, tries, int(settings.get("max_restarts", 0))).run(workers, progress)
 
@@ -111,13 +112,14 @@ def fuzz_plan(
     *,
     database: Path | None = None,
     over: Callable[[], bool] | None = None,
-    workers: int = 1,
+    workers: int | str = 1,
     progress: Progress | None = None,
 ) -> FuzzReport:
     """As `fuzz`, of a scenario without its own faults, judged by its own expectations.
 
     What is found is kept in the folder `database`, and tried first the next time. The search ends when `over` says so,
-    or after the runs that `tries` has. There are so many `workers`, this process and others.
+    or after the runs that `tries` has. There are so many `workers`, this process and others, or
+    those of the Dask scheduler at that address.
 
     Raises:
         ScenarioError: the workload can't be imported.
@@ -173,7 +175,7 @@ class _Fuzz:
     _found: dict[str, _Found] = field(default_factory=dict, init=False)
     _counts: dict[str, int] = field(default_factory=lambda: {"passed": 0, "explained": 0, "found": 0}, init=False)
 
-    def run(self, workers: int, progress: Progress | None) -> FuzzReport:
+    def run(self, workers: int | str, progress: Progress | None) -> FuzzReport:
         """Try the plans, those in the database first."""
         with ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())

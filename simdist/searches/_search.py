@@ -82,7 +82,7 @@ class Search:
     _sometimes: dict[str, bool] = field(default_factory=dict, init=False)
     _cut: int = field(default=0, init=False)
 
-    def run(self, runs: int, workers: int, progress: Progress | None) -> ExploreReport:
+    def run(self, runs: int, workers: int | str, progress: Progress | None) -> ExploreReport:
         """Try so many schedules, in so many processes."""
         with ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())

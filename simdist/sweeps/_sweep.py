@@ -164,11 +164,13 @@ def sweep_plan(
     plan: Plan,
     tries: Tries | None = None,
     *,
-    workers: int | None = None,
+    workers: int | str | None = None,
     keep: str | None = None,
     progress: Progress | None = None,
 ) -> SweepReport:
     """Sweep a scenario in `workers` processes, this one and others, by default one for each core.
+
+    Or `workers` is the address of a Dask scheduler, whose workers try what this process does not.
 
     There are no others if there is little to try.
 

@@ -1,15 +1,15 @@
 """Functions with two behaviours: what they do while they are redirected, and what is left afterwards."""
 
-import builtins
 import math
 import time
 import weakref
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
 
 from simdist.inside.python import Batch, Redirection, can_be_redirected
 
 
-def _says(word: str) -> object:
+def _says(word: str) -> Any:
     return lambda original: lambda *args, **kwargs: word
 
 
@@ -22,10 +22,11 @@ def test_a_builtin_function_does_the_other_thing_and_then_its_own() -> None:
     batch = Batch([Redirection(math.sqrt, _says("redirected"))])
 
     batch.switch(on=True)
-    during = math.sqrt(4.0)
+    during: Any = math.sqrt(4.0)
     batch.switch(on=False)
 
-    assert (during, math.sqrt(4.0)) == ("redirected", 2.0)
+    assert during == "redirected"
+    assert math.sqrt(4.0) == 2.0
 
 
 def test_a_python_function_does_the_other_thing_and_then_its_own() -> None:
@@ -66,10 +67,11 @@ def test_weak_references_to_a_function_outlive_its_redirection() -> None:
 
 
 def test_a_function_keeps_its_name_and_module_while_it_is_redirected() -> None:
-    batch = Batch([Redirection(math.cos, _says("redirected"))])
+    function: Any = math.cos
+    batch = Batch([Redirection(function, _says("redirected"))])
 
     batch.switch(on=True)
-    during = math.cos.__name__, math.cos.__module__, isinstance(math.cos.__self__, type(builtins))
+    during = function.__name__, function.__module__, isinstance(function.__self__, ModuleType)
     batch.switch(on=False)
 
     assert during == ("cos", "math", True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simdist.programs import _workers as workers
+from simdist.programs import _pools as pools_of_workers
 
 __all__ = ["Pools", "standing_in"]
 
@@ -24,21 +24,20 @@ class Pools:
     made: int = 0
     submitted: list[list[Any]] = field(default_factory=list)
 
-    def make(self, count: int, context: object, begin: object, given: tuple[bytes]) -> _Pool:
+    def make(self, count: int, context: object, begin: object) -> _Pool:
         """As `ProcessPoolExecutor`."""
         self.made += 1
-        return _Pool(self, given[0], next(self.dies_at, 0))
+        return _Pool(self, next(self.dies_at, 0))
 
 
 @dataclass
 class _Pool:
     pools: Pools
-    start: bytes
     dies_at: int
     life: Any = None
     submissions: int = 0
 
-    def submit(self, do: Callable[..., Any], tasks: list[Any], known: dict[str, Any]) -> Future[Any]:
+    def submit(self, do: Callable[..., Any], start: bytes, tasks: list[Any], known: dict[str, Any]) -> Future[Any]:
         self.submissions += 1
         if self.dies_at and self.submissions > self.dies_at:
             raise BrokenProcessPool("one is dead")
@@ -47,18 +46,17 @@ class _Pool:
             future.set_exception(BrokenProcessPool("one died"))
             return future
         self.pools.submitted.append(tasks)
-        workers._start, workers._begun = self.start, self.life
+        pools_of_workers._begun = self.life
         try:
-            future.set_result(do(tasks, known))
+            future.set_result(do(start, tasks, known))
         except Exception as error:
             future.set_exception(error)
-        self.life, workers._begun = workers._begun, None
+        self.life, pools_of_workers._begun = pools_of_workers._begun, None
         return future
 
     def shutdown(self, **_: Any) -> None:
-        if self.life is not None:
-            self.life[0].__exit__(None, None, None)
-            self.life = None
+        pools_of_workers._begun, self.life = self.life, None
+        pools_of_workers.end()
 
 
 @contextlib.contextmanager
@@ -66,7 +64,6 @@ def standing_in(monkeypatch: pytest.MonkeyPatch, *dies_at: int) -> Iterator[Pool
     """Inside, workers are in such pools."""
     pools = Pools(iter(dies_at))
     with monkeypatch.context() as patched:
-        patched.setattr(workers, "ProcessPoolExecutor", pools.make)
-        patched.setattr(workers, "_start", b"")
-        patched.setattr(workers, "_begun", None)
+        patched.setattr(pools_of_workers, "ProcessPoolExecutor", pools.make)
+        patched.setattr(pools_of_workers, "_begun", None)
         yield pools
