@@ -7,7 +7,7 @@ although nobody did, and although nothing fails. Each is one class (`Judge`) beh
 | judge | finds |
 |---|---|
 | `Replicas` | parameters, gradients and optimizer state that should be equal on several ranks, and are not |
-| `Collectives` | collectives that some ranks called more often, works that nobody waited for, lost messages |
+| `Collectives` | collectives that some ranks called more often, works nobody waited for, gradients reduced twice |
 | `Buffers` | tensors that are changed while a send or a collective still holds them |
 | `Races` | files and keys of stores that several ranks use while nothing puts them in order |
 | `Finite` | the first step with a value that is infinite or no number, and the rank that made it |

@@ -1,5 +1,6 @@
 """What is left over when all ranks have come to their end: collectives that some called more often, groups that some
-never joined, works that nobody waited for, messages that nobody received.
+never joined, works that nobody waited for, messages that nobody received. And what is reduced twice
+(`_twice_reduced.py`).
 
 Strict worlds make an error of the last two themselves; there this judge says nothing of them.
 
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 from simdist.c10d import WorkIssued, issued_by_torch
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._sites import site_of
+from simdist.judges._twice_reduced import TwiceReduced
 from simdist.values import rank_text
 
 __all__ = ["Collectives"]
@@ -55,6 +57,7 @@ class _Watch:
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
+        self._twice = TwiceReduced(hearing)
         self._groups: dict[Any, dict[int, _Last]] = {}  # by communicator and rank
         self._open: dict[
             tuple[Any, int], dict[int, _Last] | None
@@ -72,6 +75,8 @@ class _Watch:
             return
         frame = sys._getframe(1)
         moment = self._hearing.moment(process, site_of(frame))
+        if work.name == "all_reduce":
+            self._twice.on_reduction(event, moment, by_torch=issued_by_torch(frame))
         if work.name not in ("send", "recv"):
             elements = sum(map(math.prod, event.shapes)) if work.name in _SAME_SIZE else 0
             last = _Last(moment, work.name, elements)

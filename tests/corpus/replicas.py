@@ -74,6 +74,20 @@ def gradient_of_the_router_is_not_reduced(buggy: bool) -> None:
         optimizer.step()
 
 
+@entry("kubeflow/pytorch-operator#122", "collectives", rank=0, line="dist.all_reduce(parameter.grad)")
+def gradients_are_averaged_by_ddp_and_by_the_program(buggy: bool) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        for parameter in model.parameters() if buggy else []:
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+
+
 @entry("bigcode-project/Megatron-LM#11", "replicas", line="optimizer.step()")
 def bias_of_shared_heads_misses_the_sum(buggy: bool) -> None:
     model = net()

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.judges.programs import line_of, only_finding, run
+from tests.judges.programs import line_of, net, only_finding, run
+
+Body: TypeAlias = Callable[[int], None]
 
 
 def one_more(rank: int) -> None:
@@ -97,3 +105,71 @@ def test_strict_worlds_say_it_themselves() -> None:
 
     assert not result.ok
     assert result.findings == ()
+
+
+def gradients(*, wrapped: bool = False, again: bool = True, accumulates: bool = False, hooked: bool = False) -> Body:
+    def body(rank: int) -> None:
+        model = net()
+        trained = DistributedDataParallel(model) if wrapped else model
+        if hooked:
+            trained.register_comm_hook(None, noop_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(2 if accumulates else 1):
+                trained(torch.randn(3, 4)).sum().backward()
+                for parameter in [] if wrapped else model.parameters():
+                    dist.all_reduce(parameter.grad)  # the first
+            for parameter in model.parameters() if again else []:
+                dist.all_reduce(parameter.grad)  # the second
+            optimizer.step()
+
+    return body
+
+
+def test_gradients_that_a_program_sums_twice_are_found() -> None:
+    body = gradients()
+    found = only_finding(run(body))
+
+    first, second = line_of(body, "# the first"), line_of(body, "# the second")
+    assert (found.judge, found.rank, found.where, found.subject) == ("collectives", 0, second, "0.weight")
+    assert found.problem == (
+        f"the gradient of 0.weight is reduced twice: by all_reduce #0 in group '0' ({first}), "
+        "then by all_reduce #4 in group '0'"
+    )
+
+
+def test_gradients_that_ddp_has_averaged_and_a_program_sums_are_found() -> None:
+    body = gradients(wrapped=True)
+    found = only_finding(run(body))
+
+    assert (found.judge, found.rank, found.where) == ("collectives", 0, line_of(body, "# the second"))
+    assert found.problem.startswith("the gradient of 0.weight is reduced twice: by DistributedDataParallel, then by")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        gradients(again=False),
+        gradients(again=False, accumulates=True),
+        gradients(again=False, wrapped=True),
+        gradients(wrapped=True, hooked=True),  # the hook leaves the sum to the program
+    ],
+)
+def test_gradients_that_are_summed_once_for_each_backward_are_left_alone(body: Body) -> None:
+    assert run(body).findings == ()
+
+
+def test_gradients_summed_over_groups_of_other_ranks_are_left_alone() -> None:
+    def body(rank: int) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        model(torch.randn(3, 4)).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=pairs[rank // 2])
+            dist.all_reduce(parameter.grad, group=across[rank % 2])
+        optimizer.step()
+
+    assert run(body, world_size=4).findings == ()

@@ -237,7 +237,8 @@ class Communicator:
         work = make(member, name, sequence, outputs)
         if bus.heard and bus.hears(WorkIssued):
             reads = read_by(operation, inputs, member.rank)
-            bus.tell(WorkIssued(work, name, operation.shapes(), asynchronous, operation.root, reads))
+            shapes, root, reduction = operation.shapes(), operation.root, operation.reduction
+            bus.tell(WorkIssued(work, name, shapes, asynchronous, root, reads, reduction))
         if refusal is not None:
             if simulation.policy.touch is not None:
                 simulation.policy.touch(EVERYTHING, writes=True)

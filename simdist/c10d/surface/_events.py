@@ -76,6 +76,7 @@ class WorkIssued:
 
     `name` is what torch's profiler calls it. `asynchronous` is False for a collective that waits for itself. `root` is
     the group rank of a rooted operation, else -1. `reads` are the rank's tensors in the CPU's memory that it reads.
+    `reduction` is the name of the reduce operation ("sum"), "" where nothing is reduced.
     """
 
     work: SimWork
@@ -84,6 +85,7 @@ class WorkIssued:
     asynchronous: bool
     root: int = -1
     reads: Sequence[Any] = ()
+    reduction: str = ""
 
 
 @dataclass(frozen=True, slots=True)

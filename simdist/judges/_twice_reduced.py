@@ -1,0 +1,158 @@
+"""Gradients that are reduced twice: DDP has averaged them, and the program adds them up again.
+
+Between two backward passes each gradient is reduced once over a group. A second time changes nothing where it averages,
+and multiplies by the number of ranks where it adds up: the training goes on with another learning rate. Copies stay
+equal, so nothing else notices.
+
+Doubts: a gradient that the program copies into a flat buffer, and reduces there, is not recognised. In-place sums are
+told by their memory, so that one over a bucket of several gradients counts for each of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from simdist.c10d import WorkIssued
+from simdist.judges._bits import local_part, place_in_memory
+from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins
+from simdist.judges._judge import Hearing, Moment
+from simdist.judges._parameter_names import name_in_group, names_in_frames
+
+__all__ = ["TwiceReduced"]
+
+_ADDS = ("sum", "avg", "premul_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """A sum over the ranks of a group that a program has asked for, of the bytes of a storage between two places."""
+
+    storage: int
+    begin: int
+    end: int
+    group: Any  # its communicator
+    what: str
+    moment: Moment
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What a rank has reduced since it last went backward."""
+
+    by_program: list[_Reduction] = field(default_factory=list)
+    by_torch: dict[Any, str] = field(default_factory=dict)  # by group, the last
+    models: list[weakref.ref[Any]] = field(default_factory=list)  # in DDP
+
+
+class TwiceReduced:
+    """Looks on at one world; `on_reduction` is for each `all_reduce` there."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
+        self._found = False
+        hearing.listen(BackwardCalled, self._on_backward)
+        hearing.listen(ModelWrapped, self._on_model)
+        hearing.listen(OptimizerBegins, self._on_step)
+
+    def on_reduction(self, event: WorkIssued, moment: Moment, *, by_torch: bool) -> None:
+        """A rank reduces a tensor in place; `by_torch` for DDP's own."""
+        work: Any = event.work
+        if self._found or event.reduction not in _ADDS or work.member.communicator.size == 1:
+            return
+        rank = self._of(work.process)
+        group = work.member.communicator
+        if by_torch:
+            rank.by_torch[group] = work.describe()
+            return
+        for tensor in work.outputs:
+            place = _bytes_of(tensor) if tensor.is_floating_point() else None
+            if place is not None:
+                rank.by_program.append(_Reduction(*place, group, work.describe(), moment))
+
+    def _of(self, process: Any) -> _Rank:
+        return self._ranks.setdefault((process.life, process.rank), _Rank())
+
+    def _on_backward(self, event: BackwardCalled) -> None:
+        rank = self._of(event.process)
+        rank.by_program.clear()
+        rank.by_torch.clear()
+
+    def _on_model(self, event: ModelWrapped) -> None:
+        self._of(event.process).models.append(weakref.ref(event.model))
+
+    def _on_step(self, event: OptimizerBegins) -> None:
+        rank = self._of(event.process)
+        if self._found or not rank.by_program:
+            return
+        reductions, rank.by_program = rank.by_program, []
+        for place, group in enumerate(event.optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                covers = None if parameter.grad is None else _bytes_of(parameter.grad)
+                if covers is None:
+                    continue
+                storage, begin, end = covers
+                mine = [each for each in reductions if each.storage == storage and each.begin < end > begin < each.end]
+                earlier = self._earlier(rank, parameter, mine)
+                if earlier:
+                    name = _name_of(rank, parameter) or name_in_group(
+                        group, place, index, names_in_frames(sys._getframe(1))
+                    )
+                    self._tell(name, mine[-1], earlier)
+                    return
+
+    def _earlier(self, rank: _Rank, parameter: Any, mine: list[_Reduction]) -> str:
+        """What has reduced the gradient before the last of `mine`, over the same group; "" for nothing."""
+        if not mine:
+            return ""
+        last = mine[-1]
+        for each in mine[:-1]:
+            if each.group is last.group:
+                return f"{each.what} ({each.moment.where})"
+        for kept in rank.models:
+            model = kept()
+            if model is None or model._comm_hooks:  # which may average later, or never
+                continue
+            ranks = _ranks_of(last.group)
+            for group in rank.by_torch:
+                if _ranks_of(group) == ranks and any(each is parameter for each in model.parameters()):
+                    return "DistributedDataParallel"
+        return ""
+
+    def _tell(self, name: str, last: _Reduction, earlier: str) -> None:
+        self._found = True
+        self._hearing.find(
+            f"the gradient of {name} is reduced twice: by {earlier}, then by {last.what}",
+            last.moment,
+            subject=name,
+            notes=[
+                "a sum of what is a sum already counts every rank's part as often as there are ranks; leave one out"
+            ],
+        )
+
+
+def _bytes_of(tensor: Any) -> tuple[int, int, int] | None:
+    """The storage of a tensor, and from where to where in it the tensor lies; None without memory."""
+    part = local_part(tensor)
+    storage = place_in_memory(part)
+    if not storage or not part.numel():
+        return None
+    begin = part.storage_offset() * part.itemsize
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+    return storage, begin, begin + extent * part.itemsize
+
+
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    return tuple(-1 if member is None else member.process.rank for member in group.members)
+
+
+def _name_of(rank: _Rank, parameter: Any) -> str | None:
+    for kept in rank.models:
+        model = kept()
+        for name, each in () if model is None else model.module.named_parameters():
+            if each is parameter:
+                return str(name)
+    return None
