@@ -1,6 +1,6 @@
 """What is left over when all ranks have come to their end: collectives that some called more often, groups that some
-never joined, works that nobody waited for, messages that nobody received. And what is reduced twice
-(`_twice_reduced.py`).
+never joined, works that nobody waited for, messages that nobody received. And, as soon as it happens, gradients that
+are reduced twice (`_twice_reduced.py`), and threads that use one group in no order (`_thread_order.py`).
 
 Strict worlds make an error of the last two themselves; there this judge says nothing of them.
 
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from simdist.c10d import WorkIssued, issued_by_torch
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._sites import site_of
+from simdist.judges._thread_order import ThreadOrder
 from simdist.judges._twice_reduced import TwiceReduced
 from simdist.values import rank_text
 
@@ -58,6 +59,7 @@ class _Watch:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._twice = TwiceReduced(hearing)
+        self._order = ThreadOrder(hearing)
         self._groups: dict[Any, dict[int, _Last]] = {}  # by communicator and rank
         self._open: dict[
             tuple[Any, int], dict[int, _Last] | None
@@ -78,6 +80,7 @@ class _Watch:
         if work.name == "all_reduce":
             self._twice.on_reduction(event, moment, by_torch=issued_by_torch(frame))
         if work.name not in ("send", "recv"):
+            self._order.on_call(work, moment)
             elements = sum(map(math.prod, event.shapes)) if work.name in _SAME_SIZE else 0
             last = _Last(moment, work.name, elements)
             self._groups.setdefault(work.member.communicator, {})[process.rank] = last

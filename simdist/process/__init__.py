@@ -28,7 +28,7 @@ world. Nothing here knows about torch or process groups.
 """
 
 from simdist.inside.python import original
-from simdist.process._events import PointReached, RankBegan, StepReached
+from simdist.process._events import HandedOver, PointReached, RankBegan, StepReached, ThreadBegan
 from simdist.process._imports import imported_for_all
 from simdist.process._installed import PythonReplacements
 from simdist.process._patches import Patched, Patches, Replacement, patched_now
@@ -59,6 +59,7 @@ __all__ = [
     "PER_RANK",
     "FileTimes",
     "GlobalGenerator",
+    "HandedOver",
     "Isolation",
     "KeptTimes",
     "Patched",
@@ -76,6 +77,7 @@ __all__ = [
     "Slots",
     "StepReached",
     "Strike",
+    "ThreadBegan",
     "Undoing",
     "address_of_host",
     "adopt_connections",

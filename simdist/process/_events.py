@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simdist.kernel import Task
     from simdist.process._process import SimProcess
 
-__all__ = ["PointReached", "RankBegan", "StepReached"]
+__all__ = ["HandedOver", "PointReached", "RankBegan", "StepReached", "ThreadBegan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,23 @@ class RankBegan:
     """Told: a rank is about to call the user's function; on the rank's own thread."""
 
     process: SimProcess
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadBegan:
+    """Told: a thread of a rank, `parent`, has started another one."""
+
+    parent: Task
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Told: a thread of a rank has taken `thing`, or (`gives`) given it back for others.
+
+    `thing` is a lock, a `SimpleQueue`, of which items are meant, or what stands for the end of a thread.
+    """
+
+    task: Task
+    thing: Any
+    gives: bool

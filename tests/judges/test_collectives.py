@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import queue
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import pytest
@@ -173,3 +178,80 @@ def test_gradients_summed_over_groups_of_other_ranks_are_left_alone() -> None:
         optimizer.step()
 
     assert run(body, world_size=4).findings == ()
+
+
+def in_threads(*, group_of_its_own: bool = False, waits: str = "") -> Body:
+    def body(rank: int) -> None:
+        other = dist.new_group() if group_of_its_own else None
+        begin, done = threading.Event(), threading.Event()
+        items: queue.Queue[int] = queue.Queue()
+
+        def beside() -> None:
+            if waits == "event":
+                begin.wait()
+            elif waits == "queue":
+                items.get()
+            dist.all_reduce(torch.ones(1), group=other)  # beside
+            done.set()
+
+        thread = threading.Thread(target=beside)
+        thread.start()
+        if waits == "join":
+            thread.join()
+        dist.all_reduce(torch.ones(1))  # in front
+        begin.set()
+        items.put(0)
+        if waits in ("event", "queue"):
+            time.sleep(1)  # the other one is over long before somebody looks
+            done.wait()
+            dist.all_reduce(torch.ones(1))
+        thread.join()
+        dist.all_reduce(torch.ones(1))
+
+    return body
+
+
+def test_two_threads_that_use_a_group_in_no_order_are_found() -> None:
+    body = in_threads()
+    result = run(body)
+    found = only_finding(result)
+
+    lines = {line_of(body, "# beside"), line_of(body, "# in front")}
+    assert (found.judge, found.subject, {found.where.split(" in ")[0], found.against.split(" in ")[0]}) == (
+        "collectives",
+        "0",
+        {line.split(" in ")[0] for line in lines},
+    )
+    assert "is called by rank" in found.problem
+    assert found.problem.endswith("and neither waits for the other")
+
+
+@pytest.mark.parametrize("waits", ["join", "event", "queue"])
+def test_threads_that_wait_for_each_other_are_left_alone(waits: str) -> None:
+    assert run(in_threads(waits=waits)).findings == ()
+
+
+def test_threads_with_a_group_each_are_left_alone() -> None:
+    assert run(in_threads(group_of_its_own=True)).findings == ()
+
+
+def test_pools_whose_results_are_waited_for_are_left_alone() -> None:
+    def body(rank: int) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(3):
+                pool.submit(dist.all_reduce, torch.ones(1)).result()
+                dist.all_reduce(torch.ones(1))
+
+    assert run(body).findings == ()
+
+
+def test_tasks_of_an_event_loop_that_await_threads_are_left_alone() -> None:
+    async def both() -> None:
+        for _ in range(3):
+            await asyncio.to_thread(dist.all_reduce, torch.ones(1))
+            dist.all_reduce(torch.ones(1))
+
+    def body(rank: int) -> None:
+        asyncio.run(both())
+
+    assert run(body).findings == ()

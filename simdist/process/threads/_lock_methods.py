@@ -129,10 +129,13 @@ def _get(original: Any) -> Any:
         if block:
             locks.offer(locks.running())
         try:
-            return original(queue, False)
+            item = original(queue, False)
         except _queue.Empty:
             if not block:
                 raise
+        else:
+            locks.tell(locks.running(), queue, gives=False)
+            return item
         if timeout is not None and timeout < 0:
             return original(queue, block, timeout)
         return locks.get(queue, timeout, original)

@@ -36,6 +36,7 @@ from typing import Any
 
 from simdist.errors import InternalError
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
+from simdist.process._events import HandedOver
 from simdist.process._lateness import due_at
 from simdist.process._waiting_words import parked_in
 from simdist.process.threads._lock_kinds import KINDS, RECURSIVE, Kind
@@ -108,6 +109,12 @@ class Locks:
         if beside and not task.doomed and task.state is TaskState.RUNNING and not _importing(sys._getframe(1)):
             self.simulation.offer()
 
+    def tell(self, task: Task, thing: Any, *, gives: bool) -> None:
+        """Those who listen hear that a task has taken a lock or an item of a queue, or given one; ask `heard` first."""
+        bus = self.simulation.bus
+        if bus.hears(HandedOver):
+            bus.tell(HandedOver(task, thing, gives))
+
     # -- locks ---------------------------------------------------------------------------------------------------
 
     def acquire(self, kind: Kind, lock: Any, blocking: Any, timeout: Any) -> bool:
@@ -126,6 +133,8 @@ class Locks:
             lock = self._stand_ins.get((task.context, lock), lock)
         if self._promised.get(lock, task) is task and kind.take(lock, False):
             self._held[lock] = task
+            if self.simulation.bus.heard:
+                self.tell(task, lock, gives=False)
             return True
         if self._of_family and self._is_shared(lock, task):
             if not blocking or timeout == 0:
@@ -150,6 +159,8 @@ class Locks:
         """
         if self._stand_ins:
             lock = self._stand_ins.get((self._process(), lock), lock)
+        if self.simulation.bus.heard:
+            self.tell(self.running(), lock, gives=True)
         kind.give(lock)
         if kind.is_free_again(lock) or lock in self._of_family:
             self._freed(lock)
@@ -168,6 +179,8 @@ class Locks:
     def give_back_all(self, lock: Any, save: Callable[[Any], Any]) -> Any:
         """For a condition: what `_release_save` of an RLock does."""
         lock = self.meant(lock)
+        if self.simulation.bus.heard:
+            self.tell(self.running(), lock, gives=True)
         state = save(lock)
         self._freed(lock)
         return state
@@ -196,7 +209,9 @@ class Locks:
             while True:
                 in_time = self._park(wait, deadline_ns)
                 try:
-                    return take(queue, False)
+                    item = take(queue, False)
+                    self.tell(task, queue, gives=False)
+                    return item
                 except _queue.Empty:
                     if not in_time:
                         raise
@@ -207,6 +222,8 @@ class Locks:
 
     def put(self, queue: Any) -> None:
         """An item is there."""
+        if self.simulation.bus.heard:
+            self.tell(self.running(), queue, gives=True)
         line = self._waiting.get(queue)
         if line:
             for wait in list(line):
@@ -257,6 +274,7 @@ class Locks:
                 if self._promised.get(lock, task) is task:
                     if kind.take(lock, False):
                         self._held[lock] = task
+                        self.tell(task, lock, gives=False)
                         return True
                     if (
                         self._promised.get(lock) is task and lock not in self._of_family

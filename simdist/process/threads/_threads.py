@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled, TaskState
+from simdist.process._events import HandedOver, ThreadBegan
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_process, current_runtime
@@ -138,11 +139,20 @@ class Handle:
         if process is not None and process is self._task.context:
             while not self._done and simulation.park(wait, deadline_ns):
                 process.drain()
+            if self._done and simulation.current is not None:
+                _tell_of_end(simulation.current, self, gives=False)
 
     def _set_done(self) -> None:
+        _tell_of_end(self._task, self, gives=True)
         self._done = True
         if not self._task.doomed:
             self._task.context.wake()
+
+
+def _tell_of_end(task: Task, end: Handle, *, gives: bool) -> None:
+    bus = task.simulation.bus
+    if bus.heard and bus.hears(HandedOver):
+        bus.tell(HandedOver(task, end, gives))
 
 
 # -- begin and end ---------------------------------------------------------------------------------------------------
@@ -163,6 +173,9 @@ def begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
     name = thread.name if is_thread else getattr(function, "__name__", "thread")
     task = process.spawn(functools.partial(_run, runtime, function, args, kwargs), _free_name(process, name))
     task.daemon = daemon
+    bus = runtime.simulation.bus
+    if bus.heard and bus.hears(ThreadBegan):
+        bus.tell(ThreadBegan(parent, task))
     if is_thread:
         threads.objects[task] = thread
         _begun.add(thread)

@@ -1,0 +1,101 @@
+"""Groups that several threads of a rank use in no order.
+
+The members of a group match its collectives by their order. Two threads of a rank that call them on one group, and of
+which neither waits for the other, call them in an order that depends on the moment, and that need not be the one of
+the other ranks. A vector clock for each thread says what is in order: a thread begins after what its parent had done,
+and goes on after what those did who gave back the lock, the item or the end of a thread that it takes.
+
+Doubts: two threads that take turns with a lock count as in order, though which of them goes first is not said: that
+hides a race, and never makes one up. One that asks a plain variable again and again learns nothing by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from simdist.judges._judge import Hearing, Moment
+from simdist.kernel import Task
+from simdist.process import HandedOver, ThreadBegan
+
+__all__ = ["ThreadOrder"]
+
+_News = dict[Task, int]  # of each thread, up to which of its counts somebody knew
+
+
+@dataclass(slots=True)
+class _Use:
+    """A thread's last collective in a group."""
+
+    count: int
+    what: str
+    moment: Moment
+
+
+class ThreadOrder:
+    """Looks on at one world; `on_call` is for each collective there."""
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing = hearing
+        self._clocks: dict[Task, _News] = {}  # of threads beside the main one, and of those that started some
+        self._given: WeakKeyDictionary[Any, _News] = WeakKeyDictionary()  # by lock
+        self._uses: dict[Any, dict[Task, _Use]] = {}  # by member and thread
+        self._found = False
+        hearing.listen(ThreadBegan, self._on_thread)
+        hearing.listen(HandedOver, self._on_hand_over)
+
+    def on_call(self, work: Any, moment: Moment) -> None:
+        """A thread of a rank issues a collective."""
+        task = work.process.simulation.current
+        if self._found or task is None:
+            return
+        clock = self._clocks.get(task)
+        uses = self._uses.get(work.member)
+        if clock is None and uses is None:
+            return  # hot: the rank has one thread
+        if uses is None:
+            uses = self._uses[work.member] = {}
+        for other, use in uses.items():
+            if other is not task and (clock is None or clock.get(other, 0) < use.count):
+                self._found = True
+                self._hearing.find(
+                    f"{work.describe()} is called by {task.name}, {use.what} by {other.name}, and neither waits for "
+                    "the other",
+                    moment,
+                    subject=work.member.communicator.name,
+                    against=use.moment.where,
+                    notes=["the order of the two depends on the schedule, and need not be that of the other ranks"],
+                )
+                return
+        clock = self._clock_of(task)
+        uses[task] = _Use(clock[task], work.describe(), moment)
+
+    def _clock_of(self, task: Task) -> _News:
+        clock = self._clocks.get(task)
+        if clock is None:
+            clock = self._clocks[task] = {task: 1}
+        return clock
+
+    def _on_thread(self, event: ThreadBegan) -> None:
+        parent = self._clock_of(event.parent)
+        self._clocks[event.task] = {**parent, event.task: 1}
+        parent[event.parent] += 1
+
+    def _on_hand_over(self, event: HandedOver) -> None:
+        clock = self._clocks.get(event.task)
+        if clock is None:
+            return  # hot: the rank has one thread
+        try:
+            known = self._given.get(event.thing)
+        except TypeError:
+            return  # nothing that can be remembered
+        if event.gives:
+            self._given[event.thing] = clock.copy() if known is None else _later(known, clock)
+            clock[event.task] += 1
+        elif known is not None:
+            clock.update(_later(known, clock))
+
+
+def _later(one: _News, other: _News) -> _News:
+    return {task: max(one.get(task, 0), other.get(task, 0)) for task in {**one, **other}}
