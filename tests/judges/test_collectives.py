@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -115,7 +115,7 @@ def test_strict_worlds_say_it_themselves() -> None:
 def gradients(*, wrapped: bool = False, again: bool = True, accumulates: bool = False, hooked: bool = False) -> Body:
     def body(rank: int) -> None:
         model = net()
-        trained = DistributedDataParallel(model) if wrapped else model
+        trained: Any = DistributedDataParallel(model) if wrapped else model
         if hooked:
             trained.register_comm_hook(None, noop_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
