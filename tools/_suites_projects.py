@@ -122,6 +122,7 @@ PROJECTS: tuple[Project, ...] = (
             "datasets<4.8.0",
             "spmd_types==0.2.3",
             "pillow",
+            "triton",
         ),
     ),
     Project(
