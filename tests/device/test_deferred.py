@@ -170,6 +170,31 @@ def test_statistics_of_a_batch_norm_are_read_when_they_are_there() -> None:
     assert run(body) == [([0.4, 0.6], LATE_S), ([0.4, 0.6], 0.0)]
 
 
+def _into_pinned(tensor: Tensor) -> Tensor:
+    return torch.zeros(4, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+@pytest.mark.parametrize("copy", [_into_pinned, lambda tensor: tensor.to("cpu", non_blocking=True)])
+def test_a_copy_to_the_host_that_does_not_block_is_made_when_the_data_is_there(
+    copy: Callable[[Tensor], Tensor],
+) -> None:
+    def body() -> Any:
+        rank = begin()
+        at = time.monotonic()
+        tensor = reduced()
+        made = copy(tensor)
+        tensor.zero_()
+        end = torch.cuda.Event()
+        end.record()
+        early = made.tolist() if rank == 0 else None
+        ahead = elapsed(at)
+        end.synchronize()
+        return early, ahead, made.tolist(), elapsed(at), made.is_pinned()
+
+    values = [2.0, 4.0, 6.0, 8.0]
+    assert run(body) == [([0.0] * 4, 0.0, values, LATE_S, True), (None, 0.0, values, 0.0, True)]
+
+
 @pytest.mark.parametrize("name", [*CALLS, *LAYERS])
 def test_kernels_that_were_kept_compute_what_others_do(name: str) -> None:
     def body() -> list[Any]:

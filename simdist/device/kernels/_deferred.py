@@ -38,7 +38,7 @@ from simdist.device._torch_core import core
 from simdist.inside.torch import Operator, find_operator, schema_of, without_functions, without_modes
 from simdist.kernel import Task
 
-__all__ = ["Deferred", "can_defer", "defer", "launching"]
+__all__ = ["Deferred", "can_defer", "copy_later", "defer", "launching"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -64,13 +64,13 @@ _BY_INDICES = (find_operator("aten::index.Tensor"), find_operator("aten::_unsafe
 class Deferred:
     """A kernel that is kept."""
 
-    def __init__(self, streams: Streams, name: str, inputs: _Inputs, run: Callable[[], None]) -> None:
+    def __init__(self, streams: Streams, name: str, inputs: _Inputs, run: Callable[[], object]) -> None:
         self.data = Mark(cause=self)  # when it has run
         self._streams = streams
         self._process = streams.process
         self._name = name
         self._inputs = inputs
-        self._run: Callable[[], None] | None = run  # None once it has
+        self._run: Callable[[], object] | None = run  # None once it has
         self._claims: list[Outstanding] = []
         self._before: list[tuple[Outstanding, Any]] = []  # claims that it comes after
 
@@ -300,24 +300,47 @@ def _kept(
             for target, each in zip(targets, _tensors([value]), strict=True):
                 target.copy_(each)
 
-    while len(streams.kept) >= _MOST:
-        next(iter(streams.kept)).wait_until_begun()
     deferred = Deferred(streams, str(op).removesuffix(".default"), inputs, run)
     changed = [each for each in _tensors(written) if each.is_cuda]
+    _keep(deferred, streams, index, [each for each in tensors if each.is_cuda], changed, list(_tensors(new)))
+    return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
+
+
+def _keep(
+    deferred: Deferred, streams: Streams, index: int, given: list[Tensor], changed: list[Tensor], new: list[Tensor]
+) -> None:
+    """Let it run on the current stream of a device, after what it is given is there; it writes some of that."""
+    while len(streams.kept) >= _MOST:
+        next(iter(streams.kept)).wait_until_begun()
     changing = {id(each) for each in changed}
-    for each in tensors:
-        if each.is_cuda:
-            deferred.come_after(each, writes=id(each) in changing)
-    for each in tensors:
-        if each.is_cuda and id(each) not in changing:
+    for each in given:
+        deferred.come_after(each, writes=id(each) in changing)
+    for each in given:
+        if id(each) not in changing:
             deferred.claim(each, writes=False)
-    for each in (*changed, *_tensors(new)):
+    for each in (*changed, *new):
         deferred.claim(each, writes=True)
     streams.kept[deferred] = None
     number = core().stream(index)
     streams.end_with(index, number, latest([streams.mark(index, number), deferred.data]))
     deferred.look()
-    return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
+
+
+def copy_later(target: Tensor, source: Tensor, later: NotYet) -> None:
+    """Copy memory of a device to the host when its values are there; the host's memory stays as it is till then.
+
+    Waits for them if the caller is no task of a rank.
+    """
+    devices = present_or_none()
+    task = None if devices is None else devices.streams.process.simulation.current
+    if devices is None or task is None or task.context is not devices.streams.process:
+        later.wait()
+        target.copy_(host(source))
+        return
+    inputs = _Inputs()
+    place = inputs.take(source)
+    deferred = Deferred(devices.streams, "aten.copy_", inputs, lambda: target.copy_(inputs.given(place)))
+    _keep(deferred, devices.streams, source.get_device(), [source], [], [])
 
 
 def _written(arguments: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from simdist.device._generators import DeviceGenerator, Numbers, device_generato
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
 from simdist.device.kernels import _batch_norm
-from simdist.device.kernels._deferred import defer, launching
+from simdist.device.kernels._deferred import copy_later, defer, launching
 from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
 
 __all__ = [
@@ -169,6 +169,11 @@ def _to_copy(
             again = functools.partial(_to_copy, device=device, pin_memory=pin_memory, non_blocking=non_blocking)
             made: Tensor = defer(_aten._to_copy.default, _aten._to_copy, (self,), kinds, later, again)
             return made
+        if non_blocking and device.type == "cpu":
+            empty = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype).zero_()
+            target: Tensor = _aten._to_copy(empty, dtype=dtype, layout=layout, memory_format=memory_format).pin_memory()
+            copy_later(target, self, later)
+            return target
         there = host(self)
     made = _aten._to_copy(
         there,
@@ -191,7 +196,12 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if target < 0:
         if not (non_blocking and self.is_pinned()):
             synchronize_current(source)
-        _aten.copy_(self, host(src))
+            _aten.copy_(self, host(src))
+            return self
+        try:
+            _aten.copy_(self, lowered(src))
+        except NotYet as later:
+            copy_later(self, src, later)
     elif source < 0:
         if not non_blocking:
             synchronize_current(target)
