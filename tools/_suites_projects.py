@@ -33,6 +33,14 @@ class Project:
             raise ValueError(f"{self.name}: torch is the environment's own")
 
 
+# Of 192 tests of losses, which differ by four settings, those with one value of two of them. Of the checkpoints on
+# devices those of the two smaller models: the others take a minute each.
+_SOME_OF_SHAMPOO = "(not losses or (group_2 and averaging_config0))"
+_UNEVEN_GROUPS = (
+    "hangs as on GPUs: ranks that own no block make no mesh for it, so that they count fewer groups, and the next "
+    "mesh's groups have different names on different ranks (see the page of bugs found)"
+)
+
 PROJECTS: tuple[Project, ...] = (
     Project(
         name="torchsnapshot",
@@ -45,6 +53,7 @@ PROJECTS: tuple[Project, ...] = (
             "aiohttp",
             "importlib-metadata",
             "pyre-extensions",
+            "psutil",
             "pytest-asyncio",
             "expecttest",
         ),
@@ -83,10 +92,8 @@ PROJECTS: tuple[Project, ...] = (
         name="Distributed Shampoo",
         repository="facebookresearch/optimizers",
         commit="f60660661194de26d3ee78bae6d15820ff8e583d",
-        tests=(
-            "distributed_shampoo/distributor/gpu_tests/shampoo_ddp_distributor_test.py",
-            "distributed_shampoo/distributor/gpu_tests/shampoo_checkpoint_test.py",
-        ),
+        tests=("distributed_shampoo/distributor/gpu_tests/shampoo_ddp_distributor_test.py",),
+        options=("-k", f"CPU and {_SOME_OF_SHAMPOO}"),
         needs=("expecttest",),
     ),
     Project(
@@ -97,10 +104,18 @@ PROJECTS: tuple[Project, ...] = (
             "distributed_shampoo/distributor/gpu_tests/shampoo_ddp_distributor_test.py",
             "distributed_shampoo/distributor/gpu_tests/shampoo_dist_utils_test.py",
             "distributed_shampoo/distributor/gpu_tests/shampoo_fsdp_utils_test.py",
+            "distributed_shampoo/distributor/gpu_tests/shampoo_checkpoint_test.py",
         ),
+        options=("-k", f"not CPU and not linear_layers_dims0 and not linear_layers_dims1 and {_SOME_OF_SHAMPOO}"),
         needs=("expecttest",),
         real=False,
         devices=4,
+        test_limit_s=240.0,
+        known={
+            f"*_dims{model}_model_dead_layers_dims{dead}_param_assignment_strategy{strategy}"
+            "_distributed_config_type1": _UNEVEN_GROUPS
+            for model, dead, strategy in ((2, 0, 1), (2, 1, 1), (3, 0, 0), (3, 0, 1), (3, 1, 1))
+        },
     ),
     Project(
         name="torchtitan",
@@ -122,6 +137,7 @@ PROJECTS: tuple[Project, ...] = (
             "datasets<4.8.0",
             "spmd_types==0.2.3",
             "pillow",
+            "triton",
         ),
     ),
     Project(
@@ -158,7 +174,7 @@ PROJECTS: tuple[Project, ...] = (
         commit="16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
         tests=("tests/test_cpu.py", "tests/test_grad_sync.py", "tests/test_scheduler.py", "tests/test_optimizer.py"),
         roots=("src",),
-        needs=("huggingface-hub", "safetensors", "pyyaml", "packaging", "parameterized", "pytest-subtests"),
+        needs=("huggingface-hub", "safetensors", "pyyaml", "packaging", "parameterized", "psutil", "pytest-subtests"),
         settings={"HF_HUB_OFFLINE": "1"},
     ),
     Project(

@@ -8,19 +8,32 @@ an operation draws depends on seed and offset only, as on a GPU, and has the sam
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from simdist.inside.torch import address_of_generator, say_device
 
-__all__ = ["DeviceGenerator", "device_generator"]
+__all__ = ["DeviceGenerator", "Numbers", "device_generator"]
 
 _DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val, of generators that a program makes
 _Generator: Any = torch.Generator  # itself: inside a world the name stands for a class that makes either kind
 _STEP = 4  # numbers in a block of Philox; DTensor wants offsets that are multiples of it
 _MIX = 0x9E3779B97F4A7C15  # an odd number that spreads seeds over 64 bits
 _WORD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What one operation draws, whenever it runs."""
+
+    seed: int
+
+    def generator(self) -> torch.Generator:
+        """A CPU generator that gives them from the first on."""
+        made: torch.Generator = _Generator().manual_seed(self.seed)
+        return made
 
 
 class DeviceGenerator(torch.Generator):
@@ -50,9 +63,13 @@ class DeviceGenerator(torch.Generator):
     def __init__(self, index: int) -> None: ...
 
     def draw(self) -> torch.Generator:
-        """A CPU generator for one operation."""
+        """A CPU generator for one operation, up to the next call."""
+        return self._engine.manual_seed(self.draw_later().seed)
+
+    def draw_later(self) -> Numbers:
+        """The numbers of one operation."""
         self._offset += _STEP
-        return self._engine.manual_seed((self._seed * _MIX + self._offset) % _WORD)
+        return Numbers((self._seed * _MIX + self._offset) % _WORD)
 
     def manual_seed(self, seed: int) -> DeviceGenerator:
         """Set the seed, and the offset to 0."""

@@ -26,8 +26,7 @@ from typing import Any
 
 from simdist.files._mounted import MountedDisk, OpenFile
 from simdist.files._present import Spot, flags_of, present_disks, reached, spot
-from simdist.files._raw import file_at
-from simdist.inside.python import ForeignLibrary
+from simdist.inside.python import ForeignLibrary, mapped_file
 from simdist.inside.system import (
     LedFunction,
     Slot,
@@ -211,11 +210,11 @@ def _msync(real: Any, address: int, length: int, flags: int) -> Any:
     disks, process = present_disks(), current_process()
 
     def note() -> None:
-        file = file_at(address) if flags & _MS_SYNC and disks is not None and not disks.busy else None
+        file = mapped_file(address) if flags & _MS_SYNC and disks is not None and not disks.busy else None
         if file is not None and disks is not None and process is not None:
             for disk in disks.of(process.host):
                 disk.scan()
-                found = disk.mapped(*file)
+                found = disk.mapped(file.device, file.number)
                 if found is not None:
                     disk.synced_unseen(process, *found, data_only=True)
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import functools
 import io
 import mmap
-import os
 from typing import Any
 
 from simdist.files._mounted import OpenFile
 from simdist.files._opening import DiskFile
 from simdist.files._present import opened, present_disks, spot
-from simdist.inside.python import address_of_buffer
-from simdist.process import Patches, current_process, original
+from simdist.inside.python import address_of_buffer, mapped_file
+from simdist.process import Patches, current_process
 
-__all__ = ["file_at", "install"]
+__all__ = ["install"]
 
 
 def install(patches: Patches) -> None:
@@ -76,34 +75,13 @@ def _flush(original: Any) -> Any:
         done = original(self, *args, **kwargs)
         disks, process = present_disks(), current_process()
         if disks is not None and process is not None and not disks.busy:
-            mapped = _file_of(self)
+            at = address_of_buffer(self)
+            mapped = None if at is None else mapped_file(at)
             for disk in disks.of(process.host):
                 if mapped is None:
                     disk.sync_changed(process)
-                elif disk.sync_mapped(process, *mapped):
+                elif disk.sync_mapped(process, mapped.device, mapped.number):
                     break
         return done
 
     return flush
-
-
-def _file_of(mapping: Any) -> tuple[int, int] | None:
-    """The device and the number of the file that is mapped; None where the system does not tell."""
-    at = address_of_buffer(mapping)
-    return None if at is None else file_at(at)
-
-
-def file_at(address: int) -> tuple[int, int] | None:
-    """The device and the number of the file that is mapped at an address."""
-    try:
-        with original(open)("/proc/self/maps", "rb") as maps:
-            lines = maps.read().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        where, _, _, device, number, *_ = line.split(maxsplit=5)
-        start, end = (int(each, 16) for each in where.split(b"-"))
-        if start <= address < end:
-            major, minor = (int(each, 16) for each in device.split(b":"))
-            return os.makedev(major, minor), int(number)
-    return None

@@ -101,14 +101,108 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(CALLS))
+def normed(tensor: Tensor) -> tuple[Tensor, ...]:
+    """A batch norm, and the statistics that it keeps up to date."""
+    mean, variance = torch.zeros(2, device="cuda"), torch.ones(2, device="cuda")
+    return functional.batch_norm(tensor.view(2, 2), mean, variance, training=True), mean, variance
+
+
+def drawn(tensor: Tensor, draw: Callable[[Tensor], Any]) -> tuple[Tensor, ...]:
+    """What it draws, and what is drawn next."""
+    torch.cuda.manual_seed(1)
+    made = draw(tensor)
+    return made, torch.rand(2, device="cuda")
+
+
+def own_generator() -> torch.Generator:
+    return torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+def differentiated(tensor: Tensor, function: Callable[[Tensor], Any]) -> Any:
+    leaf = tensor.view(1, 1, 2, 2).requires_grad_()
+    function(leaf).square().sum().backward()
+    return leaf.grad
+
+
+def attention(tensor: Tensor) -> Any:
+    return functional.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True)
+
+
+# What a network is made of, with kernels that are not just the CPU's, or draw numbers.
+LAYERS: dict[str, Callable[[Tensor], Any]] = {
+    "cross entropy": lambda t: functional.cross_entropy(t.view(2, 2), torch.zeros(2, dtype=torch.int64, device="cuda")),
+    "softmax in another type": lambda t: functional.softmax(t.half(), 0, dtype=torch.float32),
+    "gradient of a softmax": lambda t: differentiated(t, lambda each: functional.log_softmax(each, 3)),
+    "attention": lambda t: attention(t.view(1, 1, 2, 2)),
+    "gradient of attention": lambda t: differentiated(t, attention),
+    "batch norm": normed,
+    "gradient of a batch norm": lambda t: differentiated(t, lambda each: normed(each)[0]),
+    "batch norm that learns nothing": lambda t: functional.instance_norm(t.view(1, 2, 2)),
+    "dropout": lambda t: drawn(t, lambda each: functional.dropout(each, 0.5)),
+    "drawn in place": lambda t: drawn(t, lambda each: each.normal_()),
+    "drawn by what is there": lambda t: drawn(t, lambda each: torch.bernoulli(each / 100)),
+    "drawn by a generator": lambda t: drawn(t, lambda each: each.uniform_(generator=own_generator())),
+    "slopes that are drawn": lambda t: drawn(t, lambda each: functional.rrelu(-each, training=True)),
+    "an assertion": lambda t: (torch._assert_async((t > 0).all()), t * 2)[1],
+}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_layers_and_drawn_numbers_hold_up_nobody(name: str) -> None:
+    def body() -> float:
+        begin()
+        at = time.monotonic()
+        made = LAYERS[name](reduced())
+        ahead = elapsed(at)
+        assert made is not None
+        return ahead
+
+    assert run(body) == [0.0, 0.0]
+
+
+def test_statistics_of_a_batch_norm_are_read_when_they_are_there() -> None:
+    def body() -> tuple[list[float], float]:
+        begin()
+        at = time.monotonic()
+        _, mean, _ = normed(reduced())
+        return [round(each, 3) for each in mean.tolist()], elapsed(at)
+
+    assert run(body) == [([0.4, 0.6], LATE_S), ([0.4, 0.6], 0.0)]
+
+
+def _into_pinned(tensor: Tensor) -> Tensor:
+    return torch.zeros(4, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+@pytest.mark.parametrize("copy", [_into_pinned, lambda tensor: tensor.to("cpu", non_blocking=True)])
+def test_a_copy_to_the_host_that_does_not_block_is_made_when_the_data_is_there(
+    copy: Callable[[Tensor], Tensor],
+) -> None:
+    def body() -> Any:
+        rank = begin()
+        at = time.monotonic()
+        tensor = reduced()
+        made = copy(tensor)
+        tensor.zero_()
+        end = torch.cuda.Event()
+        end.record()
+        early = made.tolist() if rank == 0 else None
+        ahead = elapsed(at)
+        end.synchronize()
+        return early, ahead, made.tolist(), elapsed(at), made.is_pinned()
+
+    values = [2.0, 4.0, 6.0, 8.0]
+    assert run(body) == [([0.0] * 4, 0.0, values, LATE_S, True), (None, 0.0, values, 0.0, True)]
+
+
+@pytest.mark.parametrize("name", [*CALLS, *LAYERS])
 def test_kernels_that_were_kept_compute_what_others_do(name: str) -> None:
     def body() -> list[Any]:
         begin()
         given = torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda") * 2
         found = []
         for tensor in (reduced(), given):
-            made = CALLS[name](tensor)
+            made = {**CALLS, **LAYERS}[name](tensor)
             found.append([each.tolist() for each in (made if isinstance(made, (tuple, list)) else [made])])
             shapes = [(each.shape, each.stride(), each.dtype) for each in made] if isinstance(made, tuple) else []
             found.append(shapes)

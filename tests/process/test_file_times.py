@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # ruff: noqa: PTH105, PTH116, PTH204, PTH205  # what programs call
+import mmap
 import os
 import shutil
 import sys
@@ -48,6 +49,14 @@ def renamed(path: Path) -> None:
 def to_a_file(path: Path, write: Callable[[Any], Any]) -> None:
     with path.open("wb") as file:
         write(file)
+
+
+def by_mapping(path: Path) -> None:
+    path.write_bytes(bytes(4096))
+    time.sleep(1)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[:4] = b"data"
+        mapped.flush()
 
 
 WRITES: dict[str, Callable[[Path], Any]] = {
@@ -144,6 +153,36 @@ def test_times_that_a_program_sets_stay_as_they_are(tmp_path: Path) -> None:
         return [*found, at(path)]
 
     assert simdist.run(body, world_size=1).values == [[7.0, 8.0, 1.0, 8.0, (2.0, 2.0)]]
+
+
+def test_stores_to_a_mapping_have_the_time_of_its_flush(tmp_path: Path) -> None:
+    def body() -> list[tuple[float, float]]:
+        path = tmp_path / "file"
+        by_mapping(path)
+        time.sleep(1)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            mapped.flush()
+        return [at(path)]
+
+    assert simdist.run(body, world_size=1).values == [[(1.0, 1.0)]]
+
+
+def test_rights_change_a_file_and_do_not_write_it(tmp_path: Path) -> None:
+    def body() -> list[tuple[float, float]]:
+        path, found = tmp_path / "file", []
+        path.write_text("data")
+        changes: list[Callable[[], Any]] = [
+            lambda: path.chmod(0o600),
+            lambda: os.chown(path, -1, -1),
+            lambda: shutil.copymode(__file__, path),
+        ]
+        for change in changes:
+            time.sleep(1)
+            change()
+            found.append(at(path))
+        return found
+
+    assert simdist.run(body, world_size=1).values == [[(0.0, 1.0), (0.0, 2.0), (0.0, 3.0)]]
 
 
 def test_files_of_the_host_keep_their_real_times_and_so_do_all_for_the_host(tmp_path: Path) -> None:

@@ -11,30 +11,12 @@ from typing import Any
 
 import torch
 
-from simdist.device._aliases import account_holding, host, raised
-from simdist.device._state import account_of
+from simdist.device.kernels._deferred import launching
+from simdist.inside.torch import find_operator
 
 __all__ = ["KERNELS"]
 
 Tensor = torch.Tensor
-
-
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """On CPU tensors over the same memory; what it makes is put on the device."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        first = args[0]
-        account = account_holding(first) or account_of(first.get_device())
-        lowered = [host(each) if isinstance(each, Tensor) and each.is_cuda else each for each in args]
-        named = {
-            name: host(each) if isinstance(each, Tensor) and each.is_cuda else each for name, each in kwargs.items()
-        }
-        made = function(*lowered, **named)
-        if isinstance(made, Tensor):
-            return raised(made, account)
-        return tuple(None if each is None else raised(each, account) for each in made)
-
-    return kernel
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -216,12 +198,16 @@ def _channels_last(input: Tensor) -> bool:
     return input.is_contiguous() and input.stride(1) == 1
 
 
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {  # with the places of running statistics
+    "native_batch_norm": (_batch_norm, (3, 4)),
+    "native_batch_norm_backward": (_batch_norm_backward, ()),
+    "batch_norm_stats": (_stats, ()),
+    "batch_norm_gather_stats_with_counts": (_gather_stats, (3, 4)),
+    "batch_norm_elemt": (_element, ()),
+    "batch_norm_backward_reduce": (_reduce, ()),
+    "batch_norm_backward_elemt": (_backward, ()),
+}
 KERNELS: dict[str, Callable[..., Any]] = {
-    "aten::native_batch_norm": _kernel(_batch_norm),
-    "aten::native_batch_norm_backward": _kernel(_batch_norm_backward),
-    "aten::batch_norm_stats": _kernel(_stats),
-    "aten::batch_norm_gather_stats_with_counts": _kernel(_gather_stats),
-    "aten::batch_norm_elemt": _kernel(_element),
-    "aten::batch_norm_backward_reduce": _kernel(_reduce),
-    "aten::batch_norm_backward_elemt": _kernel(_backward),
+    f"aten::{name}": launching(find_operator(f"aten::{name}"), function, writes=writes)
+    for name, (function, writes) in _FUNCTIONS.items()
 }

@@ -11,8 +11,8 @@ Invariants:
 - It holds host memory, and no storage of a device: what the program gives up meanwhile is free, as with a GPU.
 - A process has at most as many as a GPU's launch queue takes; then the host waits for the oldest.
 
-The host waits for kernels that draw numbers, that need values to know the shape of their results, that refuse zeros, or
-that take tensors of several devices or of odd kinds.
+A kernel that draws numbers takes its place in their order when it is called. The host waits for kernels that need
+values to know the shape of their results, that refuse zeros, or that take tensors of several devices or of odd kinds.
 
 In doubt: what such a kernel raises, because of its values, is an error of the device, as on a GPU. The first call of
 its kind is computed twice.
@@ -28,8 +28,9 @@ from typing import Any
 
 import torch
 
-from simdist.device._aliases import NotYet, account_holding, block_of, host, raised
+from simdist.device._aliases import NotYet, account_holding, block_of, host, lowered, raised
 from simdist.device._claims import Outstanding, claim, memory_of, release
+from simdist.device._generators import Numbers
 from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of, present_or_none
 from simdist.device._streams import Streams
@@ -37,7 +38,7 @@ from simdist.device._torch_core import core
 from simdist.inside.torch import Operator, find_operator, schema_of, without_functions, without_modes
 from simdist.kernel import Task
 
-__all__ = ["Deferred", "can_defer", "defer"]
+__all__ = ["Deferred", "can_defer", "copy_later", "defer", "launching"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -52,23 +53,24 @@ def can_defer(op: Operator) -> bool:
     if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and op not in _BY_INDICES):
         return False
     names = {each.name for each in schema.arguments}
-    return op is _TO_COPY or not {"generator", "device", "pin_memory"} & names
+    return op is _TO_COPY or not {"device", "pin_memory"} & names
 
 
 _TO_COPY = find_operator("aten::_to_copy")
+_ASSERT = find_operator("aten::_assert_async")
 _BY_INDICES = (find_operator("aten::index.Tensor"), find_operator("aten::_unsafe_index.Tensor"))  # unless by a mask
 
 
 class Deferred:
     """A kernel that is kept."""
 
-    def __init__(self, streams: Streams, name: str, inputs: _Inputs, run: Callable[[], None]) -> None:
+    def __init__(self, streams: Streams, name: str, inputs: _Inputs, run: Callable[[], object]) -> None:
         self.data = Mark(cause=self)  # when it has run
         self._streams = streams
         self._process = streams.process
         self._name = name
         self._inputs = inputs
-        self._run: Callable[[], None] | None = run  # None once it has
+        self._run: Callable[[], object] | None = run  # None once it has
         self._claims: list[Outstanding] = []
         self._before: list[tuple[Outstanding, Any]] = []  # claims that it comes after
 
@@ -195,25 +197,70 @@ class _Place:
 
 
 def defer(
-    op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], later: NotYet, again: Kernel
+    op: Operator,
+    call: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    later: NotYet,
+    again: Kernel,
+    *,
+    writes: tuple[int, ...] = (),
 ) -> Any:
     """Keep a kernel that has met memory without values; or, if it can't be kept, wait and do it `again`.
 
-    `call` is what computes it, of CPU tensors.
+    `call` is what computes it, of CPU tensors; an argument that is `Numbers` is for it. `writes` are the places of
+    arguments that it writes although the operator's schema does not say so.
     """
     devices = present_or_none()
-    kept = None if devices is None else _kept(op, call, args, kwargs, devices.streams)
+    kept = None if devices is None else _kept(op, call, args, kwargs, devices.streams, writes)
     if kept is None:
         later.wait()
         try:
             return again(*args, **kwargs)
         except NotYet as other:
-            return defer(op, call, args, kwargs, other, again)
+            return defer(op, call, args, kwargs, other, again, writes=writes)
     return kept[0]
 
 
+def launching(op: Operator, call: Kernel, *, writes: tuple[int, ...] = ()) -> Kernel:
+    """The kernel of an operator that `call` computes, of CPU tensors: at once, or as soon as its data is there.
+
+    What it makes, a tensor or several, or None among them, goes where the first tensor of a device is. `writes` as
+    with `defer`.
+    """
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        first: Any = None
+        given = []
+        try:
+            for value in args:
+                if isinstance(value, Tensor) and value.is_cuda:
+                    first = value if first is None else first
+                    value = lowered(value)
+                given.append(value)
+            named = {name: _each(value, _lower) for name, value in kwargs.items()}
+        except NotYet as later:
+            return defer(op, call, args, kwargs, later, kernel, writes=writes)
+        made = call(*given, **named)
+        account = account_holding(first) or account_of(first.get_device())
+        if isinstance(made, Tensor):
+            return raised(made, account)
+        return tuple(None if each is None else raised(each, account) for each in made)
+
+    return kernel
+
+
+def _lower(tensor: Tensor) -> Tensor:
+    return lowered(tensor) if tensor.is_cuda else tensor
+
+
 def _kept(
-    op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], streams: Streams
+    op: Operator,
+    call: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    streams: Streams,
+    writes: tuple[int, ...],
 ) -> tuple[Any] | None:
     """The results of a kernel that is kept from now on; None if it can't be."""
     if not can_defer(op):
@@ -233,7 +280,7 @@ def _kept(
     likes = _results_of(op, call, args, kwargs)
     if likes is None:
         return None
-    written = _written(schema_of(op).arguments, args, kwargs)
+    written = _written(schema_of(op).arguments, args, kwargs) + [args[place] for place in writes]
     returns = [each.alias_info is not None for each in schema_of(op).returns]
     olds = iter(written)
     account = account_holding(next(each for each in tensors if each.is_cuda)) or account_of(index)
@@ -253,24 +300,47 @@ def _kept(
             for target, each in zip(targets, _tensors([value]), strict=True):
                 target.copy_(each)
 
-    while len(streams.kept) >= _MOST:
-        next(iter(streams.kept)).wait_until_begun()
     deferred = Deferred(streams, str(op).removesuffix(".default"), inputs, run)
     changed = [each for each in _tensors(written) if each.is_cuda]
+    _keep(deferred, streams, index, [each for each in tensors if each.is_cuda], changed, list(_tensors(new)))
+    return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
+
+
+def _keep(
+    deferred: Deferred, streams: Streams, index: int, given: list[Tensor], changed: list[Tensor], new: list[Tensor]
+) -> None:
+    """Let it run on the current stream of a device, after what it is given is there; it writes some of that."""
+    while len(streams.kept) >= _MOST:
+        next(iter(streams.kept)).wait_until_begun()
     changing = {id(each) for each in changed}
-    for each in tensors:
-        if each.is_cuda:
-            deferred.come_after(each, writes=id(each) in changing)
-    for each in tensors:
-        if each.is_cuda and id(each) not in changing:
+    for each in given:
+        deferred.come_after(each, writes=id(each) in changing)
+    for each in given:
+        if id(each) not in changing:
             deferred.claim(each, writes=False)
-    for each in (*changed, *_tensors(new)):
+    for each in (*changed, *new):
         deferred.claim(each, writes=True)
     streams.kept[deferred] = None
     number = core().stream(index)
     streams.end_with(index, number, latest([streams.mark(index, number), deferred.data]))
     deferred.look()
-    return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
+
+
+def copy_later(target: Tensor, source: Tensor, later: NotYet) -> None:
+    """Copy memory of a device to the host when its values are there; the host's memory stays as it is till then.
+
+    Waits for them if the caller is no task of a rank.
+    """
+    devices = present_or_none()
+    task = None if devices is None else devices.streams.process.simulation.current
+    if devices is None or task is None or task.context is not devices.streams.process:
+        later.wait()
+        target.copy_(host(source))
+        return
+    inputs = _Inputs()
+    place = inputs.take(source)
+    deferred = Deferred(devices.streams, "aten.copy_", inputs, lambda: target.copy_(inputs.given(place)))
+    _keep(deferred, devices.streams, source.get_device(), [source], [], [])
 
 
 def _written(arguments: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -331,12 +401,16 @@ def _results_of(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[
 def _said(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.is_cuda, tuple(value.shape), value.stride(), value.dtype
+    if type(value) is Numbers:
+        return Numbers
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_said(each) for each in value)
     return type(value), value
 
 
 def _tried(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    if op is _ASSERT:  # of zeros it fails
+        return ()
     given = _each(args, _zeros), {name: _each(value, _zeros) for name, value in kwargs.items()}
     try:
         with torch.inference_mode(), without_modes(), without_functions():

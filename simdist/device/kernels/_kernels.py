@@ -24,6 +24,7 @@ from simdist.device._absent import refuse_symmetric_memory
 from simdist.device._aliases import NotYet, account_holding, lowered, raised, refuse, use
 from simdist.device._claims import Outstanding
 from simdist.device._cuda_build import others
+from simdist.device._generators import Numbers
 from simdist.device._idle import is_view
 from simdist.device._state import account_of, keep_figures_in
 from simdist.device.kernels import _sparse, _special, _wider
@@ -35,6 +36,7 @@ from simdist.device.kernels._special import (
     drawn_from,
     grow,
     memory_error,
+    numbers_of,
     synchronize_current,
 )
 from simdist.inside.torch import (
@@ -257,6 +259,30 @@ def _with_numbers(call: Kernel, packet: Any) -> Kernel:
     return either
 
 
+def _with_numbers_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any], place: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with the numbers that will be drawn in place of the generator."""
+    generator = args[place] if place < len(args) else kwargs.get("generator")
+    if type(generator) is not Numbers:
+        index = next(
+            each.get_device() for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.is_cuda
+        )
+        generator = numbers_of(generator, index)
+    if place < len(args):
+        return (*args[:place], generator, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "generator": generator}
+
+
+def _drawing(call: Kernel) -> Kernel:
+    """It gets a generator where it is given numbers."""
+
+    def either(value: Any) -> Any:
+        return value.generator() if type(value) is Numbers else value
+
+    return lambda *args, **kwargs: call(*map(either, args), **{name: either(each) for name, each in kwargs.items()})
+
+
 def _is_written(argument: Argument) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
@@ -354,7 +380,9 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
             given = [inputs.lower(value) for value in args]
             named = {name: inputs.lower(value) for name, value in kwargs.items()}
         except NotYet as later:
-            return defer(op, call, args, kwargs, later, kernel)
+            if draws:
+                args, kwargs = _with_numbers_of(args, kwargs, names.index("generator"))
+            return defer(op, _drawing(call) if draws else call, args, kwargs, later, kernel)
         index = inputs.index
         if inputs.foreign and not may_mix and inputs.seen is not None:
             raise wrong_devices(op, args, kwargs)

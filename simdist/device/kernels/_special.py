@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import NotYet, account_holding, host, lowered, raised
-from simdist.device._generators import device_generator
+from simdist.device._generators import DeviceGenerator, Numbers, device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
 from simdist.device.kernels import _batch_norm
-from simdist.device.kernels._deferred import defer
+from simdist.device.kernels._deferred import copy_later, defer, launching
 from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "drawn_from",
     "grow",
     "memory_error",
+    "numbers_of",
     "synchronize_current",
 ]
 
@@ -48,13 +49,22 @@ def drawn_from(generator: Any, index: int) -> torch.Generator:
     Raises:
         RuntimeError: the generator is the CPU's, in torch's words.
     """
+    return generator.generator() if type(generator) is Numbers else _source(generator, index).draw()
+
+
+def numbers_of(generator: Any, index: int) -> Numbers:
+    """The numbers of one operation on a device that may run later; generator and errors as with `drawn_from`."""
+    return _source(generator, index).draw_later()
+
+
+def _source(generator: Any, index: int) -> DeviceGenerator:
     if generator is None:
         account_of(index)  # begins CUDA
-        return present().generators[index].draw()
+        return present().generators[index]
     known = device_generator(generator)
     if known is None:
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-    return known.draw()
+    return known
 
 
 def grow(tensor: Tensor, made: Tensor) -> None:
@@ -159,6 +169,11 @@ def _to_copy(
             again = functools.partial(_to_copy, device=device, pin_memory=pin_memory, non_blocking=non_blocking)
             made: Tensor = defer(_aten._to_copy.default, _aten._to_copy, (self,), kinds, later, again)
             return made
+        if non_blocking and device.type == "cpu":
+            empty = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype).zero_()
+            target: Tensor = _aten._to_copy(empty, dtype=dtype, layout=layout, memory_format=memory_format).pin_memory()
+            copy_later(target, self, later)
+            return target
         there = host(self)
     made = _aten._to_copy(
         there,
@@ -181,7 +196,12 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if target < 0:
         if not (non_blocking and self.is_pinned()):
             synchronize_current(source)
-        _aten.copy_(self, host(src))
+            _aten.copy_(self, host(src))
+            return self
+        try:
+            _aten.copy_(self, lowered(src))
+        except NotYet as later:
+            copy_later(self, src, later)
     elif source < 0:
         if not non_blocking:
             synchronize_current(target)
@@ -216,36 +236,39 @@ def _local_scalar_dense(self: Tensor) -> Any:
 # -- what draws numbers without saying so ----------------------------------------------------------------------------
 
 
-def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def _native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
     """As the CPU's kernel, with the numbers of the device's generator: the CPU's must not move."""
-    account = account_on(input, input.get_device())
-    lowered = host(input)
-    if train is False or not input.numel():
-        return raised(lowered.clone(), account), raised(torch.ones_like(lowered, dtype=torch.bool), account)
-    kept = torch.empty_like(lowered, dtype=torch.bool)
-    kept.bernoulli_(1 - p, generator=drawn_from(None, input.get_device()))
-    made = lowered.mul(kept).mul_(0.0 if p == 1 else 1 / (1 - p))
-    return raised(made, account), raised(kept, account)
+    draws = train is not False and bool(input.numel())
+    numbers = numbers_of(None, input.get_device()) if draws else None
+    return _drop(input, p, train, numbers=numbers)
+
+
+def _dropped(input: Tensor, p: float, train: bool | None, *, numbers: Numbers | None) -> tuple[Tensor, Tensor]:
+    if numbers is None:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    kept = torch.empty_like(input, dtype=torch.bool)
+    kept.bernoulli_(1 - p, generator=numbers.generator())
+    return input.mul(kept).mul_(0.0 if p == 1 else 1 / (1 - p)), kept
+
+
+_drop = launching(_aten.native_dropout.default, _dropped)
 
 
 # -- what exists on GPUs only ----------------------------------------------------------------------------------------
 
 
-def _softmax(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _softmax(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """On a GPU `x.softmax(dtype=float32)` of a half is one kernel, which the CPU's refuses."""
-    op = getattr(_aten, name)
-    backward_op = getattr(_aten, name + "_backward_data")
+    op = getattr(_aten, name).default
+    backward_op = getattr(_aten, name + "_backward_data").default
 
-    def forward(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
-        lowered = host(self)
-        made = op(lowered.float() if half_to_float else lowered, dim, False)
-        return raised(made, account_on(self, self.get_device()))
+    def forward(self: Tensor, dim: int, half_to_float: bool) -> Any:
+        return op(self.float() if half_to_float else self, dim, False)
 
-    def backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-        made = backward_op(host(grad), host(output).to(grad.dtype), dim, grad.dtype).to(input_dtype)
-        return raised(made, account_on(grad, grad.get_device()))
+    def backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+        return backward_op(grad, output.to(grad.dtype), dim, grad.dtype).to(input_dtype)
 
-    return forward, backward
+    return launching(op, forward), launching(backward_op, backward)
 
 
 def _lstm_cell(igates: Tensor, hgates: Tensor, cx: Tensor, ib: Any = None, hb: Any = None) -> Any:
@@ -381,31 +404,20 @@ def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:
         raise RuntimeError("No available kernel. Aborting execution.")
 
 
+_on_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_on_cpu_backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_attend, _attend_backward = launching(_on_cpu, _on_cpu), launching(_on_cpu_backward, _on_cpu_backward)
+
+
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
+) -> Any:
     """Output, and the logarithms of the sums."""
-    account = account_on(query, query.get_device())
-    made, sums = _aten._scaled_dot_product_flash_attention_for_cpu(
-        host(query),
-        host(key),
-        host(value),
-        0.0,
-        is_causal,
-        attn_mask=None if mask is None else host(mask),
-        scale=scale,
-    )
-    return raised(made, account), raised(sums, account)
+    return _attend(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
 
 
-def _attention_backward(
-    tensors: tuple[Tensor, ...], mask: Tensor | None, is_causal: bool, scale: float | None
-) -> list[Tensor]:
-    account = account_on(tensors[0], tensors[0].get_device())
-    gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *map(host, tensors), 0.0, is_causal, attn_mask=None if mask is None else host(mask), scale=scale
-    )
-    return [raised(each, account) for each in gradients]
+def _attention_backward(tensors: tuple[Tensor, ...], mask: Tensor | None, is_causal: bool, scale: float | None) -> Any:
+    return _attend_backward(*tensors, 0.0, is_causal, attn_mask=mask, scale=scale)
 
 
 def _efficient(

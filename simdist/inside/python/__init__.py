@@ -19,8 +19,10 @@ from simdist.inside.python._functions import (
     without_wrapper,
 )
 from simdist.inside.python._memory import (
+    MappedFile,
     address_of_buffer,
     bytes_at,
+    mapped_file,
     number_kinds,
     own_random_words,
     word_in,
@@ -45,6 +47,7 @@ __all__ = [
     "PYTHON_LIBRARY",
     "Batch",
     "ForeignLibrary",
+    "MappedFile",
     "Redirection",
     "Setter",
     "address_of_buffer",
@@ -53,6 +56,7 @@ __all__ = [
     "can_exchange_setters",
     "function_types",
     "generic_setter",
+    "mapped_file",
     "namespace_of",
     "note_change",
     "note_wrapper",

@@ -1,17 +1,21 @@
-"""Words in memory: behind addresses, in objects of Python, and in its random generator."""
+"""Words in memory: behind addresses, in objects of Python, and in its random generator; files that are mapped there."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import random
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from simdist.inside._facts import fact
+from simdist.inside.python._functions import original
 
-__all__ = ["address_of_buffer", "bytes_at", "number_kinds", "own_random_words", "word_in", "words_at"]
+__all__ = ["MappedFile", "address_of_buffer", "bytes_at", "mapped_file", "number_kinds", "own_random_words", "word_in"]
+__all__ += ["words_at"]
 
 _RANDOM_WORDS = 624
 _BUFFER_BYTES = 128  # more than a `Py_buffer` takes
@@ -55,6 +59,33 @@ def address_of_buffer(mapping: object) -> int | None:
     address = ctypes.c_void_p.from_buffer(view).value
     ctypes.pythonapi.PyBuffer_Release(view)
     return address
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A file that is mapped."""
+
+    device: int
+    number: int
+    path: str  # when it was mapped; the file may have another name now, or none
+    is_written: bool  # stores reach the file
+
+
+def mapped_file(address: int) -> MappedFile | None:
+    """The file that is mapped at an address; None if none is, or where the system does not tell."""
+    try:
+        with original(open)("/proc/self/maps", "rb") as maps:
+            lines = maps.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        where, rights, _, device, number, *path = line.split(maxsplit=5)
+        start, end = (int(each, 16) for each in where.split(b"-"))
+        if start <= address < end:
+            major, minor = (int(each, 16) for each in device.split(b":"))
+            name = os.fsdecode(path[0]) if path else ""
+            return MappedFile(os.makedev(major, minor), int(number), name, b"w" in rights and b"s" in rights)
+    return None
 
 
 def own_random_words() -> memoryview[int] | None:

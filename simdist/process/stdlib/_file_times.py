@@ -13,6 +13,8 @@ On a simulated disk the same holds: what is below `os` and `open` there announce
 those that a crash may interrupt (`wrote_file` and its like). What a crash of the host brings back has the times that it
 had (`assign`).
 
+Stores to a mapping count when it is flushed; so does a flush after no store, where the system would change nothing.
+
 In doubt: the import system always sees real times, for it compares them with those in compiled files, which outlive a
 world. What C code changes in place is not seen, and neither is what it makes in the few milliseconds in which the
 system's clock for files has not moved since the world began.
@@ -24,6 +26,7 @@ import _io
 import builtins
 import functools
 import io
+import mmap
 import os
 import stat
 import sys
@@ -31,7 +34,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from simdist.inside.python import note_wrapper
+from simdist.inside.python import address_of_buffer, mapped_file, note_wrapper
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process, current_runtime
@@ -362,6 +365,41 @@ def _utime(original: Any) -> Any:
     return utime
 
 
+def _setting(original: Any) -> Any:
+    """Functions that set the rights, the owner or an attribute of what is at a path, or behind a descriptor."""
+    follows = original.__name__ not in ("lchmod", "lchown")
+
+    @functools.wraps(original)
+    def set(path: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(path, *args, **kwargs)
+        here = _here()
+        if here is not None:
+            found = _look(path, kwargs.get("dir_fd"), follow=follows and kwargs.get("follow_symlinks", True))
+            if found is not None:
+                here[1].changed(here[0], found)
+        return done
+
+    return set
+
+
+def _flush(original: Any) -> Any:
+    """Of a mapping: what was stored is in its file now, if it is a mapping of one that can be stored to."""
+
+    @functools.wraps(original)
+    def flush(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(self, *args, **kwargs)
+        here = _here()
+        at = None if here is None else address_of_buffer(self)
+        mapped = None if at is None else mapped_file(at)
+        if here is not None and mapped is not None and mapped.is_written:
+            found = _look(mapped.path)
+            if found is not None and (found.st_dev, found.st_ino) == (mapped.device, mapped.number):
+                here[1].written(here[0], found)
+        return done
+
+    return flush
+
+
 # -- what asks ---------------------------------------------------------------------------------------------------------
 
 
@@ -388,6 +426,8 @@ _IN_OS: dict[str, _Make] = {
     **dict.fromkeys(("rename", "replace", "link"), _naming),
     "symlink": _symlink,
     "utime": _utime,
+    **dict.fromkeys(("chmod", "fchmod", "lchmod", "chown", "fchown", "lchown"), _setting),
+    **dict.fromkeys(("setxattr", "removexattr"), _setting),
 }
 
 
@@ -406,4 +446,5 @@ def install(patches: Patches) -> None:
             _wrap(patches, os, name, make)
     of_file_objects = {"write": _of_file_object, "truncate": _of_file_object, "close": _closing}
     patches.wrap_all_in_type(_io.FileIO, of_file_objects)
+    patches.wrap_all_in_type(mmap.mmap, {"flush": _flush})
     patches.wrap_all_in_type(os.DirEntry, {"stat": _asking})
