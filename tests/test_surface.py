@@ -22,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),
     "frames": set(),
-    "inside": {"errors", "torch"},
+    "inside": {"errors", "numpy", "torch"},
     "records": {"values"},
     "result": {"errors", "frames", "values"},
     "kernel": {"inside", "errors", "frames", "records", "networkx", "numpy", "simpy"},
