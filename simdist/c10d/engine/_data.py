@@ -11,6 +11,7 @@ inputs or None)`; barrier: None.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,21 +87,19 @@ def leave_reduce(
 def _reduce_scatter(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
     # One all-reduce of a clone of the whole input (tensor form), or one for each entry (list form): the order of the
     # sums differs, because the chunks do.
-    reduction = _reduction(algorithm, operation)
+    reduction, paired = _reduction(algorithm, operation), _is_complex(operation)
+    outputs = [output for output, _ in inputs]
     if operation.is_list_of_reductions:
-        for index in range(len(inputs)):
-            entries = [chunks[index].clone() for _, chunks in inputs]
-            algorithm.all_reduce(entries, reduction, paired=_is_complex(operation))
-            inputs[index][0].copy_(entries[index])
+        for index, output in enumerate(outputs):
+            algorithm.reduce_parts([chunks[index] for _, chunks in inputs], [(0, output)], reduction, paired=paired)
     else:
-        wholes = [whole.clone() for _, whole in inputs]
-        algorithm.all_reduce(wholes, reduction, paired=_is_complex(operation))
-        start = 0
-        for rank, (output, _) in enumerate(inputs):
-            part = wholes[rank][start : start + output.numel()]
-            # Torch copies the part, and a copied boolean is 0 or 1.
-            output.copy_(part != 0 if operation.dtype_name == "bool" else part)
-            start += output.numel()
+        starts = itertools.accumulate((output.numel() for output in outputs), initial=0)
+        algorithm.reduce_parts(
+            [whole for _, whole in inputs], list(zip(starts, outputs, strict=False)), reduction, paired=paired
+        )
+        if operation.dtype_name == "bool":  # torch copies the part, and a copied boolean is 0 or 1
+            for output in outputs:
+                output.copy_(output != 0)
     return checksum([output for output, _ in inputs], limit)
 
 

@@ -154,13 +154,32 @@ def _reduce(calls: Calls) -> list[Tensor]:
 
 def _reduce_scatter(calls: Calls) -> list[Tensor]:
     outputs = [output for _, (output, _), _ in calls]
+    wholes = [_joined(chunks) for _, (_, chunks), _ in calls]
+    known = [whole for whole in wholes if whole is not None]
+    done = _folds.reduce_scatter(operands(calls, known), outputs) if len(known) == len(wholes) else 0
     # An output may lie in the input of its rank, in which the totals of the others still have to be found.
-    totals = [torch.empty_like(output) for output in outputs]
-    for owner, total in enumerate(totals):
-        _folds.reduce_to(owner, operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
-    for output, total in zip(outputs, totals, strict=True):
-        output.copy_(total)
+    totals = []
+    for owner, output in enumerate(outputs):
+        begin = min(done, output.numel())
+        done -= begin
+        if begin < output.numel():
+            total = torch.empty_like(output)
+            _folds.reduce_to(owner, operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
+            totals.append((output[begin:], total[begin:]))
+    for part, total in totals:
+        part.copy_(total)
     return outputs
+
+
+def _joined(chunks: Sequence[Tensor]) -> Tensor | None:
+    """Chunks that lie one after the other, as one tensor."""
+    first, count = chunks[0], len(chunks)
+    begin, size, length = first.data_ptr(), first.nbytes, first.numel()
+    if any(chunk.data_ptr() != begin + index * size or chunk.nbytes != size for index, chunk in enumerate(chunks)):
+        return None
+    if first.untyped_storage().nbytes() < (first.storage_offset() + count * length) * first.itemsize:
+        return None  # neighbours by chance
+    return first.as_strided((count * length,), (1,))
 
 
 def _broadcast(calls: Calls) -> list[Tensor]:
