@@ -15,3 +15,15 @@ def ring(
     each: int,
     /,
 ) -> int: ...
+def partial_ring(type: int, operation: int, tensors: list[int], root: int, length: int, chunk: int, /) -> int: ...
+def tree(
+    type: int,
+    operation: int,
+    sources: list[int],
+    targets: list[int],
+    program: list[int],
+    first: int,
+    last: int,
+    factor: float,
+    /,
+) -> int: ...

@@ -11,6 +11,16 @@ Open `_folds.py` first, then `folds.cpp`.
 """
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
-from simdist.native._folds import VARIABLE, ring, why_off
+from simdist.native._folds import VARIABLE, partial_ring, ring, tree, why_off
 
-__all__ = ["VARIABLE", "compile_library", "compiler", "ring", "source_number", "why_not_buildable", "why_off"]
+__all__ = [
+    "VARIABLE",
+    "compile_library",
+    "compiler",
+    "partial_ring",
+    "ring",
+    "source_number",
+    "tree",
+    "why_not_buildable",
+    "why_off",
+]

@@ -18,7 +18,7 @@ from simdist.native._build import source_number
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["VARIABLE", "ring", "why_off"]
+__all__ = ["VARIABLE", "partial_ring", "ring", "tree", "why_off"]
 
 Tensor = torch.Tensor
 
@@ -93,12 +93,9 @@ def ring(
     What is not done is not touched: all of it if the extension is not there or can't do that, and from some element on
     if what is made of a NaN there is torch's own affair. The caller does the rest in Python.
     """
-    if module is None:
-        return first
-    source = sources[0]
-    dtype, length = source.dtype, source.numel()
+    dtype, length = sources[0].dtype, sources[0].numel()
     codes = _CODES.get((dtype, operation))
-    if codes is None:
+    if module is None or codes is None:
         return first
     addresses = _addresses(sources, dtype, length)
     if addresses is None:
@@ -113,6 +110,67 @@ def ring(
     end = length if last is None else last
     done: int = module.ring(*codes, addresses, into, first, end, chunk, owner, step, factor, divisor, part)
     return done
+
+
+def partial_ring(operation: str, tensors: Sequence[Tensor], root: int, *, chunk: int) -> int:
+    """Fold flat tensors down a ring to one root, in place, and return up to where that is done.
+
+    It goes as a `ring` of step -1 does, but each of the other ranks keeps what it has sent on: its own operand in the
+    chunk that starts with it, a partial result in others.
+    """
+    dtype, length = tensors[0].dtype, tensors[0].numel()
+    codes = _CODES.get((dtype, operation))
+    if module is None or codes is None:
+        return 0
+    addresses = _addresses(tensors, dtype, length)
+    if addresses is None:
+        return 0
+    done: int = module.partial_ring(*codes, addresses, root, length, chunk)
+    return done
+
+
+def tree(
+    operation: str,
+    tensors: Sequence[Tensor],
+    children: Sequence[Sequence[int]],
+    root: int,
+    *,
+    first: int,
+    last: int,
+    factor: float = 0.0,
+) -> int:
+    """Fold flat tensors up a tree to its root, in place on all ranks, and return up to where that is done.
+
+    A rank has its own operand meet the totals of its children, `children[rank]`, one after the other.
+    """
+    dtype, length = tensors[0].dtype, tensors[0].numel()
+    codes = _CODES.get((dtype, operation))
+    if module is None or codes is None:
+        return first
+    addresses = _addresses(tensors, dtype, length)
+    if addresses is None:
+        return first
+    done: int = module.tree(*codes, addresses, addresses, _program(children, root), first, last, factor)
+    return done
+
+
+_LOAD, _STEP, _MERGE = range(3)  # beside four times a rank
+
+
+def _program(children: Sequence[Sequence[int]], root: int) -> list[int]:
+    """What is done over a stack of tiles, children before their parents."""
+    program: list[int] = []
+    open_ranks = [(root, 0)]  # with how many of their children are done
+    while open_ranks:
+        rank, done = open_ranks.pop()
+        below = children[rank]
+        if not below:
+            program.append(4 * rank + _LOAD)
+        elif done:
+            program.append(4 * rank + _STEP if done == 1 else _MERGE)
+        if done < len(below):
+            open_ranks += [(rank, done + 1), (below[done], 0)]
+    return program
 
 
 def _addresses(tensors: Sequence[Tensor], dtype: torch.dtype, length: int) -> list[int] | None:

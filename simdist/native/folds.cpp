@@ -318,6 +318,28 @@ bool is_among(char *address, const Addresses &all, size_t likely) {
     return false;
 }
 
+// True if no rank reads what is written for another element, from one byte to another of each. Targets that get all may
+// be sources: an element is read before it is written. `ranges` has room for all sources and targets.
+bool may_fold(const Addresses &sources, const Addresses &targets, Range *ranges, size_t begin, size_t end,
+              size_t each = 0) {
+    size_t count = 0;
+    for (size_t rank = 0; rank < sources.count; ++rank) {
+        if (!sources.memory[rank]) return false;
+        const uintptr_t base = reinterpret_cast<uintptr_t>(sources.memory[rank]);
+        ranges[count++] = {base + begin, base + end};
+    }
+    for (size_t index = 0; index < targets.count; ++index) {
+        if (!targets.memory[index]) return false;
+        if (is_among(targets.memory[index], sources, index)) continue;
+        const uintptr_t base = reinterpret_cast<uintptr_t>(targets.memory[index]);
+        ranges[count++] = each ? Range{base + begin + index * each, base + begin + (index + 1) * each}
+                               : Range{base + begin, base + end};
+    }
+    return !overlap(ranges, count);
+}
+
+PyThreadState *let_go(size_t bytes) { return bytes >= kLargeBytes ? PyEval_SaveThread() : nullptr; }
+
 bool number(PyObject *given, size_t &into) {
     into = PyLong_AsSize_t(given);
     return !(into == static_cast<size_t>(-1) && PyErr_Occurred());
@@ -373,26 +395,18 @@ PyObject *ring(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
     Block<Instruction> program(ranks);
     Block<char> tiles(2 * kTileBytes);
     if (!ranges || !program || !tiles) return PyErr_NoMemory();
-    size_t count_ranges = 0;
-    for (size_t rank = 0; rank < ranks; ++rank) {
-        if (!sources.memory[rank]) return PyLong_FromSize_t(first);
-        const uintptr_t base = reinterpret_cast<uintptr_t>(sources.memory[rank]);
-        ranges[count_ranges++] = {base + first * element, base + last * element};
-    }
-    for (size_t index = 0; index < targets.count; ++index) {
+    // A target that gets a part is taken as if it began where it would get all: elements are counted alike everywhere.
+    for (size_t index = 0; each && index < targets.count; ++index) {
         if (!targets.memory[index]) return PyLong_FromSize_t(first);
-        // A target that gets a part is taken as if it began where it would get all, so that all are counted alike.
-        if (each) targets.memory[index] -= (first + index * each) * element;
-        if (is_among(targets.memory[index], sources, index)) continue;  // read before it is written, element by element
-        const uintptr_t base = reinterpret_cast<uintptr_t>(targets.memory[index]);
-        const size_t begin = each ? first + index * each : first;
-        ranges[count_ranges++] = {base + begin * element, base + (each ? begin + each : last) * element};
+        targets.memory[index] -= (first + index * each) * element;
     }
-    if (overlap(ranges.get(), count_ranges)) return PyLong_FromSize_t(first);
+    if (!may_fold(sources, targets, ranges.get(), first * element, last * element, each * element)) {
+        return PyLong_FromSize_t(first);
+    }
 
     fold.sources = sources.memory.get();
     fold.tiles = tiles.get();
-    PyThreadState *state = (last - first) * element * ranks >= kLargeBytes ? PyEval_SaveThread() : nullptr;
+    PyThreadState *state = let_go((last - first) * element * ranks);
     size_t place = first, current = ranks;
     while (place < last) {
         const size_t number_of_chunk = (place - first) / chunk, turned = (owner + number_of_chunk) % ranks;
@@ -409,8 +423,117 @@ PyObject *ring(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
     return PyLong_FromSize_t(place);
 }
 
+PyDoc_STRVAR(tree_doc,
+             "tree(type, operation, sources, targets, program, first, last, factor)\n\n"
+             "Fold elements as a program says, in words of four times a rank plus 0 (load), 1 (step) or 2 (merge).");
+PyObject *tree(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
+    if (!takes(count_given, 8)) return nullptr;
+    Fold fold{};
+    size_t first, last;
+    if (!kernel_at(given[0], given[1], fold.kernel) || !number(given[5], first) || !number(given[6], last) ||
+        !real(given[7], fold.factor)) {
+        return nullptr;
+    }
+    const Addresses sources(given[2]);
+    if (PyErr_Occurred()) return nullptr;
+    const Addresses targets(given[3]);
+    if (PyErr_Occurred()) return nullptr;
+    const Addresses words(given[4]);
+    if (PyErr_Occurred()) return nullptr;
+
+    Block<Instruction> program(words.count);
+    Block<Range> ranges(sources.count + targets.count);
+    if (!program || !ranges) return PyErr_NoMemory();
+    size_t depth = 0, deepest = 0;
+    for (size_t index = 0; index < words.count; ++index) {
+        const uintptr_t word = reinterpret_cast<uintptr_t>(words.memory[index]), rank = word / 4;
+        program[index] = {static_cast<Act>(word % 4), static_cast<int32_t>(rank)};
+        const bool fits = word % 4 == kLoad    ? rank < sources.count
+                          : word % 4 == kStep  ? rank < sources.count && depth >= 1
+                          : word % 4 == kMerge ? depth >= 2
+                                               : false;
+        if (!fits) {
+            PyErr_SetString(PyExc_ValueError, "such a program can't run");
+            return nullptr;
+        }
+        depth += word % 4 == kLoad ? 1 : word % 4 == kMerge ? -1 : 0;
+        deepest = depth > deepest ? depth : deepest;
+    }
+    if (depth != 1) {
+        PyErr_SetString(PyExc_ValueError, "such a program has not one total");
+        return nullptr;
+    }
+    const bool can = fold.kernel.step && (fold.factor == 0 || fold.kernel.scale) && first <= last;
+    if (!can || !may_fold(sources, targets, ranges.get(), first * fold.kernel.element, last * fold.kernel.element)) {
+        return PyLong_FromSize_t(first);
+    }
+    Block<char> tiles((deepest + 1) * kTileBytes);
+    if (!tiles) return PyErr_NoMemory();
+    fold.sources = sources.memory.get();
+    fold.tiles = tiles.get();
+    PyThreadState *state = let_go((last - first) * fold.kernel.element * sources.count);
+    first = fold.span(program.get(), words.count, first, last, targets.memory.get(), targets.count);
+    if (state) PyEval_RestoreThread(state);
+    return PyLong_FromSize_t(first);
+}
+
+PyDoc_STRVAR(partial_ring_doc,
+             "partial_ring(type, operation, tensors, root, length, chunk)\n\n"
+             "Fold elements down a ring, in chunks, to one root, in place; the other ranks keep what they have sent on.");
+PyObject *partial_ring(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
+    if (!takes(count_given, 6)) return nullptr;
+    Kernel kernel;
+    size_t root, length, chunk;
+    if (!kernel_at(given[0], given[1], kernel) || !number(given[3], root) || !number(given[4], length) ||
+        !number(given[5], chunk)) {
+        return nullptr;
+    }
+    const Addresses tensors(given[2]);
+    if (PyErr_Occurred()) return nullptr;
+    const size_t ranks = tensors.count, element = kernel.element;
+    Block<Range> ranges(ranks);
+    Block<Instruction> program(ranks);
+    if (!ranges || !program) return PyErr_NoMemory();
+    if (!kernel.step || root >= ranks || chunk == 0 || !may_fold(tensors, tensors, ranges.get(), 0, length * element)) {
+        return PyLong_FromSize_t(0);
+    }
+    // What each hop gives is kept until it is known that the last one holds no NaN.
+    const size_t tile_bytes = smaller(kTileBytes, ranks < 1024 ? (256 << 10) / ranks & ~size_t{15} : 256);
+    const size_t most = tile_bytes / element;
+    Block<char> tiles(ranks * tile_bytes);
+    if (!tiles) return PyErr_NoMemory();
+    PyThreadState *state = let_go(length * element * ranks);
+    size_t place = 0;
+    while (place < length) {
+        put_ring(program.get(), ranks, place / chunk % ranks, -1);
+        const size_t end = smaller(length, (place / chunk + 1) * chunk), count = smaller(most, end - place);
+        const size_t offset = place * element, size = count * element;
+        const char *received = tensors.memory[program[0].rank] + offset;
+        bool fits = true;
+        for (size_t hop = 1; hop < ranks && fits; ++hop) {
+            char *kept = tiles.get() + hop * tile_bytes;
+            const char *local = tensors.memory[program[hop].rank] + offset;
+            fits = !(kernel.oddity && kernel.oddity(local, received, count));
+            if (fits) kernel.step(local, received, kept, count);
+            received = kept;
+        }
+        if (!fits || (kernel.check && kernel.check(received, count))) break;
+        for (size_t hop = 1; hop < ranks; ++hop) {
+            const size_t rank = static_cast<size_t>(program[hop].rank);
+            if (rank != root) std::memcpy(tensors.memory[rank] + offset, tiles.get() + hop * tile_bytes, size);
+        }
+        if (ranks > 1) std::memcpy(tensors.memory[root] + offset, received, size);
+        place += count;
+    }
+    if (state) PyEval_RestoreThread(state);
+    return PyLong_FromSize_t(place);
+}
+
 PyMethodDef methods[] = {
     {"ring", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ring)), METH_FASTCALL, ring_doc},
+    {"tree", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree)), METH_FASTCALL, tree_doc},
+    {"partial_ring", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(partial_ring)), METH_FASTCALL,
+     partial_ring_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from simdist.c10d.backends.gloo import _costs
 from simdist.c10d.backends.gloo import _folds as gloo
 from simdist.c10d.backends.nccl.kernels import _folds as nccl
 from simdist.native import _folds, ring
@@ -143,6 +144,57 @@ def test_a_reduce_over_nccl_has_the_same_bits(
     assert_same(fold, lambda: [drawn((3, rank), length, dtype, values) for rank in range(ranks)])
 
 
+@one_module
+@given(
+    case=st.sampled_from(GLOO),
+    ranks=st.integers(2, 9),
+    length=lengths,
+    values=kinds_of_values,
+    root=st.integers(0, 8),
+    largest=st.sampled_from([64, 1 << 20]),
+)
+def test_a_reduce_over_gloo_leaves_the_same_bits_with_all_ranks(
+    native: ModuleType, case: Case, ranks: int, length: int, values: str, root: int, largest: int
+) -> None:
+    dtype, reduction = case
+
+    def fold(tensors: list[Tensor]) -> list[Tensor]:
+        gloo.reduce(tensors, reduction, root % ranks)
+        return []
+
+    with mock.patch.object(_costs, "MAX_SEGMENT", largest):  # small ones make ranks own many, and so run over
+        assert_same(fold, lambda: [drawn((5, rank), length, dtype, values) for rank in range(ranks)])
+
+
+@one_module
+@given(
+    case=st.sampled_from(NCCL),
+    ranks=st.integers(2, 12),
+    length=lengths,
+    values=kinds_of_values,
+    channels=st.integers(1, 4),
+    data=st.data(),
+)
+def test_an_all_reduce_up_trees_has_the_same_bits(
+    native: ModuleType, case: Case, ranks: int, length: int, values: str, channels: int, data: st.DataObject
+) -> None:
+    dtype, reduction = case
+    trees: list[tuple[int, nccl.Tree]] = []
+    for _ in range(2):
+        order = data.draw(st.permutations(range(ranks)))
+        children: list[list[int]] = [[] for _ in order]
+        for place, rank in enumerate(order[1:], 1):
+            children[order[data.draw(st.integers(0, place - 1))]].append(rank)
+        trees.append((order[0], children))
+
+    def fold(tensors: list[Tensor]) -> list[Tensor]:
+        operands = [nccl.Operand(tensor, reduction, None, is_bool=False) for tensor in tensors]
+        nccl.tree_all_reduce(operands, trees, channels)
+        return []
+
+    assert_same(fold, lambda: [drawn((6, rank), length, dtype, values) for rank in range(ranks)])
+
+
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
 def test_numbers_without_a_nan_are_all_done_natively(native: ModuleType, dtype: torch.dtype) -> None:
     tensors = [drawn((4, rank), 3000, dtype, "few") for rank in range(3)]
@@ -203,3 +255,19 @@ def test_arguments_that_make_no_sense_are_errors(
 ) -> None:
     with pytest.raises(error):
         native.ring(*arguments)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([0, 4], id="two totals"),
+        pytest.param([1], id="a step from nothing"),
+        pytest.param([0, 2], id="a merge of one"),
+        pytest.param([400], id="a rank that is not there"),
+        pytest.param([3], id="an unknown act"),
+    ],
+)
+def test_programs_that_make_no_sense_are_errors(native: ModuleType, program: list[int]) -> None:
+    with pytest.raises(ValueError, match="program"):
+        native.tree(0, 0, [0, 0], [0, 0], program, 0, 0, 0.0)

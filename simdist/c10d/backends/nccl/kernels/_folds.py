@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from simdist.native import ring
+from simdist.native import ring, tree
 
 __all__ = [
     "ALIGNED_BYTES",
@@ -178,14 +178,11 @@ def _by_ring(
     each: bool = False,
 ) -> int:
     """Let the extension do it; up to which element it has."""
-    kind, data = operands[0].kind, operands[0].data
-    if any(operand.kind != kind for operand in operands):
-        return first
-    average = kind == "avg"
-    if kind == "premul_sum" or (average and not data.is_floating_point()):
+    named = _native_name(operands)
+    if named is None:
         return first
     return ring(
-        "sum" if average else _NAMES.get(kind, kind),
+        named[0],
         [operand.data for operand in operands],
         targets,
         step=1,
@@ -193,22 +190,46 @@ def _by_ring(
         first=first,
         last=last,
         owner=owner,
-        factor=1.0 / len(operands) if average else 0.0,
+        factor=named[1],
         each=each,
     )
+
+
+def _native_name(operands: Sequence[Operand]) -> tuple[str, float] | None:
+    """What the extension calls the operation, and the factor of its operands; None if it has no such operation."""
+    kind, data = operands[0].kind, operands[0].data
+    if kind == "premul_sum" or any(operand.kind != kind for operand in operands):
+        return None
+    if kind == "avg":
+        return ("sum", 1.0 / len(operands)) if data.is_floating_point() else None
+    return _NAMES.get(kind, kind), 0.0
 
 
 def tree_all_reduce(operands: Sequence[Operand], trees: Sequence[tuple[int, Tree]], channels: int) -> None:
     """Reduce the operands, in place on all ranks: up a tree to its root. `trees` are two, each with its root."""
     ranks = len(operands)
     data = [operand.data for operand in operands]
-    ready = [scaled(operand, ranks) for operand in operands]
     aligned = max(1, ALIGNED_BYTES // data[0].element_size())
-    parts = parts_of(data[0].numel(), channels, aligned)
-    for channel, (first, last) in enumerate(parts):
-        root, tree = trees[2 * channel // max(2, channels)]
-        total = _summed(root, tree, [each[first:last] for each in ready], operands)
-        _put(averaged(total, operands[root], ranks), data, first, last)
+    parts = [
+        (first, last, *trees[2 * channel // max(2, channels)])
+        for channel, (first, last) in enumerate(parts_of(data[0].numel(), channels, aligned))
+    ]
+    done = 0
+    named = _native_name(operands)
+    for first, last, root, children in parts:
+        done = first if named is None else tree(named[0], data, children, root, first=first, last=last, factor=named[1])
+        if done < last:
+            break
+    if done == data[0].numel():
+        return
+    ready = [scaled(operand, ranks) for operand in operands]
+    for first, last, root, children in parts:
+        if last > done:
+            total = averaged(
+                _summed(root, children, [each[first:last] for each in ready], operands), operands[root], ranks
+            )
+            begin = max(first, done)
+            _put(total[begin - first :], data, begin, last)
 
 
 def _summed(root: int, tree: Tree, parts: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor:
