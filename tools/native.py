@@ -41,11 +41,10 @@ def _build() -> ModuleType:
 
 def tag() -> str:
     """What wheels with the extension are for."""
-    if "_PYTHON_HOST_PLATFORM" in os.environ or sys.platform != "darwin":
-        system = os.environ.get("_PYTHON_HOST_PLATFORM") or sysconfig.get_platform()
-    else:
-        # Of the system that Python was built for, which is what its compiler builds for.
-        _, version, machine = sysconfig.get_platform().split("-")
+    system = os.environ.get("_PYTHON_HOST_PLATFORM") or sysconfig.get_platform()
+    name, _, version_and_machine = system.partition("-")
+    if name == "macosx":  # of the system that this Python was built for, and its compiler builds for
+        version, _, machine = version_and_machine.partition("-")
         system = f"macosx-{version if '.' in version else version + '.0'}-{machine}"
     return f"cp311-abi3-{system.replace('-', '_').replace('.', '_')}"
 
