@@ -11,12 +11,13 @@ Open `_folds.py` first, then `folds.cpp`.
 """
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
-from simdist.native._folds import VARIABLE, partial_ring, ring, tree, why_off
+from simdist.native._folds import VARIABLE, copy_each, partial_ring, ring, tree, why_off
 
 __all__ = [
     "VARIABLE",
     "compile_library",
     "compiler",
+    "copy_each",
     "partial_ring",
     "ring",
     "source_number",

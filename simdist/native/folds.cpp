@@ -1,4 +1,4 @@
-// simdist._native: the folds of collectives, each input read once and each output written once.
+// simdist._native: the folds of collectives, each input read once and each output written once; and their copies.
 //
 // The module knows neither torch nor ranks: it is given addresses, types and orders of additions, so that one build
 // serves every torch, and every Python that has the stable ABI. What comes out has the bits that the folds in Python
@@ -540,11 +540,47 @@ PyObject *partial_ring(PyObject *, PyObject *const *given, Py_ssize_t count_give
     return PyLong_FromSize_t(place);
 }
 
+PyDoc_STRVAR(copy_doc,
+             "copy(targets, sources, sizes)\n\n"
+             "Copy so many bytes each, in order; False, and nothing is done, if some target and its source overlap in part.");
+PyObject *copy(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
+    if (!takes(count_given, 3)) return nullptr;
+    const Addresses targets(given[0]);
+    if (PyErr_Occurred()) return nullptr;
+    const Addresses sources(given[1]);
+    if (PyErr_Occurred()) return nullptr;
+    const Addresses sizes(given[2]);
+    if (PyErr_Occurred()) return nullptr;
+    if (sources.count != targets.count || sizes.count != targets.count) {
+        PyErr_SetString(PyExc_ValueError, "each target has a source and a size");
+        return nullptr;
+    }
+    size_t bytes = 0;
+    for (size_t index = 0; index < targets.count; ++index) {
+        const uintptr_t target = reinterpret_cast<uintptr_t>(targets.memory[index]);
+        const uintptr_t source = reinterpret_cast<uintptr_t>(sources.memory[index]);
+        const uintptr_t size = reinterpret_cast<uintptr_t>(sizes.memory[index]);
+        const bool apart = target + size <= source || source + size <= target;
+        if (size && (!target || !source || (target != source && !apart))) Py_RETURN_FALSE;
+        bytes += size;
+    }
+    PyThreadState *state = let_go(bytes);
+    for (size_t index = 0; index < targets.count; ++index) {
+        const size_t size = reinterpret_cast<uintptr_t>(sizes.memory[index]);
+        if (size && targets.memory[index] != sources.memory[index]) {
+            std::memcpy(targets.memory[index], sources.memory[index], size);
+        }
+    }
+    if (state) PyEval_RestoreThread(state);
+    Py_RETURN_TRUE;
+}
+
 PyMethodDef methods[] = {
     {"ring", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ring)), METH_FASTCALL, ring_doc},
     {"tree", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree)), METH_FASTCALL, tree_doc},
     {"partial_ring", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(partial_ring)), METH_FASTCALL,
      partial_ring_doc},
+    {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copy)), METH_FASTCALL, copy_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

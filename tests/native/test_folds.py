@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simdist.c10d.backends.gloo import _costs
 from simdist.c10d.backends.gloo import _folds as gloo
 from simdist.c10d.backends.nccl.kernels import _folds as nccl
-from simdist.native import _folds, ring
+from simdist.native import _folds, copy_each, ring
 
 Tensor = torch.Tensor
 Case = tuple[torch.dtype, str]
@@ -213,6 +213,40 @@ def test_what_follows_the_first_nan_is_not_touched(native: ModuleType) -> None:
 
     assert done == 2 * TILE // 4  # the NaN is in the third tile
     assert tensors[0].tolist() == [3.0] * done + [1.0] * (5000 - done)
+
+
+@pytest.mark.parametrize("length", [0, 1, 1000, 70_000])
+def test_tensors_are_copied_as_they_are(native: ModuleType, length: int) -> None:
+    sources = [drawn((8, index), length, dtype, "bits", 1) for index, dtype in enumerate((*FLOATS, torch.int8))]
+    targets = [torch.zeros_like(source) for source in sources]
+
+    assert copy_each([*targets, *targets[:1]], [*sources, *targets[:1]])  # one onto itself
+    assert bits(targets) == bits(sources)
+
+
+def test_a_copy_of_other_types_is_one_of_bytes_or_none(native: ModuleType) -> None:
+    source, target = torch.tensor([1.5]), torch.zeros(1, dtype=torch.int32)
+
+    assert not copy_each([target], [source])
+    assert target.item() == 0
+    assert copy_each([target], [source], as_bytes=True)
+    assert target.view(torch.float32).item() == 1.5
+
+
+@pytest.mark.parametrize(
+    ("target", "source"),
+    [
+        pytest.param(torch.zeros(4), torch.ones(3), id="another size"),
+        pytest.param(torch.zeros(8)[::2], torch.ones(4), id="strides"),
+        pytest.param(torch.zeros(4), torch.ones(4, device="meta"), id="no memory"),
+        pytest.param(*torch.arange(6.0).unfold(0, 4, 2), id="an overlap"),
+    ],
+)
+def test_a_copy_that_it_can_not_make_is_not_made(native: ModuleType, target: Tensor, source: Tensor) -> None:
+    before = target.tolist()
+
+    assert not copy_each([target], [source])
+    assert target.tolist() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -54,9 +54,21 @@ def everything(backend: str) -> list[int]:
             note(output)
             dist.reduce_scatter(output, list(whole.chunk(ranks)))
             note(output)
+            gathered = torch.zeros(size * ranks, dtype=dtype, device=device)
+            dist.all_gather_into_tensor(gathered, output)
+            note(gathered)
+            dist.all_to_all_single(gathered, whole)
+            note(gathered)
             own = whole[rank * size : (rank + 1) * size]  # a part of what is reduced
             dist.reduce_scatter_tensor(own, whole, dist.ReduceOp.AVG if dtype.is_floating_point else dist.ReduceOp.SUM)
             note(whole)
+            if not dtype.is_floating_point:
+                continue
+            parts = [torch.zeros(size, dtype=dtype, device=device) for _ in range(ranks)]
+            dist.gather(output, parts if rank == 1 else None, 1)
+            dist.scatter(output, parts[::-1] if rank == 1 else None, 1)
+            dist.broadcast(output, 2)
+            note(output)
     dist.destroy_process_group()
     return sums
 

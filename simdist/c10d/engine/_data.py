@@ -20,6 +20,7 @@ import torch
 from simdist.c10d.engine._strategies import Algorithm
 from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.c10d.surface._operation import Operation
+from simdist.native import copy_each
 
 __all__ = [
     "CHECKSUM_BYTES",
@@ -104,17 +105,21 @@ def _reduce_scatter(algorithm: Algorithm, operation: Operation, inputs: Sequence
 
 
 def _all_gather(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    for outputs, _ in inputs:
-        for source, output in enumerate(outputs):
-            output.copy_(inputs[source][1])
+    sources = [source for _, source in inputs]
+    if not copy_each([output for outputs, _ in inputs for output in outputs], sources * len(inputs)):
+        for outputs, _ in inputs:
+            for output, source in zip(outputs, sources, strict=True):
+                output.copy_(source)
     return checksum([tensor for _, tensor in inputs], limit)
 
 
 def _all_to_all(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    for target, (outputs, _) in enumerate(inputs):
-        for source, output in enumerate(outputs):
-            output.copy_(inputs[source][1][target])
-    return checksum([tensor for outputs, _ in inputs for tensor in outputs], limit)
+    outputs = [output for received, _ in inputs for output in received]
+    sources = [sent[target] for target in range(len(inputs)) for _, sent in inputs]
+    if not copy_each(outputs, sources):
+        for output, source in zip(outputs, sources, strict=True):
+            output.copy_(source)
+    return checksum(outputs, limit)
 
 
 def exchange_fits(inputs: Sequence[Any]) -> bool:

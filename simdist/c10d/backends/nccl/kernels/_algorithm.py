@@ -16,6 +16,7 @@ from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.surface import Operation
 from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.cluster import Cluster
+from simdist.native import copy_each
 
 __all__ = ["Calls", "NcclAlgorithm", "operands"]
 
@@ -182,31 +183,30 @@ def _joined(chunks: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((count * length,), (1,))
 
 
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy bytes, in order."""
+    if not copy_each(targets, sources, as_bytes=True):
+        for target, source in zip(targets, sources, strict=True):
+            as_bytes(target).copy_(as_bytes(source))
+
+
 def _broadcast(calls: Calls) -> list[Tensor]:
     datas = [inputs for _, inputs, _ in calls]
     root = calls[0][0].root
-    source = as_bytes(datas[root])
-    for rank, data in enumerate(datas):
-        if rank != root:
-            as_bytes(data).copy_(source)
+    others = datas[:root] + datas[root + 1 :]
+    _copy(others, [datas[root]] * len(others))
     return datas[:1]
 
 
 def _all_gather(calls: Calls) -> list[Tensor]:
-    sources = [as_bytes(data) for _, (_, data), _ in calls]
-    for _, (outputs, _), _ in calls:
-        for output, source in zip(outputs, sources, strict=True):
-            as_bytes(output).copy_(source)
-    return [data for _, (_, data), _ in calls]
+    sources = [data for _, (_, data), _ in calls]
+    _copy([output for _, (outputs, _), _ in calls for output in outputs], sources * len(calls))
+    return sources
 
 
 def _all_to_all(calls: Calls) -> list[Tensor]:
-    sent = [[as_bytes(tensor) for tensor in inputs] for _, (_, inputs), _ in calls]
-    filled = []
-    for target, (_, (outputs, _), _) in enumerate(calls):
-        for source, output in enumerate(outputs):
-            as_bytes(output).copy_(sent[source][target])
-            filled.append(output)
+    filled = [output for _, (outputs, _), _ in calls for output in outputs]
+    _copy(filled, [inputs[target] for target in range(len(calls)) for _, (_, inputs), _ in calls])
     return filled
 
 
@@ -220,16 +220,15 @@ def _exchange_fits(calls: Calls) -> bool:
 
 def _gather(calls: Calls) -> list[Tensor]:
     outputs: list[Tensor] = calls[calls[0][0].root][1][0]
-    for output, (_, (_, data), _) in zip(outputs, calls, strict=True):
-        as_bytes(output).copy_(as_bytes(data))
+    _copy(outputs, [data for _, (_, data), _ in calls])
     return outputs
 
 
 def _scatter(calls: Calls) -> list[Tensor]:
+    outputs = [output for _, (output, _), _ in calls]
     sent: list[Tensor] = calls[calls[0][0].root][1][1]
-    for (_, (output, _), _), data in zip(calls, sent, strict=True):
-        as_bytes(output).copy_(as_bytes(data))
-    return [output for _, (output, _), _ in calls]
+    _copy(outputs, sent)
+    return outputs
 
 
 _EXECUTE: dict[str, Callable[[Calls], list[Tensor]]] = {
