@@ -43,7 +43,7 @@ def source_number() -> int:
         if not path.exists():
             return 0
         number = zlib.crc32(path.read_bytes(), number)
-    return number
+    return number & 0x7FFFFFFF  # a `long` holds it everywhere
 
 
 def why_not_buildable() -> str:
