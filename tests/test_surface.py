@@ -23,6 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "values": set(),
     "frames": set(),
     "inside": {"errors", "numpy", "torch"},
+    "native": {"_native", "errors", "torch"},
     "records": {"values"},
     "result": {"errors", "frames", "values"},
     "kernel": {"inside", "errors", "frames", "records", "networkx", "numpy", "simpy"},
@@ -32,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "process": {"inside", "_chance", "errors", "frames", "records", "kernel", "cluster", "numpy"},
     "files": {"inside", "errors", "records", "kernel", "cluster", "storage", "process", "torch"},
     "_content": {"inside", "torch"},
-    "device": {"inside", "errors", "frames", "kernel", "cluster", "process", "torch"},
+    "device": {"inside", "native", "errors", "frames", "kernel", "cluster", "process", "torch"},
     "c10d": {
         "inside",
         "_content",
@@ -43,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
         "cluster",
         "process",
         "device",
+        "native",
         "numpy",
         "torch",
     },
@@ -247,6 +249,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         "inside",
+        "native",
         "errors",
         "values",
         "result",

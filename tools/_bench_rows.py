@@ -35,7 +35,7 @@ def rows(*, quick: bool, spawn: bool) -> list[Row]:
     return [
         *(_start(ranks, quick=quick, spawn=spawn) for ranks in (4, 8, 64)),
         *(_calls(ranks, quick=quick) for ranks in (4, 8, 16, 64, 256, 1024)),
-        *(_bandwidth(ranks, quick=quick) for ranks in (4, 8)),
+        *(_bandwidth(ranks, mebibytes, quick=quick) for ranks, mebibytes in ((4, 64), (8, 64), (8, 25))),
         _ddp(quick=quick),
         _ddp_judged(quick=quick),
         *(_world(ranks, quick=quick) for ranks in (1024, 4096)),
@@ -105,12 +105,13 @@ def _calls(ranks: int, *, quick: bool) -> Row:
     )
 
 
-def _bandwidth(ranks: int, *, quick: bool) -> Row:
-    elements = (64 << 20) // 4
+def _bandwidth(ranks: int, mebibytes: int, *, quick: bool) -> Row:
+    elements = (mebibytes << 20) // 4
     request = {"ranks": ranks, "elements": elements, "repeat": 3 if quick else 7}
     requests: dict[str, Mapping[str, Any]] = dict(
         _with_sides({side: request | {"probe": "bandwidth"} for side in ("simdist", "mtpg", "gloo")})
     )
+    requests["simdist-python"] = {**requests["simdist"], "environ": {"SIMDIST_NATIVE": "0"}}
     requests["local-tensor"] = request | {"probe": "bandwidth-local-tensor"}
 
     def met(cells: Cells) -> bool | None:
@@ -122,7 +123,7 @@ def _bandwidth(ranks: int, *, quick: bool) -> Row:
 
     return Row(
         "c",
-        f"all_reduce of 64 MiB, {ranks} ranks (extra memory in payloads)",
+        f"all_reduce of {mebibytes} MiB, {ranks} ranks (extra memory in payloads)",
         requests,
         lambda figures: f"{figures['bytes_per_second'] / 1e9:.1f} GB/s (+{figures['extra_payloads']:.1f})",
         "3 x the best, extra < 1 payload",

@@ -30,12 +30,13 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools._bench_instructions import counts
-from tools._bench_rows import PEERS, Row, rows
+from tools._bench_rows import Row, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 CELL_TIMEOUT_S = 300
 TITLES = {
     "simdist": "simdist",
+    "simdist-python": "simdist, SIMDIST_NATIVE=0",
     "mtpg": "MTPG",
     "mtpg-pinned": "MTPG pinned",
     "gloo": "Gloo",
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=lambda text: set(text.split(",")), help="groups to measure, such as a,b")
-    parser.add_argument("--sides", type=lambda text: set(text.split(",")), help=f"of simdist,{','.join(PEERS)}")
+    parser.add_argument("--sides", type=lambda text: set(text.split(",")), help=f"of {','.join(TITLES)}")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, no slow peers")
     parser.add_argument("--spawn", action="store_true", help="start-up of spawned Gloo processes too")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")

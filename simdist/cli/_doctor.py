@@ -139,6 +139,12 @@ def _features() -> list[Feature]:
             _answer(lambda: ask("inside")),
             f"The rest works. Versions of torch that it was tried on have all of it: {', '.join(TRIED)}.",
         ),
+        Feature(
+            "native folds of collectives",
+            _answer(_why_no_native_folds),
+            "Installing simdist builds them, with a C++ compiler and the headers of Python, on Linux and macOS (in a "
+            "checkout: pip install -e .); the folds in Python do the same, slower.",
+        ),
         devices,
         _compiled_kernels(devices),
         Feature(
@@ -167,6 +173,14 @@ def _features() -> list[Feature]:
             "Install it, there and here: pip install 'simdist[cluster]'.",
         ),
     ]
+
+
+def _why_no_native_folds() -> str:
+    from simdist.native import VARIABLE, why_not_buildable, why_off
+
+    why = why_off()
+    missing = why_not_buildable() if why and os.environ.get(VARIABLE) != "0" else ""
+    return f"{why}, and {missing}" if missing else why
 
 
 def _virtual_devices() -> Feature:

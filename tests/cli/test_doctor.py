@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
+from simdist import native
 from simdist.cli import _doctor
 from simdist.cli._doctor_probes import ask
 
@@ -62,6 +63,27 @@ def test_what_is_off_says_what_turns_it_on(simdist: Simdist, answers: dict[str, 
     assert off["virtual CUDA devices"]["why_off"] == "torch is built otherwise"
     assert off["kernels of virtual devices in C++"]["why_off"] == "there are no virtual devices"
     assert all(each["turned_on_by"].endswith(".") for each in off.values())
+
+
+@pytest.mark.parametrize(
+    ("why", "missing", "told"),
+    [
+        ("", "there is no C++ compiler", ""),
+        ("they are not built", "", "they are not built"),
+        ("they are not built", "there is no C++ compiler", "they are not built, and there is no C++ compiler"),
+    ],
+)
+def test_native_folds_are_on_or_say_what_they_lack(
+    simdist: Simdist, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch, why: str, missing: str, told: str
+) -> None:
+    monkeypatch.setattr(native, "why_off", lambda: why)
+    monkeypatch.setattr(native, "why_not_buildable", lambda: missing)
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+
+    features = json.loads(simdist("doctor", "--json").output)["features"]
+
+    (folds,) = [each for each in features if each["name"] == "native folds of collectives"]
+    assert (folds["on"], folds["why_off"]) == (not told, told)
 
 
 def test_an_unknown_version_of_torch_is_told(

@@ -11,6 +11,7 @@ inputs or None)`; barrier: None.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from simdist.c10d.engine._strategies import Algorithm
 from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.c10d.surface._operation import Operation
+from simdist.native import copy_each
 
 __all__ = [
     "CHECKSUM_BYTES",
@@ -86,36 +88,38 @@ def leave_reduce(
 def _reduce_scatter(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
     # One all-reduce of a clone of the whole input (tensor form), or one for each entry (list form): the order of the
     # sums differs, because the chunks do.
-    reduction = _reduction(algorithm, operation)
+    reduction, paired = _reduction(algorithm, operation), _is_complex(operation)
+    outputs = [output for output, _ in inputs]
     if operation.is_list_of_reductions:
-        for index in range(len(inputs)):
-            entries = [chunks[index].clone() for _, chunks in inputs]
-            algorithm.all_reduce(entries, reduction, paired=_is_complex(operation))
-            inputs[index][0].copy_(entries[index])
+        for index, output in enumerate(outputs):
+            algorithm.reduce_parts([chunks[index] for _, chunks in inputs], [(0, output)], reduction, paired=paired)
     else:
-        wholes = [whole.clone() for _, whole in inputs]
-        algorithm.all_reduce(wholes, reduction, paired=_is_complex(operation))
-        start = 0
-        for rank, (output, _) in enumerate(inputs):
-            part = wholes[rank][start : start + output.numel()]
-            # Torch copies the part, and a copied boolean is 0 or 1.
-            output.copy_(part != 0 if operation.dtype_name == "bool" else part)
-            start += output.numel()
+        starts = itertools.accumulate((output.numel() for output in outputs), initial=0)
+        algorithm.reduce_parts(
+            [whole for _, whole in inputs], list(zip(starts, outputs, strict=False)), reduction, paired=paired
+        )
+        if operation.dtype_name == "bool":  # torch copies the part, and a copied boolean is 0 or 1
+            for output in outputs:
+                output.copy_(output != 0)
     return checksum([output for output, _ in inputs], limit)
 
 
 def _all_gather(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    for outputs, _ in inputs:
-        for source, output in enumerate(outputs):
-            output.copy_(inputs[source][1])
+    sources = [source for _, source in inputs]
+    if not copy_each([output for outputs, _ in inputs for output in outputs], sources * len(inputs)):
+        for outputs, _ in inputs:
+            for output, source in zip(outputs, sources, strict=True):
+                output.copy_(source)
     return checksum([tensor for _, tensor in inputs], limit)
 
 
 def _all_to_all(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    for target, (outputs, _) in enumerate(inputs):
-        for source, output in enumerate(outputs):
-            output.copy_(inputs[source][1][target])
-    return checksum([tensor for outputs, _ in inputs for tensor in outputs], limit)
+    outputs = [output for received, _ in inputs for output in received]
+    sources = [sent[target] for target in range(len(inputs)) for _, sent in inputs]
+    if not copy_each(outputs, sources):
+        for output, source in zip(outputs, sources, strict=True):
+            output.copy_(source)
+    return checksum(outputs, limit)
 
 
 def exchange_fits(inputs: Sequence[Any]) -> bool:

@@ -92,6 +92,18 @@ class Algorithm(ABC):
     def reduce(self, tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
         """Reduce the flat tensors of all ranks to group rank `root`; the others keep what the backend leaves them."""
 
+    def reduce_parts(
+        self, wholes: Sequence[Tensor], parts: Sequence[tuple[int, Tensor]], reduction: str, *, paired: bool = False
+    ) -> None:
+        """Do an all-reduce of flat `wholes`, which stay as they are, and put parts of the total into other tensors.
+
+        `parts`: from which element on, and the tensor for it, which may lie in the memory of some whole.
+        """
+        copies = [whole.clone() for whole in wholes]
+        self.all_reduce(copies, reduction, paired=paired)
+        for start, output in parts:
+            output.copy_(copies[0][start : start + output.numel()])
+
     @abstractmethod
     def combine(self, reduction: str, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None]:
         """The function `(local, received, out)` of one hop; `out` may be `received`."""

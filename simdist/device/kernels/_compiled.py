@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 
 from simdist.errors import UnsupportedError
+from simdist.native import compile_library
 
 __all__ = ["VARIABLE", "build_kernels", "built_kernels", "chosen", "compiler", "remove_old_builds"]
 
@@ -102,24 +102,17 @@ def build_kernels(waiting: Callable[[], None] = lambda: None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     here = Path(torch.__file__).parent
     headers = [here / "include", here / "include/torch/csrc/api/include", Path(sysconfig.get_paths()["include"])]
-    made = target.with_name(f"{target.name}.{os.getpid()}")
     command = [
-        *(found, "-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", str(_SOURCE), "-o", str(made)),
+        *(found, "-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", str(_SOURCE)),
         *(f"-I{each}" for each in headers),
         *(f"-L{here / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
     ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        while True:
-            try:
-                _, told = running.communicate(timeout=0.5)
-                break
-            except subprocess.TimeoutExpired:
-                waiting()
-    if running.returncode:
-        made.unlink(missing_ok=True)
-        said = "\n".join(line for line in told.splitlines() if "error" in line)[:2000] or told[-2000:]
-        raise UnsupportedError(f"g++ did not take the kernels of virtual devices (torch {torch.__version__}):\n{said}")
-    made.replace(target)  # at once: others may be looking for it
+    try:
+        compile_library(command, target, waiting)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"g++ did not take the kernels of virtual devices (torch {torch.__version__}):\n{error}"
+        ) from None
     return target
 
 

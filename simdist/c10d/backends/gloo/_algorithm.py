@@ -25,6 +25,7 @@ class GlooAlgorithm(Algorithm):
 
     all_reduce = staticmethod(_folds.all_reduce)
     reduce = staticmethod(_folds.reduce)
+    reduce_parts = staticmethod(_folds.reduce_parts)
     combine = staticmethod(_folds.combine)
     divide = staticmethod(_folds.divide)
 

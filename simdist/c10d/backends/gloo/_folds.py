@@ -6,7 +6,9 @@ Gloo's segment arithmetic. `max` and `min` keep the local operand unless the rec
 that is held stays and a NaN that is received is dropped. Average is the sum, then one true division.
 
 The work is done in blocks small enough that every input is read once, and every output written once, while the block
-is in the cache; there is no copy of a whole payload.
+is in the cache; there is no copy of a whole payload. Where the extension is there (`simdist.native`), it goes first,
+and what it leaves is done here: all, or what follows the first NaN of a sum, whose bits depend on where in torch's
+loops it lies.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 from simdist.c10d.backends.gloo._costs import reduce_segments, segments
 from simdist.inside.python import number_kinds
 from simdist.inside.torch import copy_into_each
+from simdist.native import partial_ring, ring
 
 __all__ = [
     "all_reduce",
@@ -28,6 +31,7 @@ __all__ = [
     "divide",
     "leave_reduce",
     "reduce",
+    "reduce_parts",
 ]
 
 Tensor = torch.Tensor
@@ -107,6 +111,61 @@ def all_reduce(tensors: Sequence[Tensor], reduction: str, *, paired: bool = Fals
     length = tensors[0].numel()
     if length == 0:
         return
+    done = _by_ring(tensors, None, reduction, paired=paired) if ranks > 1 else 0
+    if 0 < done < length:
+        rest = [tensor.clone() for tensor in tensors]
+        _all_reduce(rest, reduction, paired)
+        for tensor, other in zip(tensors, rest, strict=True):
+            tensor[done:] = other[done:]
+    elif not done:
+        _all_reduce(tensors, reduction, paired)
+
+
+def _by_ring(
+    tensors: Sequence[Tensor], targets: Sequence[Tensor] | None, reduction: str, *, paired: bool, each: bool = False
+) -> int:
+    """Let the extension do it; up to which element it has."""
+    ranks = len(tensors)
+    average = reduction == "avg"
+    if average and paired:
+        return 0  # it knows no complex numbers
+    length, element = tensors[0].numel(), tensors[0].element_size()
+    return ring(
+        "sum" if average else reduction,
+        tensors,
+        targets,
+        step=-1,
+        chunk=_chunk(length, element, ranks),
+        divisor=ranks if average else 0.0,
+        each=each,
+        alike=True,  # the engine has compared the calls, and its tensors are flat
+    )
+
+
+def reduce_parts(
+    wholes: Sequence[Tensor], parts: Sequence[tuple[int, Tensor]], reduction: str, *, paired: bool = False
+) -> None:
+    """Reduce flat `wholes`, one per group rank, which stay as they are, and put parts of the total into other tensors.
+
+    `parts`: from which element on, and the tensor for it, which may lie in the memory of some whole.
+    """
+    length, many = wholes[0].numel(), len(parts)
+    if length == 0:
+        return
+    done = 0
+    if len(wholes) > 1 and all(start * many == index * length for index, (start, _) in enumerate(parts)):
+        done = _by_ring(wholes, [output for _, output in parts], reduction, paired=paired, each=many > 1)
+    if done < length:
+        copies = [whole.clone() for whole in wholes]
+        _all_reduce(copies, reduction, paired)
+        for start, output in parts:
+            skipped = min(max(0, done - start), output.numel())
+            output[skipped:] = copies[0][start + skipped : start + output.numel()]
+
+
+def _all_reduce(tensors: Sequence[Tensor], reduction: str, paired: bool) -> None:
+    ranks = len(tensors)
+    length = tensors[0].numel()
     if ranks > 1 and not (length == 1 and reduction in _SUMS and _sum_numbers(tensors)):
         function = combine(reduction, tensors[0].dtype)
         element = tensors[0].element_size()
@@ -229,31 +288,45 @@ def reduce(tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool
     ranks = len(tensors)
     length = tensors[0].numel()
     if ranks > 1 and length:
-        function = combine(reduction, tensors[0].dtype)
         element = tensors[0].element_size()
         _, per_rank, segment = reduce_segments(length * element, element, ranks)
-        chunk = per_rank * segment // element
-        segment //= element
-        raw_next = {}
-        totals: list[Tensor | None] = [None] * ranks
-        for owner, start in enumerate(range(0, length, chunk)):
-            part = slice(start, min(start + chunk, length))
-            running = tensors[owner - 1][part].clone()
-            raw_next[(owner - 1) % ranks] = part
-            for hop in range(2, ranks + 1):
-                rank = (owner - hop) % ranks
-                function(tensors[rank][part], running, running)
-                if rank != root:
-                    tensors[rank][part] = running
-            totals[owner] = running
-        if per_rank > 2:
-            _overrun(tensors, function, raw_next, totals, root, (per_rank - 2) * segment)
-        for owner, start in enumerate(range(0, length, chunk)):
-            total = totals[owner]
-            assert total is not None
-            tensors[root][start : start + chunk] = total
+        cut = per_rank, segment // element
+        kind = "sum" if reduction == "avg" else reduction
+        done = partial_ring(kind, tensors, root, chunk=cut[0] * cut[1])
+        rest = list(tensors)
+        if 0 < done < length:
+            rest = [tensor.clone() for tensor in tensors]
+        if done < length:
+            _reduce(rest, reduction, root, cut)
+        if done:
+            _overrun(tensors, combine(reduction, tensors[0].dtype), root, cut, done)
+            for tensor, other in zip(tensors, rest, strict=True):
+                if other is not tensor:
+                    tensor[done:] = other[done:]
     if reduction == "avg":
         divide(tensors, paired, ranks)
+
+
+def _reduce(tensors: Sequence[Tensor], reduction: str, root: int, cut: tuple[int, int]) -> None:
+    """Do it with torch. `cut`: how many segments a rank owns, and how many elements they have."""
+    ranks = len(tensors)
+    length = tensors[0].numel()
+    function = combine(reduction, tensors[0].dtype)
+    chunk = cut[0] * cut[1]
+    totals: list[Tensor] = []
+    for owner, start in enumerate(range(0, length, chunk)):
+        part = slice(start, min(start + chunk, length))
+        running = tensors[owner - 1][part].clone()
+        for hop in range(2, ranks + 1):
+            rank = (owner - hop) % ranks
+            function(tensors[rank][part], running, running)
+            if rank != root:
+                tensors[rank][part] = running
+        totals.append(running)
+    # The root's own operands have been read by now.
+    for owner, start in enumerate(range(0, length, chunk)):
+        tensors[root][start : start + chunk] = totals[owner]
+    _overrun(tensors, function, root, cut, length)
 
 
 def leave_reduce(
@@ -279,20 +352,17 @@ def leave_reduce(
         divide([tensor], paired, ranks)
 
 
-def _overrun(
-    tensors: Sequence[Tensor],
-    function: Combine,
-    raw_next: dict[int, slice],
-    totals: Sequence[Tensor | None],
-    root: int,
-    length: int,
-) -> None:
+def _overrun(tensors: Sequence[Tensor], function: Combine, root: int, cut: tuple[int, int], end: int) -> None:
+    """Do what Gloo does wrong, to the elements before `end`; the root has the totals."""
     # With more than two segments per rank Gloo's loop runs on into the chunk after its own (gloo/reduce.cc).
     ranks = len(tensors)
-    for rank, part in raw_next.items():
-        total = totals[(rank + 1) % ranks]
-        if rank == root or total is None:
-            continue
-        size = min(length, total.numel())
-        target = tensors[rank][part.start : part.start + size]
-        function(target.clone(), total[:size], target)
+    per_rank, segment = cut
+    length, chunk = (per_rank - 2) * segment, per_rank * segment
+    if length <= 0:
+        return
+    for owner, start in enumerate(range(0, end, chunk)):
+        rank = (owner - 1) % ranks  # where the chunk has started, and stayed as it was
+        if rank != root:
+            part = slice(start, min(start + length, end))
+            target = tensors[rank][part]
+            function(target.clone(), tensors[root][part], target)

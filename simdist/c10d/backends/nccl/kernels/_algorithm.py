@@ -16,6 +16,7 @@ from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.surface import Operation
 from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.cluster import Cluster
+from simdist.native import copy_each
 
 __all__ = ["Calls", "NcclAlgorithm", "operands"]
 
@@ -154,40 +155,58 @@ def _reduce(calls: Calls) -> list[Tensor]:
 
 def _reduce_scatter(calls: Calls) -> list[Tensor]:
     outputs = [output for _, (output, _), _ in calls]
+    wholes = [_joined(chunks) for _, (_, chunks), _ in calls]
+    known = [whole for whole in wholes if whole is not None]
+    done = _folds.reduce_scatter(operands(calls, known), outputs) if len(known) == len(wholes) else 0
     # An output may lie in the input of its rank, in which the totals of the others still have to be found.
-    totals = [torch.empty_like(output) for output in outputs]
-    for owner, total in enumerate(totals):
-        _folds.reduce_to(owner, operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
-    for output, total in zip(outputs, totals, strict=True):
-        output.copy_(total)
+    totals = []
+    for owner, output in enumerate(outputs):
+        begin = min(done, output.numel())
+        done -= begin
+        if begin < output.numel():
+            total = torch.empty_like(output)
+            _folds.reduce_to(owner, operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
+            totals.append((output[begin:], total[begin:]))
+    for part, total in totals:
+        part.copy_(total)
     return outputs
+
+
+def _joined(chunks: Sequence[Tensor]) -> Tensor | None:
+    """Chunks that lie one after the other, as one tensor."""
+    first, count = chunks[0], len(chunks)
+    begin, size, length = first.data_ptr(), first.nbytes, first.numel()
+    if any(chunk.data_ptr() != begin + index * size or chunk.nbytes != size for index, chunk in enumerate(chunks)):
+        return None
+    if first.untyped_storage().nbytes() < (first.storage_offset() + count * length) * first.itemsize:
+        return None  # neighbours by chance
+    return first.as_strided((count * length,), (1,))
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy bytes, in order."""
+    if not copy_each(targets, sources, as_bytes=True):
+        for target, source in zip(targets, sources, strict=True):
+            as_bytes(target).copy_(as_bytes(source))
 
 
 def _broadcast(calls: Calls) -> list[Tensor]:
     datas = [inputs for _, inputs, _ in calls]
     root = calls[0][0].root
-    source = as_bytes(datas[root])
-    for rank, data in enumerate(datas):
-        if rank != root:
-            as_bytes(data).copy_(source)
+    others = datas[:root] + datas[root + 1 :]
+    _copy(others, [datas[root]] * len(others))
     return datas[:1]
 
 
 def _all_gather(calls: Calls) -> list[Tensor]:
-    sources = [as_bytes(data) for _, (_, data), _ in calls]
-    for _, (outputs, _), _ in calls:
-        for output, source in zip(outputs, sources, strict=True):
-            as_bytes(output).copy_(source)
-    return [data for _, (_, data), _ in calls]
+    sources = [data for _, (_, data), _ in calls]
+    _copy([output for _, (outputs, _), _ in calls for output in outputs], sources * len(calls))
+    return sources
 
 
 def _all_to_all(calls: Calls) -> list[Tensor]:
-    sent = [[as_bytes(tensor) for tensor in inputs] for _, (_, inputs), _ in calls]
-    filled = []
-    for target, (_, (outputs, _), _) in enumerate(calls):
-        for source, output in enumerate(outputs):
-            as_bytes(output).copy_(sent[source][target])
-            filled.append(output)
+    filled = [output for _, (outputs, _), _ in calls for output in outputs]
+    _copy(filled, [inputs[target] for target in range(len(calls)) for _, (_, inputs), _ in calls])
     return filled
 
 
@@ -201,16 +220,15 @@ def _exchange_fits(calls: Calls) -> bool:
 
 def _gather(calls: Calls) -> list[Tensor]:
     outputs: list[Tensor] = calls[calls[0][0].root][1][0]
-    for output, (_, (_, data), _) in zip(outputs, calls, strict=True):
-        as_bytes(output).copy_(as_bytes(data))
+    _copy(outputs, [data for _, (_, data), _ in calls])
     return outputs
 
 
 def _scatter(calls: Calls) -> list[Tensor]:
+    outputs = [output for _, (output, _), _ in calls]
     sent: list[Tensor] = calls[calls[0][0].root][1][1]
-    for (_, (output, _), _), data in zip(calls, sent, strict=True):
-        as_bytes(output).copy_(as_bytes(data))
-    return [output for _, (output, _), _ in calls]
+    _copy(outputs, sent)
+    return outputs
 
 
 _EXECUTE: dict[str, Callable[[Calls], list[Tensor]]] = {

@@ -8,14 +8,19 @@ against a number. Eight-bit floats are added as halves.
 A real machine has more rings, or trees: its sums may differ in the last bits. Where a model of NCCL says how many
 channels there are, each has its part of the data, and its own loops over it; in `tree_all_reduce` half of them have one
 tree, half the other, and a rank adds what its children send to its own, one after the other.
+
+Where the extension is there (`simdist.native`), it goes first; what it leaves is done here: all, or what follows the
+first NaN, or for minimum and maximum the first two zeros of different signs, of which the C library decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from simdist.native import ring, tree
 
 __all__ = [
     "ALIGNED_BYTES",
@@ -25,6 +30,7 @@ __all__ = [
     "all_reduce",
     "averaged",
     "parts_of",
+    "reduce_scatter",
     "reduce_to",
     "scaled",
 ]
@@ -43,14 +49,14 @@ _FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn)
 class Operand:
     """What one rank puts in: flat memory, how it reduces, and by what it multiplies before."""
 
-    __slots__ = ("combine", "data", "factor", "reduction")
+    __slots__ = ("combine", "data", "factor", "kind", "reduction")
 
     def __init__(self, data: Tensor, reduction: str, factor: Any, *, is_bool: bool) -> None:
         self.data = data
         self.factor = factor
         self.reduction = reduction
-        kind = "max" if is_bool and reduction == "sum" else reduction
-        self.combine = _COMBINE[kind]
+        self.kind = "max" if is_bool and reduction == "sum" else reduction
+        self.combine = _COMBINE[self.kind]
 
 
 def _as_halves(combine: Combine) -> Combine:
@@ -78,6 +84,9 @@ _COMBINE: dict[str, Combine] = {
     "min": _as_halves(_least),
     "max": _as_halves(_most),
 }
+
+
+_NAMES = {"min": "fmin", "max": "fmax"}  # what the extension calls them
 
 
 def scaled(operand: Operand, ranks: int) -> Tensor:
@@ -116,39 +125,111 @@ def all_reduce(operands: Sequence[Operand], channels: int = 1, loop_bytes: int =
     """Reduce the operands, in place on all ranks."""
     ranks = len(operands)
     data = [operand.data for operand in operands]
-    ready = [scaled(operand, ranks) for operand in operands]
     if ranks == 1:
-        if ready[0] is not data[0]:
-            data[0].copy_(ready[0])
+        ready = scaled(operands[0], ranks)
+        if ready is not data[0]:
+            data[0].copy_(ready)
         return
-    element = data[0].element_size()
+    loops = list(_loops(data[0].numel(), data[0].element_size(), ranks, channels, loop_bytes))
+    done = 0
+    for place, end, size in loops:
+        done = _by_ring(operands, data, first=place, last=end, chunk=size)
+        if done < end:
+            break
+    if done < data[0].numel():
+        _all_reduce(operands, loops, done)
+
+
+def _all_reduce(operands: Sequence[Operand], loops: Sequence[tuple[int, int, int]], done: int) -> None:
+    """Do it with torch, from an element on."""
+    ranks = len(operands)
+    data = [operand.data for operand in operands]
+    ready = [scaled(operand, ranks) for operand in operands]
+    for place, end, size in loops:
+        for owner, first in enumerate(range(place, end, size)):
+            last = min(first + size, end)
+            if last > done:
+                total = _chunk(owner, [each[first:last] for each in ready], operands)
+                begin = max(first, done)
+                _put(total[begin - first :], data, begin, last)
+
+
+def _loops(length: int, element: int, ranks: int, channels: int, loop_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """The loops of all channels over so many elements: from where to where, and how many the chunks have."""
     chunk = loop_bytes // element
     aligned = max(1, ALIGNED_BYTES // element)
-    for place, end in parts_of(data[0].numel(), channels, aligned):
+    for place, end in parts_of(length, channels, aligned):
         while place < end:
             left = end - place
             each = -(-left // ranks)
             size = chunk if left >= ranks * chunk else -(-each // aligned) * aligned
-            for owner in range(ranks):
-                first = place + owner * size
-                last = min(first + size, end)
-                if first >= last:
-                    break
-                _put(_chunk(owner, [each[first:last] for each in ready], operands), data, first, last)
+            yield place, min(place + ranks * size, end), size
             place += ranks * size
+
+
+def _by_ring(
+    operands: Sequence[Operand],
+    targets: Sequence[Tensor],
+    *,
+    chunk: int,
+    first: int = 0,
+    last: int | None = None,
+    owner: int = 0,
+    each: bool = False,
+) -> int:
+    """Let the extension do it; up to which element it has."""
+    named = _native_name(operands)
+    if named is None:
+        return first
+    return ring(
+        named[0],
+        [operand.data for operand in operands],
+        targets,
+        step=1,
+        chunk=chunk,
+        first=first,
+        last=last,
+        owner=owner,
+        factor=named[1],
+        each=each,
+    )
+
+
+def _native_name(operands: Sequence[Operand]) -> tuple[str, float] | None:
+    """What the extension calls the operation, and the factor of its operands; None if it has no such operation."""
+    kind, data = operands[0].kind, operands[0].data
+    if kind == "premul_sum" or any(operand.kind != kind for operand in operands):
+        return None
+    if kind == "avg":
+        return ("sum", 1.0 / len(operands)) if data.is_floating_point() else None
+    return _NAMES.get(kind, kind), 0.0
 
 
 def tree_all_reduce(operands: Sequence[Operand], trees: Sequence[tuple[int, Tree]], channels: int) -> None:
     """Reduce the operands, in place on all ranks: up a tree to its root. `trees` are two, each with its root."""
     ranks = len(operands)
     data = [operand.data for operand in operands]
-    ready = [scaled(operand, ranks) for operand in operands]
     aligned = max(1, ALIGNED_BYTES // data[0].element_size())
-    parts = parts_of(data[0].numel(), channels, aligned)
-    for channel, (first, last) in enumerate(parts):
-        root, tree = trees[2 * channel // max(2, channels)]
-        total = _summed(root, tree, [each[first:last] for each in ready], operands)
-        _put(averaged(total, operands[root], ranks), data, first, last)
+    parts = [
+        (first, last, *trees[2 * channel // max(2, channels)])
+        for channel, (first, last) in enumerate(parts_of(data[0].numel(), channels, aligned))
+    ]
+    done = 0
+    named = _native_name(operands)
+    for first, last, root, children in parts:
+        done = first if named is None else tree(named[0], data, children, root, first=first, last=last, factor=named[1])
+        if done < last:
+            break
+    if done == data[0].numel():
+        return
+    ready = [scaled(operand, ranks) for operand in operands]
+    for first, last, root, children in parts:
+        if last > done:
+            total = averaged(
+                _summed(root, children, [each[first:last] for each in ready], operands), operands[root], ranks
+            )
+            begin = max(first, done)
+            _put(total[begin - first :], data, begin, last)
 
 
 def _summed(root: int, tree: Tree, parts: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor:
@@ -180,6 +261,17 @@ def _put(total: Tensor, data: Sequence[Tensor], first: int, last: int) -> None:
 
 def reduce_to(owner: int, operands: Sequence[Operand], output: Tensor) -> None:
     """Reduce the operands, and put the total into the output of one rank."""
-    ranks = len(operands)
-    ready = [scaled(operand, ranks) for operand in operands]
-    output.copy_(_chunk(owner, ready, operands) if ranks > 1 else ready[0])
+    ranks, length = len(operands), output.numel()
+    done = _by_ring(operands, [output], chunk=max(1, length), owner=owner) if ranks > 1 else 0
+    if done < length or not length:
+        ready = [scaled(operand, ranks) for operand in operands]
+        output[done:].copy_((_chunk(owner, ready, operands) if ranks > 1 else ready[0])[done:])
+
+
+def reduce_scatter(operands: Sequence[Operand], outputs: Sequence[Tensor]) -> int:
+    """Reduce the operands, and put the k-th equal part of the total into the k-th output, which may lie in its operand.
+
+    Only the extension can; up to which element it has.
+    """
+    each = outputs[0].numel()
+    return _by_ring(operands, outputs, chunk=each, each=True) if each and len(operands) > 1 else 0

@@ -1,0 +1,27 @@
+"""The folds of collectives in C++: `simdist._native`, one extension for every torch and every Python from 3.11 on.
+
+It is optional. `pip install simdist` builds it where a C++ compiler is (`tools/native.py` is the hook), and a wheel
+holds it. Where it is not there, or under `SIMDIST_NATIVE=0`, the folds in Python do the same, slower: with the same
+bits, and so with the same digests. They are what it is compared with (`tests/native`).
+
+`folds.cpp` goes through the memory of all ranks at once, `tiles.inc` has the arithmetic for each type, `_folds.py` asks
+for it, `_build.py` compiles. It is given addresses and an order of additions; which order that is, backends know.
+
+Open `_folds.py` first, then `folds.cpp`.
+"""
+
+from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
+from simdist.native._folds import VARIABLE, copy_each, partial_ring, ring, tree, why_off
+
+__all__ = [
+    "VARIABLE",
+    "compile_library",
+    "compiler",
+    "copy_each",
+    "partial_ring",
+    "ring",
+    "source_number",
+    "tree",
+    "why_not_buildable",
+    "why_off",
+]
