@@ -270,7 +270,6 @@ def test_a_hook_wants_timing_and_its_error_aborts_the_communicators() -> None:
         "Caught exception on rank 0 while running onCompletion hook for ProcessGroupNCCL: RuntimeError: hook error. "
         "Aborting all communicators."
     )
-    assert text in logged(result)
     assert f"aborted on rank 0.  Original reason for failure was: {text}" in str(result.ranks[0].value)
 
 
