@@ -109,9 +109,12 @@ def interpreters() -> Iterator[Interpreters]:
     made.close()
 
 
-@pytest.fixture(scope="session")
-def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """The kernels of virtual devices in C++, from the user's cache folder or built there; None without g++."""
+@pytest.fixture
+def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The kernels of virtual devices in C++, from the user's cache folder or built there; None without g++.
+
+    A build takes as long as it takes, on a busy machine longer than a test may: the test's limit ends with it.
+    """
     from simdist.device import build_kernels, built_kernels, compiler  # torch comes with it
 
     path = built_kernels()
@@ -119,6 +122,7 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
         return path
     if compiler() is None:
         return None
+    request.config.hook.pytest_timeout_cancel_timer(item=request.node)
     shared = tmp_path_factory.getbasetemp().parent
     with (shared / "kernels.lock").open("w") as lock:  # several processes of tests may come here at once
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -12,7 +12,7 @@ import pytest
 
 from tools import versions
 
-REPORT = """<testsuites><testsuite>
+REPORT = """<testsuites><testsuite time="12.3">
 <testcase classname="tests.kernel.test_bus" name="test_a"/>
 <testcase classname="tests.kernel.test_bus.TestMore" name="test_b[1]"><failure message="x"/></testcase>
 <testcase classname="tests.kernel.test_bus" name="test_c"><skipped message="x"/></testcase>
@@ -29,7 +29,9 @@ DOCTOR = {
 Runs = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
-def runner(about: str, *, report: str = REPORT, install: int = 0) -> tuple[Runs, list[list[str]]]:
+def runner(
+    about: str, *, report: str = REPORT, install: int = 0, bad_program: bool = False
+) -> tuple[Runs, list[list[str]]]:
     """Answers as the commands would, and the commands."""
     commands: list[list[str]] = []
 
@@ -43,6 +45,9 @@ def runner(about: str, *, report: str = REPORT, install: int = 0) -> tuple[Runs,
         elif "pytest" in command:
             target = next(each for each in command if each.startswith("--junitxml=")).partition("=")[2]
             Path(target).write_text(report)
+        elif set(versions.KERNELS) & set(command):
+            failed = versions.GPU_PROGRAMS[:1] if "compiled" in command else []
+            out = json.dumps([failed if bad_program else [], 61.4])
         elif "-c" in command:
             out = about
         return subprocess.CompletedProcess(list(command), code, out, error)
@@ -60,14 +65,17 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_version_gets_an_environment_and_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, commands = runner("2.14.1+cu130 3.11 CUDA-13.0")
+    run, commands = runner("2.14.1+cu130 3.11 CUDA-13.0", bad_program=True)
     file = tmp_path / "rows.json"
 
     code = versions.main(["2.14.1", "--tests", "tests/kernel", "--json", str(file)], run)
 
     out = capsys.readouterr().out
     assert code == 1
-    assert "| 2.14.1 | CUDA-13.0 | 3.11 | works | works | no such thing | 1 passed, 1 skipped | 1 | 1 |" in out
+    name = Path(versions.GPU_PROGRAMS[0]).stem
+    devices = f"no such thing | not run | 7 of 7, 61 s | 6 of 7, not {name}, 61 s"
+    works = "works | works | works"
+    assert f"| 2.14.1 | CUDA-13.0 | 3.11 | {works} | {devices} | 1 passed, 1 skipped | 1 | 1 | 12 |" in out
     assert f"failed with torch 2.14.1, Python 3.11: {FAILED}" in out
     (row,) = json.loads(file.read_text())
     assert (row["failed"], row["passed"], row["skipped"], len(row["known"])) == ([FAILED], 1, 1, 1)
@@ -87,6 +95,26 @@ def test_what_is_known_to_differ_is_no_failure() -> None:
     assert versions.main(["2.14.1", "--tests", "tests/conformance"], run) == 0
     run, _ = runner("2.13.0 3.11 CPU", report=report)
     assert versions.main(["2.13.0", "--tests", "tests/conformance"], run) == 1
+
+
+def test_the_first_command_is_the_one_of_the_readme() -> None:
+    assert versions.first_command("pip install . && simdist run a.toml    # and more\n") == ["simdist", "run", "a.toml"]
+    assert Path(versions.first_command()[-1]).suffix == ".toml"
+
+
+@pytest.mark.parametrize(("second", "checks"), [("", "1 of 45"), ("<failure/>", "0 of 45"), ("<skipped/>", "0 of 45")])
+def test_a_wish_holds_if_its_test_passes_with_both_forms(second: str, checks: str, tmp_path: Path) -> None:
+    owner, test = "tests.device.test_tensors", "test_a_tensor_is_made_on_a_device"
+    report = tmp_path / "report.xml"
+    report.write_text(
+        f'<testsuite><testcase classname="{owner}" name="{test}[python]"/>'
+        f'<testcase classname="{owner}" name="{test}[compiled]">{second}</testcase></testsuite>'
+    )
+    row = versions.Row("2.13.0", "3.11")
+
+    versions.count(row, report, {})
+
+    assert row.checks == checks
 
 
 def test_an_installation_that_fails_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:

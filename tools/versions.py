@@ -6,7 +6,9 @@
     python tools/versions.py --environment 2.14.1=PATH      # an environment that is there, which is kept
 
 An environment takes minutes and gigabytes, and is removed again. What fails though torch is known to differ there is
-counted apart (`known_differences.toml`). Exit code 1 if anything else fails, 2 for bad input.
+counted apart (`known_differences.toml`). The programs for GPUs run with both forms of the kernels; what they cost in
+processor time is for comparing versions that were tried beside each other. Exit code 1 if anything else fails, 2 for
+bad input.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from simdist.inside import TRIED  # noqa: E402  # of this tree, whatever is installed
+from tests.device.test_checks import CHECKS  # noqa: E402
 
 KNOWN = Path(__file__).with_name("known_differences.toml")
-FIRST_COMMAND = ("-m", "simdist", "run", "scenarios/ddp_digits.toml")
+GPU_PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("scenarios/programs/cuda_*.toml"))
+KERNELS = ("python", "compiled")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _PYTHON = re.compile(r"3\.\d+")
-_LIMIT_S = 3600
+_LIMIT_S = 4 * 3600
 
 Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 """Runs a command in the repository, and returns what it printed."""
@@ -47,9 +51,13 @@ class Row:
     torch: str
     python: str
     build: str = ""
-    first_command: str = "not tried"
+    first_command: str = "not tried"  # of the README
+    first_example: str = "not tried"  # of the README
     ranks: str = "not tried"
     devices: str = "not tried"
+    checks: str = "not run"  # of devices: how many of the 45 hold, with the kernels in Python and in C++
+    programs: dict[str, str] = field(default_factory=dict)  # for GPUs, by the form of the kernels
+    seconds: float = 0  # that the tests took
     passed: int = 0
     skipped: int = 0
     known: list[str] = field(default_factory=list)  # tests that fail where torch is known to differ
@@ -59,7 +67,8 @@ class Row:
     @property
     def is_good(self) -> bool:
         """True if all that failed is known."""
-        return not (self.problem or self.failed) and self.first_command == self.ranks == "works"
+        works = {self.first_command, self.first_example, self.ranks} == {"works"}
+        return works and not (self.problem or self.failed or any("not" in said for said in self.programs.values()))
 
 
 def main(words: Sequence[str] | None = None, run: Run | None = None) -> int:
@@ -165,9 +174,12 @@ def _tried(version: str, environment: Path, tests: Sequence[str], run: Run) -> R
     if found.partition("+")[0] != version:
         return Row(version, number, build, problem=f"torch {found} is installed there")
     row = Row(version, number, build)
-    first = run([python, *FIRST_COMMAND])
-    row.first_command = "works" if not first.returncode else _last_line(first)
+    row.first_command = _works(run([python, "-m", *first_command()]))
+    row.first_example = _works(run([python, "-c", _FIRST_EXAMPLE]))
     row.ranks, row.devices = _by_doctor(run([python, "-m", "simdist", "doctor", "--json"]))
+    run([python, "-m", "simdist", "build-devices"])
+    for form in KERNELS:
+        row.programs[form] = _of_programs(run([python, "-c", _PROGRAMS, form, *GPU_PROGRAMS]))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "junit.xml")
         done = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests])
@@ -183,6 +195,51 @@ import platform, torch
 number = ".".join(platform.python_version_tuple()[:2])
 print(torch.__version__, number, "CPU" if torch.version.cuda is None else f"CUDA-{torch.version.cuda}")
 """
+
+# The README's page of one example, with the line and the folder of Gloo's source that this torch has.
+_FIRST_EXAMPLE = """
+import re, sys, tempfile
+from pathlib import Path
+from simdist.inside.torch import Place
+from tools._page_examples import run_page
+text = Path("README.md").read_text()
+text = re.sub(r"\\[[^[]*/pair\\.cc:\\d+\\]", f"[{Place.PAIR_CLOSED.path}]", re.sub(r"(?m)^FAILED .*$", "...", text))
+with tempfile.TemporaryDirectory() as folder:
+    page = run_page(text, Path(folder))
+sys.exit("\\n".join(page.problems) if page.problems else not page.ran)
+"""
+
+_PROGRAMS = """
+import json, os, resource, subprocess, sys
+environment = os.environ | {"SIMDIST_DEVICE_KERNELS": sys.argv[1]}
+failed = [
+    file
+    for file in sys.argv[2:]
+    if subprocess.run([sys.executable, "-m", "simdist", "run", file], env=environment, capture_output=True).returncode
+]
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([failed, used.ru_utime + used.ru_stime]))
+"""
+
+
+def first_command(readme: str | None = None) -> list[str]:
+    """The README's first command behind the installation, in words."""
+    found = re.search(r"&& (simdist run \S+)", (ROOT / "README.md").read_text() if readme is None else readme)
+    assert found is not None
+    return found[1].split()
+
+
+def _works(done: subprocess.CompletedProcess[str]) -> str:
+    return "works" if not done.returncode else _last_line(done)
+
+
+def _of_programs(done: subprocess.CompletedProcess[str]) -> str:
+    try:
+        failed, seconds = json.loads(done.stdout)
+    except ValueError:
+        return f"not run: {_last_line(done)}"
+    names = f", not {', '.join(Path(each).stem for each in failed)}" if failed else ""
+    return f"{len(GPU_PROGRAMS) - len(failed)} of {len(GPU_PROGRAMS)}{names}, {seconds:.0f} s"
 
 
 def _by_doctor(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
@@ -211,14 +268,23 @@ def _minor(version: str) -> tuple[int, int]:
 
 def count(row: Row, report: Path, known: dict[str, str]) -> None:
     """Add what a report of pytest (junit) says."""
-    for case in ET.parse(report).iter("testcase"):
+    root = ET.parse(report)
+    row.seconds = sum(float(each.get("time", 0)) for each in root.iter("testsuite"))
+    passed: dict[str, bool] = {}
+    for case in root.iter("testcase"):
         name = _name(case.get("classname", ""), case.get("name", ""))
+        test, ok = name.partition("[")[0], False
         if case.find("failure") is not None or case.find("error") is not None:
             (row.known if name in known else row.failed).append(name)
         elif case.find("skipped") is not None:
             row.skipped += 1
         else:
             row.passed += 1
+            ok = True
+        passed[test] = ok and passed.get(test, True)
+    wishes = [f"tests/device/{test}" for test in CHECKS.values()]
+    if any(test in passed for test in wishes):
+        row.checks = f"{sum(passed.get(test, False) for test in wishes)} of {len(wishes)}"
 
 
 def _name(owner: str, name: str) -> str:
@@ -235,17 +301,18 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, and below them the tests that failed, by name."""
-    lines = [
-        "| torch | build | Python | first command | ranks | virtual devices | tests | known differences | failed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ["torch", "build", "Python", "first command", "first example", "ranks", "virtual devices", "device checks"]
+    heads += ["GPU programs, kernels in Python", "in C++", "tests", "known differences", "failed", "seconds"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
+        which = f"| {row.torch} | {row.build} | {row.python} |"
         if row.problem:
-            lines.append(f"| {row.torch} | {row.build} | {row.python} | {row.problem} | | | | | |")
+            lines.append(f"{which} {row.problem} |{' |' * (len(heads) - 4)}")
             continue
-        done = (row.first_command, row.ranks, row.devices, f"{row.passed} passed, {row.skipped} skipped")
-        cells = (row.torch, row.build, row.python, *done, str(len(row.known)), str(len(row.failed)))
-        lines.append(f"| {' | '.join(cells)} |")
+        cells = [row.first_command, row.first_example, row.ranks, row.devices, row.checks]
+        cells += [row.programs[form] for form in KERNELS]
+        cells += [f"{row.passed} passed, {row.skipped} skipped", str(len(row.known)), str(len(row.failed))]
+        lines.append(f"{which} {' | '.join([*cells, f'{row.seconds:.0f}'])} |")
     for row in rows:
         lines += [f"failed with torch {row.torch}, Python {row.python}: {name}" for name in row.failed]
     return "\n".join(lines)

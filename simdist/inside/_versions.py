@@ -12,7 +12,7 @@ import warnings
 __all__ = ["TRIED", "warn_of_newer"]
 
 TRIED = {  # by version, what was seen to work
-    "2.13.0": "the whole test suite on the CPU build",
+    "2.13.0": "the whole test suite on the CPU build and on the build for CUDA 13.0, without a GPU",
     "2.14.1": "the test suite on the build for CUDA 13.0, without a GPU, virtual devices included",
     "2.15.0": "the test suite on the build for CUDA 13.2, without a GPU, virtual devices included",
 }

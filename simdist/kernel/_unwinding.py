@@ -116,10 +116,21 @@ _lines = _Lines()
 
 
 def insist(task: Task) -> None:
-    """Raise an exception in the thread of a doomed task that it can't swallow for long. May be repeated."""
-    if not task.calm:
+    """Raise an exception in the thread of a doomed task that it can't swallow for long. May be repeated.
+
+    Nothing is raised while the thread is in a callback of the garbage collector: it would be lost there, and printed.
+    """
+    if not task.calm and not _is_told_of_a_collection(task.ident):
         task.insisted = True
         raise_in_thread(task.ident, TaskKilled if _lines.watch(task.ident) else _Insisted)
+
+
+def _is_told_of_a_collection(ident: int) -> bool:
+    codes = {getattr(each, "__code__", None) for each in gc.callbacks}
+    frame = sys._current_frames().get(ident)
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
 
 
 def calm(task: Task) -> None:

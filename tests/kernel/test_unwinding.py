@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from simdist.kernel._unwinding import insist
 
 STUBBORN = """
 import sys
@@ -40,3 +46,29 @@ def test_a_profiler_works_after_a_task_was_made_to_end(again: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.stdout.strip() == "1", done.stderr
+
+
+def test_a_callback_of_the_collector_is_not_struck() -> None:
+    # What is raised in there is lost, and printed: on a busy machine a collection may still be under way.
+    entered, leaves, seen = threading.Event(), threading.Event(), []
+
+    def told(phase: str, info: dict[str, int]) -> None:
+        entered.set()
+        leaves.wait(10)
+        seen.append(phase)
+
+    thread = threading.Thread(target=told, args=("stop", {}))
+    task: Any = SimpleNamespace(calm=False, insisted=False, ident=None)
+    gc.callbacks.append(told)
+    try:
+        thread.start()
+        assert entered.wait(10)
+        task.ident = thread.ident
+        insist(task)
+        leaves.set()
+        thread.join()
+    finally:
+        gc.callbacks.remove(told)
+
+    assert seen == ["stop"]
+    assert not task.insisted

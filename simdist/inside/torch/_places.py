@@ -1,9 +1,14 @@
 """Where in C++ sources a text of torch, Gloo or NCCL comes from: the file and the line, which logs and errors show.
 
-Lines move from version to version. A place has one for each of `_SEEN`, or fewer, where those of later versions are
-not known: the last one stands for them, as for versions that are not among them. Of 2.14, what a program can bring
-about without a GPU was looked at: Gloo's own but `PAIR_OVERRUN`, and stores. The folder in which torch was built is
-taken from a library of the torch that is here.
+Lines move from version to version. A place has one for each of `_SEEN`, or a single one that is the same in all; a
+newer torch is taken for the newest of these. They were read in the machine code of libtorch_cpu and libtorch_cuda of
+the wheels for CUDA (2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0): each call that logs or raises is given its line as a
+number, next to the address of its text. What a program can bring about without a GPU was compared with what it shows.
+The folder in which torch was built is taken from a library of the torch that is here.
+
+Doubts: `STORE_READ_VECTOR` was seen with 2.13 alone; in all versions the lines before and behind it are the same.
+`CALL_FAILED` is where a communicator is made; torch names a line of its own for each other call of NCCL. NCCL itself
+is 2.29.7 with every torch, though 2.11 comes with 2.28.9, and 2.14 and 2.15 with 2.30.7.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ __all__ = ["RECORDER_HEADER", "Place"]
 RECORDER_HEADER = "FlightRecorder.hpp"
 """The file to which torch's texts send their readers."""
 
-_SEEN = ((2, 13), (2, 14))  # versions of torch, oldest first: columns of the lines below
-_CUDA_FOLDERS = {(2, 13): "/pytorch", (2, 14): "/__w/pytorch/pytorch"}  # in which wheels for CUDA are built, since when
+_SEEN = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))  # versions of torch, oldest first: columns of the lines below
+_CUDA_FOLDERS = {(2, 11): "/pytorch", (2, 13): "/__w/pytorch/pytorch"}  # in which wheels for CUDA are built, since when
 _LIBRARIES = ("libc10.so", "libc10.dylib")
 _SOURCE = b"/c10/core/CPUAllocator.cpp\0"  # the end of a name that stands in each of them
 
@@ -66,101 +71,107 @@ _BUILT_FOR_CUDA_IN = _BUILT_IN if is_built_for_cuda() else _CUDA_FOLDER
 
 
 class Place(Enum):
-    """A line of a source file; as text it is the file's name without its folders, a colon and the line."""
+    """A line of a source file; as text it is the file's name without its folders, a colon and the line.
+
+    Where later versions of torch do not have the text, it has lines for the earlier ones only.
+    """
 
     # ProcessGroupNCCL: works.
-    WORK_FAILED = _NCCL, 622
-    WORK_TIMED_OUT = _NCCL, 693
-    WORK_STACK = _NCCL, 750
-    WORK_TAKES_DOWN = _NCCL, 758
-    WORK_BLOCKED_TOO_LONG = _NCCL, 826
-    WORK_CHECKED = _NCCL, 2683
-    CALL_FAILED = _NCCL_UTILS, 94
-    CALL_TIMED_OUT = _NCCL_UTILS, 93
-    HOOK_IS_OLD = _NCCL, 1302
-    HOOK_RAISED = _NCCL, 2640
+    WORK_FAILED = _NCCL, 612, 672, 645, 657, 654
+    WORK_TIMED_OUT = _NCCL, 689, 757, 730, 741, 738
+    TIMEOUT_RAISED = _NCCL, 692, 760, 733, 744, 741
+    WORK_STACK = _NCCL, 733, 801, 774, 785, 782
+    WORK_HAS_NO_STACK = _NCCL, 736, 804, 777, 788, 785
+    WORK_LEAVES_GARBAGE = _NCCL, 750, 818, 791, 802, 799
+    WORK_TAKES_DOWN = _NCCL, 764, 832, 805, 816, 813
+    WORK_BLOCKED_TOO_LONG = _NCCL, 821, 889, 862, 873, 870
+    WORK_CHECKED = _NCCL, 2770, 2866, 2843, 2861, 2868
+    CALL_FAILED = _NCCL_UTILS, 93, 93, 92, 92, 91
+    CALL_TIMED_OUT = _NCCL_UTILS, 197, 197, 193, 193, 192
+    HOOK_IS_OLD = _NCCL, 1217, 1289, 1252, 1272, 1265
     # Its watchdog, the report of who has come how far, and errors of other ranks.
-    WATCHDOG_SAYS_HOW = _NCCL, 2136
-    WATCHDOG_ENDED = _NCCL, 2160
-    WATCHDOG_JOINED = _NCCL, 2166
-    WATCHDOG_FOUND = _NCCL, 2404
-    DESYNC_REPORT = _NCCL, 700
-    TRACE_STORE_GONE = _TRACE, 46
-    TRACE_HAS_NO_CALL = _TRACE, 236
-    TRACE_HAS_ENDED = _TRACE, 241
-    SIGNAL_NOT_READ = _NCCL, 2298
-    SIGNAL_READ = _NCCL, 2330
-    SIGNAL_SENT = _NCCL, 2533
-    SIGNAL_NOT_SENT = _NCCL, 2536
+    WATCHDOG_SAYS_HOW = _NCCL, 2058, 2136, 2113, 2131, 2130
+    WATCHDOG_ENDED = _NCCL, 2119, 2197, 2174, 2192, 2192
+    WATCHDOG_JOINED = _NCCL, 2088, 2166, 2143, 2161, 2161
+    WATCHDOG_FOUND = _NCCL, 2303, 2395, 2372, 2390, 2391
+    DESYNC_REPORT = _NCCL, 2495, 2591, 2573, 2591, 2598
+    DESYNC_FAILED = _NCCL, 2500, 2596, 2578, 2596, 2603
+    TRACE_STORE_GONE = _TRACE, 45
+    TRACE_HAS_NO_CALL = _TRACE, 235, 235, 235, 238, 238
+    TRACE_HAS_ENDED = _TRACE, 240, 240, 240, 243, 243
+    SIGNAL_NOT_READ = _NCCL, 2150, 2228, 2205, 2223, 2224
+    SIGNAL_READ = _NCCL, 2185, 2263, 2240, 2258, 2259
+    SIGNAL_SENT = _NCCL, 2623, 2719, 2701, 2719, 2726
+    SIGNAL_NOT_SENT = _NCCL, 2626, 2722, 2704, 2722, 2729
     # Its monitor, and dumps.
-    MONITOR_SAYS_HOW = _NCCL, 1797
-    MONITOR_SLEPT = _NCCL, 2088
-    MONITOR_HAS_NO_STORE = _NCCL, 1899
-    MONITOR_SAW_SIGNAL = _NCCL, 1682
-    MONITOR_TOOK_SIGNAL = _NCCL, 1743
-    MONITOR_FOUND_HANG = _NCCL, 1782
-    MONITOR_DUMPED = _NCCL, 2026
-    MONITOR_SPARES = _NCCL, 1811
-    MONITOR_TERMINATES = _NCCL, 1571
-    MONITOR_JOINED = _NCCL, 1826
-    PIPE_OPENED = _NCCL_HEADER, 218
-    PIPE_READ = _NCCL, 1980
-    DUMP_FIRST = _NCCL, 2449
-    DUMP_EXTRA = _NCCL, 1539
-    DUMP_PREPARED = _NCCL, 1533
-    DUMP_BEGUN = _NCCL, 1713
-    DUMP_WRITTEN = _RECORDER, 88
-    DUMP_ENDED = _NCCL, 1716
+    MONITOR_SAYS_HOW = _NCCL, 1725, 1797, 1774, 1791, 1789
+    MONITOR_SLEPT = _NCCL, 2014, 2088, 2065, 2083, 2081
+    MONITOR_HAS_NO_STORE = _NCCL, 1826, 1899, 1876
+    MONITOR_SAW_SIGNAL = _NCCL, 1849, 1922, 1899, 1917, 1915
+    MONITOR_FOUND = _NCCL, 1914, 1987, 1964, 1982, 1980
+    MONITOR_DUMPED = _NCCL, 1951, 2024, 2001, 2019, 2017
+    MONITOR_SPARES = _NCCL, 2039, 2117, 2094, 2112, 2110
+    MONITOR_TERMINATES = _NCCL, 1653, 1725, 1702, 1719, 1717
+    MONITOR_JOINED = _NCCL, 1754, 1826, 1803, 1820, 1818
+    PIPE_OPENED = _NCCL_HEADER, 222, 216, 217, 220, 216
+    PIPE_READ = _NCCL, 1907, 1980, 1957, 1975, 1973
+    DUMP_FIRST = _NCCL, 2636, 2732, 2714, 2732, 2739
+    DUMP_EXTRA = _NCCL, 1468, 1540, 1499, 1516, 1514
+    DUMP_PREPARED = _NCCL, 1628, 1700, 1677, 1694, 1692
+    DUMP_BEGUN = _NCCL, 1641, 1713, 1690, 1707, 1705
+    DUMP_WRITTEN = _RECORDER, 40
+    DUMP_ENDED = _NCCL, 1644, 1716, 1693, 1710, 1708
     # How it is made, and ends.
-    MADE_WITH_BLOCKING_WAIT = _NCCL, 1008
-    MADE_WITH_HANDLING = _NCCL, 1013
-    MADE_DETERMINISTIC = _NCCL, 1029
-    MADE_WITH_OPTIONS = _NCCL, 1057
-    MADE_IN_ENVIRONMENT = _NCCL, 1068
-    RECORD_STREAMS_IS_OLD = _NCCL, 973
-    CONNECTED_EAGERLY = _NCCL, 1100
-    CONNECTED_WITHOUT_BLOCKING = _NCCL, 1137
-    CONNECTED_BY_STORE = _NCCL, 3204
-    DEBUG_SHOWN = _NCCL, 3260
-    OTHER_DEVICE = _NCCL, 3740
-    MESSAGES_SERIALIZED = _NCCL, 3945
-    MESSAGES_IN_PAIRS = _NCCL, 3957
-    DEVICE_GUESSED = _NCCL, 5021
-    NOT_DESTROYED = _NCCL, 1553
-    ABORT_LAUNCHED = _NCCL, 1564
-    ABORTED = _NCCL, 1572
-    DESTROY_BEGUN = _NCCL, 1587
-    DESTROY_FLUSHED = _NCCL, 1614
-    DESTROY_WATCHED = _NCCL, 1625
-    DESTROY_ENDED = _NCCL, 1633
-    DESTRUCTOR = _NCCL, 1638
+    MADE_WITH_BLOCKING_WAIT = _NCCL, 939, 1008, 980, 1003, 996
+    MADE_WITH_HANDLING = _NCCL, 944, 1013, 985, 1008, 1001
+    MADE_DETERMINISTIC = _NCCL, 960, 1029, 1001, 1024, 1017
+    MADE_WITH_OPTIONS = _NCCL, 988, 1057, 1027, 1050, 1043
+    MADE_IN_ENVIRONMENT = _NCCL, 999, 1068, 1038, 1061, 1054
+    RECORD_STREAMS_IS_OLD = _NCCL, 932, 1001, 973, 996
+    CONNECTED_EAGERLY = _NCCL, 1031, 1100, 1068, 1091, 1084
+    CONNECTED_WITHOUT_BLOCKING = _NCCL, 1068, 1137, 1102, 1125, 1118
+    CONNECTED_BY_STORE = _NCCL, 3146, 3242, 3204, 3226, 3233
+    CONNECTED_BY_ROOTS = _NCCL, 3111, 3207, 3178, 3200, 3207
+    DEBUG_SHOWN = _NCCL, 3180, 3276, 3234, 3256, 3263
+    OTHER_DEVICE = _NCCL, 2970, 3066, 3043, 3061, 3068
+    MESSAGES_SERIALIZED = _NCCL, 4051, 4172, 4130, 4164, 4170
+    MESSAGES_IN_PAIRS = _NCCL, 4094, 4215, 4173, 4207, 4213
+    DEVICE_GUESSED = _NCCL, 5188, 5324, 5276, 5310, 5332
+    NOT_DESTROYED = _NCCL, 1575, 1647, 1624, 1641, 1639
+    ABORT_LAUNCHED = _NCCL, 1492, 1564, 1523, 1540, 1538
+    ABORTED = _NCCL, 1500, 1572, 1531, 1548, 1546
+    DESTROY_BEGUN = _NCCL, 1515, 1587, 1546, 1563, 1561
+    DESTROY_FLUSHED = _NCCL, 1542, 1614, 1573, 1590, 1588
+    DESTROY_WATCHED = _NCCL, 1553, 1625, 1584, 1601, 1599
+    DESTROY_ENDED = _NCCL, 1561, 1633, 1592, 1609, 1607
+    DESTRUCTOR = _NCCL, 1566, 1638, 1597, 1614, 1612
     # Variables of the environment.
     OLD_STRING = _UTILS, 112
     OLD_NUMBER = _UTILS, 137
     OLD_TRUTH = _UTILS, 166
-    NO_FLAG = "c10/util/env.cpp", 89
+    NO_FLAG = "c10/util/env.cpp", 89, 89, 89, 112, 112
     # Stores.
     STORE_SENT = _STORE, 106
     STORE_READ_VECTOR = _STORE, 115
     STORE_READ = _STORE, 125
     STORE_READ_IN_TIME = _STORE, 138
-    SOCKET_SENT = _UTILS, 758, 761
-    SOCKET_READ = _UTILS, 787, 790
+    SOCKET_SENT = _UTILS, 653, 653, 758, 761, 757
+    SOCKET_READ = _UTILS, 682, 682, 787, 790, 786
     # Gloo, and torch around it.
     RANK_IS_NEGATIVE = f"{_GLOO}/context.cc", 22
     RANK_IS_TOO_LARGE = f"{_GLOO}/context.cc", 23
     TIMEOUT_IS_NEGATIVE = f"{_GLOO}/context.cc", 62
     RECEIVE_TIMED_OUT = f"{_GLOO}/transport/tcp/unbound_buffer.cc", 78
     SEND_TIMED_OUT = f"{_GLOO}/transport/tcp/unbound_buffer.cc", 129
-    PAIR_CLOSED = f"{_GLOO}/transport/tcp/pair.cc", 553, 561
-    PAIR_RESET = f"{_GLOO}/transport/tcp/pair.cc", 537, 545
-    PAIR_OVERRUN = "gloo/transport/tcp/pair.cc", 446
-    PAIR_IS_ITSELF = f"{_GLOO}/transport/tcp/pair.cc", 801, 809
+    PAIR_CLOSED = f"{_GLOO}/transport/tcp/pair.cc", 547, 547, 553, 561, 561
+    PAIR_RESET = f"{_GLOO}/transport/tcp/pair.cc", 538, 538, 537, 545, 545
+    PAIR_OVERRUN = f"{_GLOO}/transport/tcp/pair.cc", 456, 456, 456, 464, 464
+    PAIR_IS_ITSELF = f"{_GLOO}/transport/tcp/pair.cc", 789, 789, 801, 809, 809
     PARTS_ARE_UNEVEN = f"{_GLOO}/alltoall.cc", 29
     PARTS_DIFFER = f"{_GLOO}/alltoall.cc", 30
     OWN_PART_DIFFERS = f"{_GLOO}/alltoallv.cc", 138
-    NO_OPTIONS_OF_GLOO = _GLOO_GROUP, 749
-    NO_OPERATION = _GROUP, 59
+    NO_OPTIONS_OF_GLOO = _GLOO_GROUP, 749, 749, 749, 791, 792
+    NO_OPERATION = _GROUP, 55, 57, 59, 91, 91
     # NCCL itself, 2.29.7.
     SAME_DEVICE = "init.cc", 974
     SEND_TO_ITSELF = "enqueue.cc", 1126
@@ -177,6 +188,8 @@ class Place(Enum):
     def __init__(self, file: str, *lines: int) -> None:
         self._file = file
         self._line = lines[min(_COLUMN, len(lines) - 1)]
+        self.is_there = len(lines) == 1 or len(lines) > _COLUMN
+        """True if the torch that is here says what it says there."""
 
     def __str__(self) -> str:
         return f"{self._file.rpartition('/')[2]}:{self._line}"
@@ -206,7 +219,7 @@ class Place(Enum):
     "torch.places",
     what="a library of torch's names the folder in which it was built",
     source="c10/core/CPUAllocator.cpp, in libc10",
-    seen="2.13, 2.14",
+    seen="2.11, 2.12, 2.13, 2.14, 2.15",
     feature=f"errors and logs name files as if torch had been built in {_CUDA_FOLDER}",
 )
 def _folder_is_known() -> str:

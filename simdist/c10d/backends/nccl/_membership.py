@@ -274,8 +274,10 @@ class NcclMember(EndingMember):
             server.connected.pop(task, None)
         if makers:
             took_ms = (self._communicator.simulation.now_ns - begin_ns) / 1e6
-            how = "all-gather unique IDs" if joining.roots else "broadcast unique ID"
-            self.informer.say(f"ProcessGroupNCCL {how} through store took {took_ms:g} ms", Place.CONNECTED_BY_STORE)
+            how, place = "broadcast unique ID", Place.CONNECTED_BY_STORE
+            if joining.roots:
+                how, place = "all-gather unique IDs", Place.CONNECTED_BY_ROOTS
+            self.informer.say(f"ProcessGroupNCCL {how} through store took {took_ms:g} ms", place)
         variables.truth(False, "TORCH_NCCL_HIGH_PRIORITY")
         self.informer.say(f"NCCL_DEBUG: {variables.text('N/A', 'NCCL_DEBUG')}", Place.DEBUG_SHOWN)
         if len(ranks) > 1:

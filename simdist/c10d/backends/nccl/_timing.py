@@ -87,7 +87,6 @@ class Hook:
                 f"Caught exception on rank {self._group.rank()} while running onCompletion hook for ProcessGroupNCCL: "
                 f"{type(error).__name__}: {error}. Aborting all communicators."
             )
-            log(process, "E", text, Place.HOOK_RAISED)
             self._group.abort_connections(reason=text)
 
 

@@ -87,8 +87,8 @@ class NcclWork(StreamWork):
     def give_up(self) -> None:
         """Abort its communicator, as every wait does that finds an error."""
         self.group.abort_connections([self.connection])
-        for said in FAILED_LINES:
-            log(self.process, "E", f"{self._prefix()}{said}", Place.WORK_TAKES_DOWN)
+        for said, place in FAILED_LINES:
+            log(self.process, "E", f"{self._prefix()}{said}", place)
 
     def raise_error(self) -> None:
         """Raise its error, if it has one.

@@ -81,14 +81,14 @@ class DesyncDebugger:
         """The watchdog has found a timeout: it tells who has come how far."""
         if not self._enabled:
             return
-        group = self._group
+        group, place = self._group, Place.DESYNC_REPORT
         try:
             group._store.require_server(group.nccl.process, "multi_get")
             report = _report(group._store, group.rank(), group.size())
         except (dist.DistNetworkError, RuntimeError) as error:
-            self._enabled = False
+            self._enabled, place = False, Place.DESYNC_FAILED
             report = f" Failed to retrieve TORCH_NCCL_DESYNC_DEBUG report.  Please file an issue. Error: {error}"
-        log(group.nccl.process, "E", f"Rank {group.rank()}{report}", Place.DESYNC_REPORT)
+        log(group.nccl.process, "E", f"Rank {group.rank()}{report}", place)
 
 
 def _report(store: Any, own: int, size: int) -> str:

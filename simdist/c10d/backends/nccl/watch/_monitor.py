@@ -211,7 +211,8 @@ class Monitor(Poller):
                     'Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too '
                     "early), with error: "
                 )
-                log(self._process, "W", f"{prefix}{failed}{error}", Place.MONITOR_HAS_NO_STORE)
+                if Place.MONITOR_HAS_NO_STORE.is_there:
+                    log(self._process, "W", f"{prefix}{failed}{error}", Place.MONITOR_HAS_NO_STORE)
                 self.go_round(self._next_ns())
                 return
             value = store.server.data.get(_KEY)
@@ -226,13 +227,13 @@ class Monitor(Poller):
             f"{prefix}Received a dump signal due to a collective timeout from {whose} and we will try our best to dump "
             f"the debug info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.{_LIKELY}"
         )
-        self._find(said, Place.MONITOR_TOOK_SIGNAL, "collective timeout or exception")
+        self._find(said, "collective timeout or exception")
 
-    def _find(self, said: str, place: Place, reason: str) -> None:
+    def _find(self, said: str, reason: str) -> None:
         """It leaves its rounds."""
         self._over = True
         self._found_ns = self._process.simulation.now_ns
-        log(self._process, "E", said, place)
+        log(self._process, "E", said, Place.MONITOR_FOUND)
         if self._answers:
             said_well = "Finished flight recorder successfully. Output can be analyzed using the fr_trace script."
             if dump(self._group) or dump(self._group, retried=True):
@@ -271,7 +272,7 @@ class Monitor(Poller):
             self._nccl.dump_is_due = True
             seconds = self._heartbeat_ns // 1_000_000_000
             text = f"{self._group._prefix()}{_STUCK.format(seconds)}"
-            self._find(text, Place.MONITOR_FOUND_HANG, "ProcessGroupNCCL watchdog hang")
+            self._find(text, "ProcessGroupNCCL watchdog hang")
 
     # -- the pipe ----------------------------------------------------------------------------------------------------
 

@@ -32,9 +32,10 @@ _CORRUPTED = (
     "operations might run on corrupted/incomplete data."
 )
 _DOWN = "To avoid data inconsistency, we are taking the entire process down."
-FAILED_LINES = (_CORRUPTED, _DOWN)  # what is said before an error of a work is raised; a process goes down by that
+# What is said before an error of a work is raised, and where; a process goes down by that.
+FAILED_LINES = ((_CORRUPTED, Place.WORK_LEAVES_GARBAGE), (_DOWN, Place.WORK_TAKES_DOWN))
 _RAISED = {
-    "TIMEOUT": f"checkTimeout at {Place.WORK_TIMED_OUT.path_for_cuda}",
+    "TIMEOUT": f"checkTimeout at {Place.TIMEOUT_RAISED.path_for_cuda}",
     "COMM_ERROR": f"checkForNCCLErrorsInternal at {Place.WORK_CHECKED.path_for_cuda}",
 }
 _NO_STACK = (
@@ -188,7 +189,8 @@ class Watchdog:
             f"{enqueued}, last completed work: {completed}",
             Place.WATCHDOG_FOUND,
         )
-        log(process, "E", _stack_text(self._works[work]), Place.WORK_STACK)
+        entry = self._works[work]
+        log(process, "E", _stack_text(entry), Place.WORK_HAS_NO_STACK if entry is None else Place.WORK_STACK)
         if group.remote_errors is not None:
             group.remote_errors.tell()
         ask_for_dumps(group)
@@ -196,17 +198,17 @@ class Watchdog:
         group.monitor.watchdog_stands_still(act_ns)
         process.simulation.call_at(act_ns, lambda: when_it_runs(process, lambda: self._act(work, error, _RAISED[kind])))
 
-    def _act(self, work: NcclWork, error: str, place: str) -> None:
+    def _act(self, work: NcclWork, error: str, raised_at: str) -> None:
         process, environment, group = self._process, self._group.environment, self._group
         if environment.cleans_up:
             group.abort_connections()
-        for said in FAILED_LINES if environment.tears_down else FAILED_LINES[:1]:
-            log(process, "E", f"{group.nccl.work_prefix(group)}{said}", Place.WORK_TAKES_DOWN)
+        for said, place in FAILED_LINES if environment.tears_down else FAILED_LINES[:1]:
+            log(process, "E", f"{group.nccl.work_prefix(group)}{said}", place)
         if environment.tears_down:
             self._works.clear()
             self._terminate(
                 f"{group._prefix()}Process group watchdog thread terminated with exception: {error}\nException raised "
-                f"from {place}"
+                f"from {raised_at}"
             )
         else:  # it takes the work for done, and comes to the next
             self._works.pop(work, None)
