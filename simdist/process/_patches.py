@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import operator
 import sys
 import types
 import weakref
@@ -212,7 +214,17 @@ _Step = _Attribute | _Methods | _Functions | _Action
 class _Remembered:
     """The steps that functions took, to be taken again: all redirections at once, then the rest in its order."""
 
-    __slots__ = ("_actions", "_attributes", "_elsewhere", "_functions", "_in_modules", "_looked_at", "_methods")
+    __slots__ = (
+        "_actions",
+        "_attributes",
+        "_elsewhere",
+        "_functions",
+        "_in_modules",
+        "_methods",
+        "_names",
+        "_originals",
+        "_places",
+    )
 
     def __init__(self, steps: Iterable[_Step]) -> None:
         kept = list(steps)
@@ -229,14 +241,15 @@ class _Remembered:
             if type(each.owner) is types.ModuleType
         ]
         self._elsewhere = [each for each in self._attributes if type(each.owner) is not types.ModuleType]
-        self._looked_at = [(vars(each.owner), each.name, each.original) for each in self._attributes]
+        self._places = [_dictionary_of(each.owner) for each in self._attributes]
+        self._names = [each.name for each in self._attributes]
+        self._originals = [each.original for each in self._attributes]
 
     def fits(self) -> bool:
         """False if what the steps replace is not what stood there the first time."""
-        for there, name, original in self._looked_at:  # noqa: SIM110  # quicker: worlds start by the thousand
-            if there.get(name, _MISSING) is not original:
-                return False
-        return True
+        # Mapped, it takes a third of the time of a loop: worlds start by the thousand.
+        there = map(dict.get, self._places, self._names, itertools.repeat(_MISSING))
+        return all(map(operator.is_, there, self._originals))
 
     def do(self) -> None:
         """Take the steps."""
@@ -267,6 +280,10 @@ class _Remembered:
             methods.undo()
         self._functions.undo()
         call_all(*reversed(self._actions))
+
+
+def _dictionary_of(owner: Any) -> dict[str, Any]:
+    return namespace_of(owner) if isinstance(owner, type) else vars(owner)
 
 
 class Patches:
