@@ -19,7 +19,7 @@ from simdist.native._build import source_number
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["VARIABLE", "partial_ring", "ring", "tree", "why_off"]
+__all__ = ["VARIABLE", "copy_each", "partial_ring", "ring", "tree", "why_off"]
 
 Tensor = torch.Tensor
 
