@@ -15,6 +15,8 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
+
 from simdist.c10d import WorkIssued
 from simdist.judges._bits import local_part, place_in_memory
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins
@@ -43,8 +45,8 @@ class _Rank:
     """What a rank has reduced since it last went backward."""
 
     by_program: list[_Reduction] = field(default_factory=list)
-    by_torch: dict[Any, str] = field(default_factory=dict)  # by group, the last
     models: list[weakref.ref[Any]] = field(default_factory=list)  # in DDP
+    averaged: list[Any] = field(default_factory=list)  # those whose gradients DDP averages in this backward pass
 
 
 class TwiceReduced:
@@ -63,11 +65,10 @@ class TwiceReduced:
         work: Any = event.work
         if self._found or event.reduction not in _ADDS or work.member.communicator.size == 1:
             return
+        if by_torch:
+            return
         rank = self._of(work.process)
         group = work.member.communicator
-        if by_torch:
-            rank.by_torch[group] = work.describe()
-            return
         for tensor in work.outputs:
             place = _bytes_of(tensor) if tensor.is_floating_point() else None
             if place is not None:
@@ -79,7 +80,13 @@ class TwiceReduced:
     def _on_backward(self, event: BackwardCalled) -> None:
         rank = self._of(event.process)
         rank.by_program.clear()
-        rank.by_torch.clear()
+        models = (kept() for kept in rank.models)
+        # Not in `no_sync`; and not with a hook, which may average later, or never.
+        rank.averaged = [
+            kept
+            for kept, model in zip(rank.models, models, strict=True)
+            if model is not None and model.require_backward_grad_sync and not model._comm_hooks
+        ]
 
     def _on_model(self, event: ModelWrapped) -> None:
         self._of(event.process).models.append(weakref.ref(event.model))
@@ -95,7 +102,9 @@ class TwiceReduced:
                 if covers is None:
                     continue
                 storage, begin, end = covers
-                mine = [each for each in reductions if each.storage == storage and each.begin < end > begin < each.end]
+                mine = [
+                    each for each in reductions if each.storage == storage and each.begin < end and begin < each.end
+                ]
                 earlier = self._earlier(rank, parameter, mine)
                 if earlier:
                     name = _name_of(rank, parameter) or name_in_group(
@@ -112,14 +121,14 @@ class TwiceReduced:
         for each in mine[:-1]:
             if each.group is last.group:
                 return f"{each.what} ({each.moment.where})"
-        for kept in rank.models:
+        for kept in rank.averaged:
             model = kept()
-            if model is None or model._comm_hooks:  # which may average later, or never
+            if model is None or tuple(dist.get_process_group_ranks(model.process_group)) != _ranks_of(last.group):
                 continue
-            ranks = _ranks_of(last.group)
-            for group in rank.by_torch:
-                if _ranks_of(group) == ranks and any(each is parameter for each in model.parameters()):
-                    return "DistributedDataParallel"
+            ignored = set(model.parameters_to_ignore)
+            named = model.module.named_parameters()
+            if any(each is parameter and name not in ignored for name, each in named):
+                return "DistributedDataParallel"
         return ""
 
     def _tell(self, name: str, last: _Reduction, earlier: str) -> None:

@@ -68,8 +68,8 @@ class DaskCluster:
 
     def close(self, *, at_once: bool) -> None:
         """Let the workers forget the program; what they do now goes on to its end, and nobody waits for it."""
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(OSError):  # the cluster may be gone
+            self._executor.shutdown(wait=False)  # what has not begun is cancelled
             if not at_once:
                 self._client.run(_end_there)
         self._client.close()

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -162,6 +163,24 @@ def test_gradients_that_ddp_has_averaged_and_a_program_sums_are_found() -> None:
     ],
 )
 def test_gradients_that_are_summed_once_for_each_backward_are_left_alone(body: Body) -> None:
+    assert run(body).findings == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_gradients_that_ddp_leaves_to_the_program_are_left_alone() -> None:
+    def body(rank: int) -> None:
+        model = net()
+        trained = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with trained.no_sync():
+            loss = trained(torch.randn(3, 4)).sum()
+            total = torch.distributed.nn.functional.all_reduce(loss)  # torch reduces in this backward pass, too
+            total.backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+
     assert run(body).findings == ()
 
 

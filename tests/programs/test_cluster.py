@@ -19,6 +19,7 @@ import simdist
 from simdist.cli import main
 from simdist.errors import ArgumentError
 from simdist.programs import Workers
+from simdist.programs import _pools as pools
 from simdist.programs import _workers as workers_room
 from tests.programs.test_workers import EXPECTED, Squares, squares
 from tests.searches.programs import gives_up, lost_update
@@ -109,6 +110,10 @@ _SEARCHES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _has_forgotten() -> bool:
+    return pools._begun is None
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("search", _SEARCHES)
 def test_a_cluster_finds_the_same_as_one_process(cluster: Any, search: str) -> None:
@@ -118,6 +123,8 @@ def test_a_cluster_finds_the_same_as_one_process(cluster: Any, search: str) -> N
 
     assert two == one
     assert str(two) == str(one)
+    with cluster.get_client() as client:
+        assert set(client.run(_has_forgotten).values()) == {True}
 
 
 class Counted(Squares):
