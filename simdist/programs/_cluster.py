@@ -15,8 +15,9 @@ import contextlib
 import sys
 import threading
 import time
+from asyncio import CancelledError as AsyncCancelledError
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ class DaskCluster:
             said = "scheduler: Dask is not installed; `pip install 'simdist[cluster]'` brings it"
             raise ArgumentError("a search", [said]) from None
         self.broken: tuple[type[BaseException], ...] = (distributed.KilledWorker,)
+        self.lost: tuple[type[BaseException], ...] = (
+            CancelledError,
+            AsyncCancelledError,
+            OSError,
+        )  # its scheduler is gone
         try:
             self._client: Any = distributed.Client(address, timeout=_ANSWERS_S, set_as_default=False)
         except (OSError, ValueError) as error:
@@ -58,7 +64,11 @@ class DaskCluster:
         """How many workers the scheduler has, or had a moment ago."""
         now_s = time.monotonic()  # noqa: TID251  # of the machine on which the search runs
         if now_s - self._counted_s >= _COUNT_EVERY_S:
-            self._counted_s, self._count = now_s, len(self._client.nthreads())
+            self._counted_s = now_s
+            try:
+                self._count = len(self._client.nthreads())
+            except (OSError, RuntimeError):
+                self._count = 0  # the scheduler is gone
         return self._count
 
     def submit(self, start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Future[Answer]:
@@ -68,7 +78,7 @@ class DaskCluster:
 
     def close(self, *, at_once: bool) -> None:
         """Let the workers forget the program; what they do now goes on to its end, and nobody waits for it."""
-        with contextlib.suppress(OSError):  # the cluster may be gone
+        with contextlib.suppress(OSError, RuntimeError):  # the cluster may be gone
             self._executor.shutdown(wait=False)  # what has not begun is cancelled
             if not at_once:
                 self._client.run(_end_there)

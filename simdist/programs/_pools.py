@@ -59,6 +59,11 @@ class Pool(Protocol):
         """What is raised when the pool can't go on; another one has to be made."""
         ...
 
+    @property
+    def lost(self) -> tuple[type[BaseException], ...]:
+        """What is raised by a future whose tasks nobody does any more; the pool may go on."""
+        ...
+
     def size(self) -> int:
         """How many workers there are now."""
         ...
@@ -76,6 +81,7 @@ class Processes:
     """So many processes of this machine, which start with the first task."""
 
     broken: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+    lost: tuple[type[BaseException], ...] = ()
 
     def __init__(self, count: int) -> None:
         self._count = count

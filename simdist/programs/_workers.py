@@ -125,6 +125,9 @@ class Workers(Generic[Task, Result]):
             except self._pool.broken:
                 broken = True
                 continue
+            except self._pool.lost:
+                self._again.append(self._away.pop(future))
+                continue
             part = self._away.pop(future)
             done.update({at: (task, result) for (at, task), result in zip(part, found, strict=True)})
             self._here.learn(learnt)

@@ -32,6 +32,7 @@ class Emptied:
     """A pool whose workers are all gone after a while, with what they had."""
 
     broken: tuple[type[BaseException], ...] = ()
+    lost: tuple[type[BaseException], ...] = ()
 
     def __init__(self, after: int) -> None:
         self.left = after
