@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-__all__ = ["BUILT_FOR_CUDA", "NOT_A_MEMBER", "NO_NCCL", "NO_NCCL_BESIDE_GLOO", "VERSION"]
+__all__ = ["BUILT_FOR_CUDA", "NCCL", "NOT_A_MEMBER", "NO_NCCL", "NO_NCCL_BESIDE_GLOO", "VERSION"]
 
 VERSION: tuple[int, int] = tuple(map(int, str(torch.__version__).split(".")[:2]))  # type: ignore[assignment]  # of two
 BUILT_FOR_CUDA = torch.version.cuda is not None
+NCCL = "2.28.9" if VERSION < (2, 12) else "2.29.7" if VERSION < (2, 14) else "2.30.7"
+"""The NCCL that comes with it, or would if it were built for CUDA."""
 NO_NCCL = NO_NCCL_BESIDE_GLOO = "Distributed package doesn't have NCCL built in"
 if BUILT_FOR_CUDA:
     NO_NCCL = "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"

@@ -12,12 +12,12 @@ import torch.distributed as dist
 import torch.distributed.constants as constants
 import torch.distributed.distributed_c10d as c10d
 
-from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NCCL_VERSION, NcclProcessGroup
+from simdist.c10d.backends.nccl import DEFAULT_TIMEOUT, NcclProcessGroup
 from simdist.c10d.backends.nccl.watch._rank import nccl_of
 from simdist.c10d.backends.nccl.watch._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import BackendRequest, c10d_bindings, c10d_module, core_bindings, nccl_means_nccl2
+from simdist.inside.torch import NCCL, BackendRequest, c10d_bindings, c10d_module, core_bindings, nccl_means_nccl2
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
 __all__ = ["install"]
@@ -74,9 +74,8 @@ def install(patches: Patches, make: Callable[..., Any]) -> None:
                 patches.replace(module, name, _refused(name))
     patches.replace(c10d, "_DistributedBackendOptions", BackendRequest)
     patches.replace(constants, "default_pg_nccl_timeout", DEFAULT_TIMEOUT)
-    patches.replace(
-        core_bindings, "_nccl_version", lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2]
-    )
+    major, minor, patch = NCCL.number
+    patches.replace(core_bindings, "_nccl_version", lambda: major << 32 | minor << 16 | patch)
     patches.replace(core_bindings, "_nccl_version_suffix", lambda: b"")
     patches.replace(c10d_bindings, "_dump_nccl_trace", _dump)
     patches.replace(c10d_bindings, "_dump_nccl_trace_json", _dump_json)

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from simdist.inside.torch import NCCL
 from simdist.testing._multiprocess import SimulatedProcesses
 
 __all__ = ["distributed_test_case"]
@@ -79,6 +80,6 @@ def _nccl_at_hand(on: bool) -> Iterator[None]:
     with (
         mock.patch.object(dist, "is_nccl_available", return_value=True),
         mock.patch.object(names.c10d, "is_nccl_available", return_value=True),
-        mock.patch.object(torch.cuda.nccl, "version", return_value=(2, 29, 7)),
+        mock.patch.object(torch.cuda.nccl, "version", return_value=NCCL.number),
     ):
         yield

@@ -99,6 +99,12 @@ from simdist.inside.torch._layouts import (
     say_device,
     to_capsule,
 )
+from simdist.inside.torch._nccl import (
+    NCCL,
+    NcclBuild,
+    NcclPlace,
+    nccl_build_of,
+)
 from simdist.inside.torch._operators import (
     CPU,
     SPARSE_CPU,
@@ -145,6 +151,7 @@ __all__ = [
     "BELOW_TORCH",
     "CPU",
     "CUDA_VARIABLES",
+    "NCCL",
     "RECORDER_HEADER",
     "SPARSE_CPU",
     "Argument",
@@ -158,6 +165,8 @@ __all__ = [
     "InductorWrapper",
     "KernelLibrary",
     "KeySet",
+    "NcclBuild",
+    "NcclPlace",
     "Operator",
     "Place",
     "PrefixStore",
@@ -224,6 +233,7 @@ __all__ = [
     "loader_worker",
     "missing",
     "modes_module",
+    "nccl_build_of",
     "nccl_means_nccl2",
     "negated_view",
     "newer_group_tables",

@@ -7,8 +7,7 @@ number, next to the address of its text. What a program can bring about without 
 The folder in which torch was built is taken from a library of the torch that is here.
 
 Doubts: `STORE_READ_VECTOR` was seen with 2.13 alone; in all versions the lines before and behind it are the same.
-`CALL_FAILED` is where a communicator is made; torch names a line of its own for each other call of NCCL. NCCL itself
-is 2.29.7 with every torch, though 2.11 comes with 2.28.9, and 2.14 and 2.15 with 2.30.7.
+`CALL_FAILED` is where a communicator is made; torch names a line of its own for each other call of NCCL.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from simdist.inside._facts import fact
 from simdist.inside.torch._cuda import is_built_for_cuda
 
-__all__ = ["RECORDER_HEADER", "Place"]
+__all__ = ["RECORDER_HEADER", "Place", "newest", "this_version"]
 
 RECORDER_HEADER = "FlightRecorder.hpp"
 """The file to which torch's texts send their readers."""
@@ -44,9 +43,13 @@ _GLOO_GROUP = "torch/csrc/distributed/c10d/ProcessGroupGloo.cpp"
 _GLOO = "third_party/gloo/gloo"
 
 
-def _newest(known: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The newest of some versions, oldest first, that is no newer than the torch that is here; else the oldest."""
-    version = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
+def this_version() -> tuple[int, ...]:
+    """The first two numbers of the version of the torch that is here."""
+    return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
+
+
+def newest(known: Iterable[tuple[int, int]], version: tuple[int, ...]) -> tuple[int, int]:
+    """The newest of some versions, oldest first, that is no newer than `version`; else the oldest."""
     first, *others = known
     return max((each for each in others if each <= version), default=first)
 
@@ -64,8 +67,8 @@ def _folder() -> str:
 
 
 # Found here, in a millisecond, and not when a text is made: then files may be those of a simulated disk.
-_COLUMN, _FOUND = _SEEN.index(_newest(_SEEN)), _folder()
-_CUDA_FOLDER = _CUDA_FOLDERS[_newest(_CUDA_FOLDERS)]
+_COLUMN, _FOUND = _SEEN.index(newest(_SEEN, this_version())), _folder()
+_CUDA_FOLDER = _CUDA_FOLDERS[newest(_CUDA_FOLDERS, this_version())]
 _BUILT_IN = _FOUND or _CUDA_FOLDER
 _BUILT_FOR_CUDA_IN = _BUILT_IN if is_built_for_cuda() else _CUDA_FOLDER
 
@@ -172,18 +175,6 @@ class Place(Enum):
     OWN_PART_DIFFERS = f"{_GLOO}/alltoallv.cc", 138
     NO_OPTIONS_OF_GLOO = _GLOO_GROUP, 749, 749, 749, 791, 792
     NO_OPERATION = _GROUP, 55, 57, 59, 91, 91
-    # NCCL itself, 2.29.7.
-    SAME_DEVICE = "init.cc", 974
-    SEND_TO_ITSELF = "enqueue.cc", 1126
-    NOTHING_LEFT = "enqueue.cc", 1971
-    NO_NETWORK = "plugin/net.cc", 326
-    NO_SUCH_ROOT = "misc/argcheck.cc", 156
-    NO_PREFIX = "graph/tuning.cc", 72
-    UNKNOWN_NAME = "graph/tuning.cc", 105
-    UNKNOWN_PREFIX = "graph/tuning.cc", 115
-    PEER_CLOSED = "misc/socket.cc", 35
-    MESSAGE_CUT = "transport/net_socket.cc", 569
-    PEER_SILENT = "transport/net_ib/p2p.cc", 651
 
     def __init__(self, file: str, *lines: int) -> None:
         self._file = file

@@ -18,6 +18,7 @@ from simdist.c10d.backends.nccl.kernels._tuning import Graph
 from simdist.c10d.surface import Operation
 from simdist.cluster import NcclModel, build
 from simdist.errors import MismatchError
+from tests.builds import NCCL
 from tests.c10d.nccl.worlds import join, results, run
 
 Tensor = torch.Tensor
@@ -257,7 +258,7 @@ def test_sockets_tell_of_a_message_that_is_too_long() -> None:
     result = run(passed, args=[100_000, 10], cluster=build(2, hosts=2))
 
     assert (
-        "NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.29.7\n"
+        f"NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version {NCCL}\n"
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
         "NET/Socket : peer host0<40000> message truncated : receiving 400000 bytes instead of 65536. If you believe "
         "your socket network is in a healthy state, there may be a mismatch in collective sizes or environment "

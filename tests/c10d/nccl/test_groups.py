@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 import simdist
 from simdist.cluster import build
 from simdist.inside.torch import Place
-from tests.builds import BUILT_FOR_CUDA, NO_NCCL
-from tests.c10d.nccl.worlds import join, of, results, run, said
+from tests.builds import BUILT_FOR_CUDA, NCCL, NO_NCCL, VERSION
+from tests.c10d.nccl.worlds import SAME_DEVICE, join, of, results, run, said
 
 _nccl: Any = c10d
 _dist: Any = dist
@@ -71,7 +71,7 @@ def test_torch_finds_its_nccl() -> None:
             backend.options._timeout,
         ]
 
-    found = [(2, 29, 7), "nccl", True, "nccl", True, ["cuda"], timedelta(minutes=10)]
+    found = [tuple(map(int, NCCL.split("."))), "nccl", True, "nccl", True, ["cuda"], timedelta(minutes=10)]
     assert results(body, 1) == [found]
 
 
@@ -120,11 +120,25 @@ def test_two_ranks_on_one_device_are_told_so() -> None:
 
     assert first == (
         f"DistBackendError: NCCL error in: {Place.CALL_FAILED.path_for_cuda}, invalid usage (run "
-        "with NCCL_DEBUG=WARN for details), NCCL version 2.29.7\n"
+        f"with NCCL_DEBUG=WARN for details), NCCL version {NCCL}\n"
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-        "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"
+        f"Last error:\n{SAME_DEVICE[0]}"
     )
-    assert "rank 1 and rank 0 both" in second
+    assert second.endswith(SAME_DEVICE[1])
+
+
+def test_two_ranks_may_share_a_device_if_their_nccl_lets_them() -> None:
+    def body() -> tuple[str, float]:
+        dist.init_process_group("nccl")
+        tensor = torch.ones(1, device="cuda:0")
+        return said(lambda: dist.all_reduce(tensor)), tensor.item()
+
+    values = results(body, env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+
+    if VERSION < (2, 14):
+        assert [SAME_DEVICE[0] in values[0][0], SAME_DEVICE[1] in values[1][0]] == [True, True]
+    else:
+        assert values == [("nothing", 2)] * 2
 
 
 def test_another_device_than_the_bound_one_is_refused() -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.inside.torch import Place
+from tests.builds import NCCL
 from tests.c10d.nccl.worlds import join, of, run, said
 
 INFO = {"TORCH_CPP_LOG_LEVEL": "INFO"}
@@ -39,7 +40,7 @@ MADE = [
     "TORCH_NCCL_DESYNC_DEBUG: 0",
     "ProcessGroupNCCL initialization options: size: 1, global rank: 0, TIMEOUT(ms): 600000, USE_HIGH_PRIORITY_STREAM: "
     "0, SPLIT_FROM: 0, SPLIT_COLOR: -2, PG Name: 0",
-    "ProcessGroupNCCL environments: NCCL version: 2.29.7, TORCH_NCCL_ASYNC_ERROR_HANDLING: 1, "
+    f"ProcessGroupNCCL environments: NCCL version: {NCCL}, TORCH_NCCL_ASYNC_ERROR_HANDLING: 1, "
     "TORCH_NCCL_ENABLE_TIMING: 0, TORCH_NCCL_BLOCKING_WAIT: 0, TORCH_DISTRIBUTED_DEBUG: OFF, "
     "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK: 0, TORCH_NCCL_TRACE_BUFFER_SIZE: 2000, "
     "TORCH_NCCL_NAN_CHECK: 0, TORCH_NCCL_CUDA_EVENT_CACHE: 1",

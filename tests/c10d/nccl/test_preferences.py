@@ -12,13 +12,16 @@ import torch.distributed as dist
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences
 from simdist.c10d.backends.nccl.kernels._tuning import Choice, Graph, choose, shrunk_channels
 from simdist.cluster import NcclModel, build
-from simdist.inside.torch import Place
+from simdist.inside.torch import NcclPlace, Place
 from simdist.process import current_process
-from tests.c10d.nccl.worlds import join, of, results, run, said
+from tests.builds import NCCL, VERSION
+from tests.c10d.nccl.worlds import SAME_DEVICE, join, of, results, run, said
 
+NO_ALGORITHM = ("Error : no" if VERSION < (2, 14) else "No") + " algorithm/protocol available"
+CUDA = "13.0" if VERSION < (2, 12) else "13.2" if VERSION < (2, 14) else "13.3"  # that NCCL was built with
 USAGE = (
     f"DistBackendError: NCCL error in: {Place.CALL_FAILED.path_for_cuda}, invalid usage (run with "
-    "NCCL_DEBUG=WARN for details), NCCL version 2.29.7\nncclInvalidUsage: This usually reflects invalid usage of NCCL "
+    f"NCCL_DEBUG=WARN for details), NCCL version {NCCL}\nncclInvalidUsage: This usually reflects invalid usage of NCCL "
     "library.\nLast error:\n"
 )
 EVERY = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")
@@ -78,7 +81,7 @@ def test_a_function_that_nothing_is_left_for_fails_in_nccls_words() -> None:
         half = tensor.half()
         return tensor.item(), said(lambda: dist.broadcast(half, 0)), said(lambda: dist.reduce(tensor, 0))
 
-    text = "Error : no algorithm/protocol available for function {} with datatype {}. NCCL_ALGO was set to Tree."
+    text = NO_ALGORITHM + " for function {} with datatype {}. NCCL_ALGO was set to Tree."
     for total, broadcast, reduce in results(body, env={"NCCL_ALGO": "Tree"}):
         assert total == 2
         assert broadcast == USAGE + text.format("Broadcast", "ncclFloat16")
@@ -265,7 +268,7 @@ def test_the_line_of_the_version_is_said_once_where_nccl_says_it(tmp_path: Path)
         dist.all_reduce(of(1))
         dist.all_reduce(of(1), group=dist.new_group([0, 1]))
 
-    version = "NCCL version 2.29.7+cuda13.0\n"
+    version = f"NCCL version {NCCL}+cuda{CUDA}\n"
 
     def printed(**env: str) -> list[str]:
         return [rank.stdout for rank in run(body, 2, env=env).ranks]
@@ -285,7 +288,7 @@ def test_a_warning_is_written_where_nccl_writes_it(tmp_path: Path) -> None:
         dist.init_process_group("nccl")
         dist.all_reduce(of(1))
 
-    warning = "[0] init.cc:974 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000\n"
+    warning = f"[0] {NcclPlace.SAME_DEVICE.shown} NCCL WARN {SAME_DEVICE[1]}\n"
 
     def printed(**env: str) -> str:
         return run(body, 2, cluster=build(2, devices_per_host=1), env=env).ranks[1].stdout
@@ -294,4 +297,4 @@ def test_a_warning_is_written_where_nccl_writes_it(tmp_path: Path) -> None:
     assert printed(NCCL_DEBUG="WARN").startswith("\n[2026-01-01 00:00:00] ")
     assert printed(NCCL_DEBUG="WARN").endswith(warning)
     assert printed(NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=f"{tmp_path}/%p.log") == ""
-    assert sum(path.read_text().count(" NCCL WARN Duplicate GPU") for path in tmp_path.iterdir()) == 2
+    assert sum(path.read_text().count(f" NCCL WARN {SAME_DEVICE[1][:12]}") for path in tmp_path.iterdir()) == 2

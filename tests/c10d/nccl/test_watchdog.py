@@ -23,6 +23,7 @@ import simdist
 from simdist.cluster import build
 from simdist.faults import Crash, Hang, HostCrash
 from simdist.inside.torch import Place
+from tests.builds import NCCL
 from tests.c10d.nccl.worlds import join, of, results, run, said
 
 _nccl: Any = _c
@@ -249,7 +250,7 @@ def test_a_dead_peer_on_another_host_closes_its_sockets() -> None:
     assert (
         "[Rank 0] Collective WorkNCCL(SeqNum=3, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) raised "
         "the following async exception: NCCL error: remote process exited or there was a network error, NCCL version "
-        "2.29.7\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+        f"{NCCL}\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
         "prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer host1<40001>\n"
     ) in first.stderr
 
@@ -390,7 +391,7 @@ def test_the_recorder_tells_what_was_called() -> None:
     (dump, state, status, empty), _ = results(body)
 
     assert dump["version"] == "2.10"
-    assert dump["comm_lib_version"] == "2.29.7"
+    assert dump["comm_lib_version"] == NCCL
     assert dump["pg_config"] == {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     assert dump["pg_status"]["0"]["last_completed_collective"] == 1
     first, second = dump["entries"]

@@ -10,8 +10,17 @@ import torch
 import torch.distributed as dist
 
 import simdist
+from tests.builds import VERSION
 
-__all__ = ["join", "of", "results", "run", "said"]
+__all__ = ["SAME_DEVICE", "join", "of", "results", "run", "said"]
+
+SAME_DEVICE = [f"Duplicate GPU detected : rank {a} and rank {1 - a} both on CUDA device 1000" for a in (0, 1)]
+if VERSION >= (2, 14):
+    SAME_DEVICE = [
+        "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this "
+        "configuration."
+    ] * 2
+"""What NCCL says on either of two ranks that have one device."""
 
 
 def join(backend: str | None = "nccl", **settings: Any) -> int:

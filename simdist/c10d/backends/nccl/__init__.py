@@ -16,7 +16,7 @@ from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._group import NcclProcessGroup
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._options import DEFAULT_TIMEOUT, NcclOptions
-from simdist.c10d.backends.nccl._words import NCCL_VERSION, NcclFailure
+from simdist.c10d.backends.nccl._words import NcclFailure
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.kernels._algorithm import NcclAlgorithm
 from simdist.c10d.engine import Backend, Completion, P2PWork
@@ -24,7 +24,6 @@ from simdist.c10d.engine import Backend, Completion, P2PWork
 __all__ = [
     "DEFAULT_TIMEOUT",
     "NCCL",
-    "NCCL_VERSION",
     "NcclAlgorithm",
     "NcclFailure",
     "NcclOptions",

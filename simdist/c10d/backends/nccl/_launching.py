@@ -26,7 +26,7 @@ from simdist.c10d.surface._operation import Operation
 from simdist.c10d.surface._work import SimWork
 from simdist.device import current_stream, latest, memory_of
 from simdist.frames import user_frame, user_line
-from simdist.inside.torch import Place
+from simdist.inside.torch import NcclPlace
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import Member
@@ -251,7 +251,9 @@ class NcclGroup(NcclMember):
     def _self_message(self) -> BaseException:
         from simdist.c10d.backends.nccl._words import nccl_error
 
-        return nccl_error("ncclInvalidUsage", "Trying to send to self without a matching recv", Place.SEND_TO_ITSELF)
+        return nccl_error(
+            "ncclInvalidUsage", "Trying to send to self without a matching recv", NcclPlace.SEND_TO_ITSELF
+        )
 
     def _launch(
         self,

@@ -28,7 +28,7 @@ from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 from simdist.c10d.surface._compat import is_duration, whole_ms
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.device import devices_of_this_process
-from simdist.inside.torch import Place
+from simdist.inside.torch import NCCL, NcclPlace, Place
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class NcclMember(EndingMember):
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
         """The version that torch was built with."""
-        return 2, 29, 7
+        return NCCL.number
 
     get_runtime_nccl_version = get_build_nccl_version
 
@@ -258,7 +258,7 @@ class NcclMember(EndingMember):
         show_version(self._nccl, ranks.index(self.rank()), index)
         problem = problem_of_networks(self._member.process, self.options.config)
         if problem:
-            raise nccl_error("ncclInvalidUsage", problem, Place.NO_NETWORK)
+            raise nccl_error("ncclInvalidUsage", problem, NcclPlace.NO_NETWORK)
         begin_ns = self._communicator.simulation.now_ns
         server, task = self._store.server, self._communicator.simulation.check()
         server.connected[task] = None

@@ -24,7 +24,7 @@ from simdist.c10d.backends.nccl._operands import (
 from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.c10d.surface._calls import root_of
 from simdist.c10d.surface._operation import Operation
-from simdist.inside.torch import Place
+from simdist.inside.torch import NcclPlace
 
 __all__ = ["NcclReductions"]
 
@@ -185,5 +185,5 @@ class NcclReductions(NcclGroup):
             raise nccl_error(
                 "ncclInvalidArgument",
                 f"{name} : invalid root {root} (root should be in the 0..{self._size} range)",
-                Place.NO_SUCH_ROOT,
+                NcclPlace.NO_SUCH_ROOT,
             )

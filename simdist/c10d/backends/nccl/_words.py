@@ -1,4 +1,4 @@
-"""What NCCL's ranks see of errors, in the words of NCCL 2.29.7 and of torch 2.13 around it."""
+"""What NCCL's ranks see of errors, in the words of NCCL and of torch around it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl.watch._debug_lines import NCCL_VERSION, show_warning
+from simdist.c10d.backends.nccl.watch._debug_lines import show_warning, variable
 from simdist.c10d.backends.nccl.watch._transport import cut_off, cut_short, peer_left
-from simdist.inside.torch import Place
+from simdist.inside.torch import NCCL, NcclPlace, Place
 
-__all__ = ["NCCL_VERSION", "NcclFailure", "async_error", "nccl_error"]
+__all__ = ["NcclFailure", "async_error", "nccl_error"]
 
 _KINDS = {
     "ncclSystemError": (
@@ -37,7 +37,7 @@ _KINDS = {
 }
 
 
-def nccl_error(kind: str, warning: str, place: Place) -> dist.DistBackendError:
+def nccl_error(kind: str, warning: str, place: NcclPlace) -> dist.DistBackendError:
     """An error of a call of NCCL, as torch reports it; NCCL logs the `warning`, of a `place` in its sources."""
     show_warning(warning, place)
     return dist.DistBackendError(f"NCCL error in: {Place.CALL_FAILED.path_for_cuda}, {_said(kind, warning)}")
@@ -50,8 +50,12 @@ def async_error(kind: str, warning: str) -> str:
 
 def _said(kind: str, warning: str) -> str:
     said, detail = _KINDS[kind]
-    version = ".".join(str(number) for number in NCCL_VERSION)
-    return f"{said}, NCCL version {version}\n{kind}: {detail}\nLast error:\n{warning}"
+    return f"{said}, NCCL version {NCCL}\n{kind}: {detail}\nLast error:\n{warning}"
+
+
+def _may_share(connection: Any) -> bool:
+    processes = [connection.communicator.members[rank].process for rank in connection.ranks]
+    return all(variable(process, "NCCL_MULTI_RANK_GPU_ENABLE") not in ("", "0") for process in processes)
 
 
 class NcclFailure:
@@ -73,7 +77,7 @@ class NcclFailure:
             )
             if other is not None:
                 shared[rank] = other
-        if not shared:
+        if not shared or (NCCL.can_share_devices and _may_share(connection)):
             return None
         first = next(iter(shared))
 
@@ -82,8 +86,8 @@ class NcclFailure:
             bus = 0x1000 * (connection.ends[told][0] + 1)
             return nccl_error(
                 "ncclInvalidUsage",
-                f"Duplicate GPU detected : rank {told} and rank {shared[told]} both on CUDA device {bus:x}",
-                Place.SAME_DEVICE,
+                NCCL.same_device.format(one=told, other=shared[told], bus=bus),
+                NcclPlace.SAME_DEVICE,
             )
 
         return error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import Place
+from simdist.inside.torch import NCCL, NcclPlace
 
 if TYPE_CHECKING:
     from simdist.c10d.surface import Operation
@@ -166,9 +166,9 @@ class Preferences:
             kind = "Float32" if operation.name == "barrier" else _TYPES.get(operation.dtype_name)
             raise nccl_error(
                 "ncclInvalidUsage",
-                f"Error : no algorithm/protocol available for function {_FUNCTIONS[name]} with datatype "
+                f"{NCCL.no_algorithm} for function {_FUNCTIONS[name]} with datatype "
                 f"{'Unknown' if kind is None else f'nccl{kind}'}.{self.said}",
-                Place.NOTHING_LEFT,
+                NcclPlace.NOTHING_LEFT,
             )
         if not left & _SIMULATED:
             raise UnsupportedError(
@@ -210,7 +210,7 @@ def _parsed(text: str | None, known: Iterable[str]) -> Lists | None:
     for entry in entries:
         words = [each for each in entry.split(":") if each]
         if len(words) < 2 and (entry is not entries[0] or text[0] == ";"):
-            raise _refused(f'All entries except the first must have a prefix: "{text}"', Place.NO_PREFIX)
+            raise _refused(f'All entries except the first must have a prefix: "{text}"', NcclPlace.NO_PREFIX)
         names = words[-1] if len(words) < 2 else words[1]
         functions = list(_FUNCTIONS)
         if len(words) > 1:
@@ -219,13 +219,13 @@ def _parsed(text: str | None, known: Iterable[str]) -> Lists | None:
         listed = [each for each in names.removeprefix("^").split(",") if each]
         for each in listed:
             if functions and each.lower() not in every:
-                raise _refused(f'Unrecognized element token "{each}" when parsing "{text}"', Place.UNKNOWN_NAME)
+                raise _refused(f'Unrecognized element token "{each}" when parsing "{text}"', NcclPlace.UNKNOWN_NAME)
         if not functions:
-            raise _refused(f'Unrecognized prefix token "{words[0]}" when parsing "{text}"', Place.UNKNOWN_PREFIX)
+            raise _refused(f'Unrecognized prefix token "{words[0]}" when parsing "{text}"', NcclPlace.UNKNOWN_PREFIX)
         chosen = frozenset(each.lower() for each in listed)
         found |= dict.fromkeys(functions, every - chosen if banned else chosen)
     return {name: found.get(name, every) for name in _FUNCTIONS}
 
 
-def _refused(warning: str, place: Place) -> BaseException:
+def _refused(warning: str, place: NcclPlace) -> BaseException:
     return nccl_error("ncclInvalidUsage", warning, place)

@@ -1,4 +1,4 @@
-"""The lines that NCCL itself writes, where NCCL_DEBUG asks for them (NCCL 2.29.7): its version, and its warnings."""
+"""The lines that NCCL itself writes, where NCCL_DEBUG asks for them: its version, and its warnings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simdist.device import current_device
-from simdist.inside.torch import Place
+from simdist.inside.torch import NCCL, NcclPlace
 from simdist.process import SimProcess, current_process
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
 
-__all__ = ["NCCL_VERSION", "show_version", "show_warning", "variable"]
+__all__ = ["show_version", "show_warning", "variable"]
 
-NCCL_VERSION = (2, 29, 7)
 _LEVELS = {"VERSION": 1, "WARN": 2, "INFO": 3, "ABORT": 4, "TRACE": 5}
-_CUDA = "13.0"
 
 
 def variable(process: SimProcess, name: str, default: str = "") -> str:
@@ -36,13 +34,13 @@ def show_version(nccl: RankNccl, rank: int, index: int) -> None:
     level = _level(nccl.process)
     if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not nccl.once("version"):
         return
-    line = f"NCCL version {'.'.join(str(number) for number in NCCL_VERSION)}+cuda{_CUDA}\n"
+    line = f"NCCL version {NCCL}+cuda{NCCL.cuda}\n"
     if level > _LEVELS["WARN"]:
         line = f"{_whence(nccl.process, index)} NCCL INFO {line}"
     _write(nccl.process, line, "w")
 
 
-def show_warning(text: str, place: Place, process: SimProcess | None = None, index: int | None = None) -> None:
+def show_warning(text: str, place: NcclPlace, process: SimProcess | None = None, index: int | None = None) -> None:
     """Write a warning of the NCCL of the calling rank, or of a process for one of its devices; from WARN on."""
     process = current_process() if process is None else process
     if process is None:
@@ -54,7 +52,7 @@ def show_warning(text: str, place: Place, process: SimProcess | None = None, ind
     index = current_device() if index is None else index
     seconds = (process.epoch_ns + process.simulation.now_ns) // 1_000_000_000
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    line = f"\n[{moment:%F %T}] {_whence(process, index)} {place.in_sources} NCCL WARN {text}\n"
+    line = f"\n[{moment:%F %T}] {_whence(process, index)} {place.shown} NCCL WARN {text}\n"
     _write(process, line, "a")
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from simdist.c10d.backends.nccl._log import log, shows
-from simdist.c10d.backends.nccl._words import NCCL_VERSION
-from simdist.inside.torch import Place
+from simdist.inside.torch import NCCL, Place
 
 __all__ = ["Informer"]
 
@@ -66,10 +65,9 @@ class Informer:
             Place.MADE_WITH_OPTIONS,
         )
         if group.uid == 0:
-            version = ".".join(map(str, NCCL_VERSION))
             debug = group.nccl.variables().text("OFF", "TORCH_DISTRIBUTED_DEBUG")
             self.say(
-                f"ProcessGroupNCCL environments: NCCL version: {version}, TORCH_NCCL_ASYNC_ERROR_HANDLING: "
+                f"ProcessGroupNCCL environments: NCCL version: {NCCL}, TORCH_NCCL_ASYNC_ERROR_HANDLING: "
                 f"{environment.handling}, TORCH_NCCL_ENABLE_TIMING: {environment.timing:d}, TORCH_NCCL_BLOCKING_WAIT: "
                 f"{environment.blocking_wait:d}, TORCH_DISTRIBUTED_DEBUG: {debug}, "
                 f"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK: {environment.registers_tensors:d}, "

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from simdist.c10d.backends.nccl._words import NCCL_VERSION
 from simdist.frames import foreign_lines
+from simdist.inside.torch import NCCL
 from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "NcclRecorder", "Outcome", "stack"]
 
-_LIBRARY = ".".join(str(number) for number in NCCL_VERSION)
+_LIBRARY = str(NCCL)
 Stack = Sequence[tuple[CodeType, int]]
 
 

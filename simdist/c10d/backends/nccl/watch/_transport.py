@@ -1,4 +1,4 @@
-"""What a rank's NCCL sees of a peer that is gone, by what the two talked over (NCCL 2.29.7).
+"""What a rank's NCCL sees of a peer that is gone, by what the two talked over.
 
 Ranks of a host share memory, or talk from device to device: nobody looks whether the other still lives. Over sockets
 the kernel closes the connection, and who waits for something from there is told at once; without power nobody does.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl.watch._debug_lines import show_warning, variable
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import Place
+from simdist.inside.torch import NcclPlace
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def peer_left(connection: Connection, rank: int, parts: Sequence[Part], error: C
         if _network(other, part.work.group.options.config) != "IB":
             if process.host.up:
                 text = f"socketProgress: Connection closed by remote peer {_address(process)}"
-                _tell(part, part.work, text, Place.PEER_CLOSED, error)
+                _tell(part, part.work, text, NcclPlace.PEER_CLOSED, error)
         else:
             _give_up_later(part, process, error, lambda: True)
 
@@ -105,7 +105,7 @@ def cut_short(
         "If you believe your socket network is in a healthy state, there may be a mismatch in collective sizes or "
         "environment settings (e.g. NCCL_PROTO, NCCL_ALGO) between ranks"
     )
-    _tell(part, part.work, text, Place.MESSAGE_CUT, error)
+    _tell(part, part.work, text, NcclPlace.MESSAGE_CUT, error)
 
 
 def _is_cut(communicator: StreamCommunicator, part: Part, rank: int) -> bool:
@@ -121,7 +121,7 @@ def _give_up_later(part: Part, peer: SimProcess, error: Callable[[str], str], st
 
     def give_up() -> None:
         if still():
-            _tell(part, work, text, Place.PEER_SILENT, error)
+            _tell(part, work, text, NcclPlace.PEER_SILENT, error)
 
     process.simulation.call_at(process.simulation.now_ns + retries_ns, give_up)
 
@@ -149,7 +149,7 @@ def _is_linked(connection: Connection, part: Part, rank: int) -> bool:
     return part.rank in (ring[place - 1], ring[(place + 1) % len(ring)])
 
 
-def _tell(part: Part, work: Any, warning: str, place: Place, error: Callable[[str], str]) -> None:
+def _tell(part: Part, work: Any, warning: str, place: NcclPlace, error: Callable[[str], str]) -> None:
     group = work.group
     if work.done or group.closed or not part.process.running:
         return
