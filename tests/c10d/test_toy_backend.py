@@ -86,8 +86,8 @@ class HubFailure:
     def pair_closed(self) -> str:
         return "HUB: gave up before"
 
-    def overrun(self) -> str:
-        return "HUB: overrun"
+    def overrun(self, sent: int, room: int) -> str:
+        return f"HUB: {sent} bytes for {room}"
 
 
 class StreamWork(SimWork):

@@ -470,10 +470,10 @@ class Collective:
 
     def _abort(self, rank: int, process: SimProcess) -> None:
         """The process was sent more than it has room for, and takes itself down."""
-        sender = None if self._followed is None else self._followed.sender_of_overrun(rank)
-        if sender is not None:
-            self.communicator.unread[rank, sender] = None
-        process.stderr.append(self.communicator.backend.failure.overrun() + "\n")
+        assert self._followed is not None
+        overrun = self._followed.overrun_of(rank)
+        self.communicator.unread[rank, overrun.sender] = None
+        process.stderr.append(self.communicator.backend.failure.overrun(overrun.sent, overrun.room) + "\n")
         process.kill(signal.SIGABRT)
 
     def _report(self, work: SimWork, error: BaseException) -> None:

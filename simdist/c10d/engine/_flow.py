@@ -42,14 +42,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from simdist.c10d.engine._movement import Movement
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._wire import Transfer, under_way
 from simdist.cluster import Pace
 
-__all__ = ["ABORTED", "Blocked", "Connections", "Costs", "Done", "Failed", "Flow", "Slowed"]
+__all__ = ["ABORTED", "Blocked", "Connections", "Costs", "Done", "Failed", "Flow", "Overrun", "Slowed"]
 
 # Stands for the text of a rank whose process aborts: what it writes last is for the backend to say. Told by identity.
 ABORTED = "the process aborts: it was sent more than it has room for"
@@ -81,6 +81,14 @@ class Failed:
 
     time_ns: int
     text: str
+
+
+class Overrun(NamedTuple):
+    """A message that its receiver has no room for; sizes in bytes."""
+
+    sender: int
+    sent: int
+    room: int
 
 
 class Costs(Protocol):
@@ -220,7 +228,7 @@ class Flow:
         self._ranks: dict[int, _Rank] = {}  # those that have arrived
         self._channels: dict[tuple[int, int, str], _Channel] = {}  # by sender, receiver and slot
         self._aborts: dict[int, int] = {}  # ranks that were sent more than they expected, and when it reached them
-        self.overrun_by: dict[int, int] = {}  # of these, who sent it
+        self.overruns: dict[int, Overrun] = {}  # of these, what was sent
         self._limits: dict[int, tuple[int, str]] = {}  # by rank: when it stops, and with which words; the earliest
         self._closed: dict[tuple[int, int], tuple[int, str]] = {}  # by (rank, peer): likewise, beside `_ask_closed`
         self._free_ns: dict[int, int] = {}  # what a rank sends goes out one after the other
@@ -466,7 +474,7 @@ class Flow:
                     # The receiver's I/O thread finds more data than it has room for, and takes the process with it.
                     if ends[1] < self._aborts.get(target, ends[1] + 1):
                         self._aborts[target] = ends[1]
-                        self.overrun_by[target] = source
+                        self.overruns[target] = Overrun(source, send[1], receive[1])
                     ends[1] = None
                     self._script = None  # which of several overruns comes first depends on the moments
                 elif self._movement is not None:

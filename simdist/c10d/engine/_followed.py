@@ -44,7 +44,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simdist.c10d.engine import _data
-from simdist.c10d.engine._flow import Blocked, Failed, Flow, Slowed
+from simdist.c10d.engine._flow import Blocked, Failed, Flow, Overrun, Slowed
 from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
@@ -288,9 +288,10 @@ class Followed:
             return [] if outcome.lost else [outcome.peer]
         return None
 
-    def sender_of_overrun(self, rank: int) -> int | None:
-        """Who sent the rank more than it has room for."""
-        return self._flow.overrun_by.get(rank) if isinstance(self._flow, Flow) else None
+    def overrun_of(self, rank: int) -> Overrun:
+        """The message that a rank has no room for, and that makes it abort."""
+        assert isinstance(self._flow, Flow)  # the short way is for ranks whose messages fit
+        return self._flow.overruns[rank]
 
     # -- acting --------------------------------------------------------------------------------------------------
 

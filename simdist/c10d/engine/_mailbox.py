@@ -423,11 +423,12 @@ class Mailbox:
             receive.wire.release()
             receive.wire = None
         assert receive.sender is not None
-        missing = _size(receive.tensor) - _size(receive.sender.tensor)
+        room, sent = _size(receive.tensor), _size(receive.sender.tensor)
+        missing = room - sent
         if missing < 0 and not receive.done:
             # More came than there is room for: the I/O thread takes the process with it.
             self._communicator.unread[receive.member.rank, receive.sender.member.rank] = None
-            receive.process.stderr.append(self._communicator.backend.failure.overrun() + "\n")
+            receive.process.stderr.append(self._communicator.backend.failure.overrun(sent, room) + "\n")
             receive.process.kill(signal.SIGABRT)
             return
         self._complete(receive, begin_ns, missing, None)

@@ -219,8 +219,8 @@ class Failure(Protocol):
         """This rank itself timed out before, and closed all its connections."""
         ...
 
-    def overrun(self) -> str:
-        """The last words of a process that was sent more than it has room for, and aborts."""
+    def overrun(self, sent: int, room: int) -> str:
+        """The last words of a process that was sent more bytes than it has room for, and aborts."""
         ...
 
 

@@ -42,12 +42,13 @@ class GlooFailure:
         """This rank itself timed out before, and closed all its connections."""
         return "Application timeout caused pair closure"
 
-    def overrun(self) -> str:
-        """As the log of a process shows it (gloo/transport/tcp/pair.cc)."""
+    def overrun(self, sent: int, room: int) -> str:
+        """As the log of a process shows it (gloo/transport/tcp/pair.cc): bytes of a message, and of its receiver."""
         return (
             "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
             f"  what():  [enforce fail at {Place.PAIR_OVERRUN.path}] op.preamble.length <= op.nbytes. "
-            "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
+            f"{sent} vs {room}. Received data size doesn't match expected size. "
+            "Is there a distributed collective mismatch in your code?"
         )
 
 

@@ -28,6 +28,6 @@ class IdealFailure:
         """This rank itself gave up before."""
         return "Application timeout caused pair closure"
 
-    def overrun(self) -> str:
-        """The last words of a process that was sent more than it has room for."""
-        return "the process aborts: more data arrived than the receive has room for"
+    def overrun(self, sent: int, room: int) -> str:
+        """The last words of a process that was sent more bytes than it has room for."""
+        return f"the process aborts: {sent} bytes arrived where the receive has room for {room}"

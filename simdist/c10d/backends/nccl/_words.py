@@ -158,6 +158,6 @@ class NcclFailure:
         """Likewise."""
         return "NCCL communicator was aborted"
 
-    def overrun(self) -> str:
+    def overrun(self, sent: int, room: int) -> str:
         """Likewise."""
         return "message truncated"
