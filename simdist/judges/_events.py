@@ -78,7 +78,7 @@ class FileUsed:
 
 @dataclass(frozen=True, slots=True)
 class LoaderBegan:
-    """Told: a rank begins to iterate over a `DataLoader` of a data set with indices.
+    """Told: a rank begins to iterate over a `DataLoader`.
 
     `number` counts what the rank iterates over, and stands for this iteration in later events.
     """

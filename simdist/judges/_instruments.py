@@ -20,7 +20,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from simdist.inside.torch import (
@@ -239,7 +238,7 @@ def _telling_of_beginnings(original: Callable[..., None]) -> Callable[..., None]
 
 def _tell_of_beginning(iterator: Any, loader: Any) -> None:
     process = _rank()
-    if process is None or not process.simulation.bus.hears(LoaderBegan) or isinstance(loader.dataset, IterableDataset):
+    if process is None or not process.simulation.bus.hears(LoaderBegan):
         return
     number = _numbers[iterator] = _begun[process] = _begun.get(process, -1) + 1
     _tell(process, LoaderBegan(process, loader, number, site_of(sys._getframe(2))))

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from simdist.judges._bits import bits_inside
 from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
+from simdist.judges._iterable_samples import IterableSamples
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.process import SimProcess
 from simdist.values import number_text, rank_text
@@ -40,6 +41,11 @@ class Samples(Judge):
     def begin(self, hearing: Hearing) -> None:
         """Look at what loaders hand out."""
         watch = _Watch(hearing)
+        without_indices = IterableSamples(hearing, watch.is_wrapped)
+        hearing.listen(LoaderBegan, without_indices.on_begin)
+        hearing.listen(BatchRead, without_indices.on_read)
+        hearing.listen(LoaderEnded, without_indices.on_end)
+        hearing.listen(OptimizerStepped, without_indices.on_step)
         hearing.listen(LoaderBegan, watch.on_begin)
         hearing.listen(BatchDrawn, watch.on_batch)
         hearing.listen(BatchRead, watch.on_read)
@@ -100,9 +106,15 @@ class _Watch:
         if event.model.process_group is not None and event.model.process_group.size() == self._hearing.world_size > 1:
             self._wrapped.add((event.process.life, event.process.rank))
 
+    def is_wrapped(self, process: SimProcess) -> bool:
+        """True if a rank has a model in DDP over all ranks."""
+        return (process.life, process.rank) in self._wrapped
+
     def on_begin(self, event: LoaderBegan) -> None:
         """A pass begins."""
         loader, rank = event.loader, self._rank(event.process)
+        if isinstance(loader.dataset, IterableDataset):
+            return
         sampler = loader.sampler
         if not isinstance(sampler, DistributedSampler | RandomSampler):
             sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", sampler)
@@ -160,7 +172,7 @@ class _Watch:
         if len(passes) == self._hearing.world_size:
             del self._passes[process.life, known.line, known.number]
             if "shares" not in self._done:
-                self._look_at_shares(passes, wrapped=(process.life, process.rank) in self._wrapped)
+                self._look_at_shares(passes, wrapped=self.is_wrapped(process))
         elif len(self._passes) > _MOST_PASSES:
             del self._passes[next(iter(self._passes))]
 

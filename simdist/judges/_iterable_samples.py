@@ -1,0 +1,116 @@
+"""Loaders over an `IterableDataset`, which has no indices: batches are told apart by the bits of their tensors.
+
+The ranks of a model in DDP do not all read the same batches, and the workers of one loader do not either. Either means
+that the data set hands out everything to each of them. Batches that are all alike say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from torch.utils.data import IterableDataset
+
+from simdist.judges._bits import bits_inside
+from simdist.judges._events import BatchRead, LoaderBegan, LoaderEnded, OptimizerStepped
+from simdist.judges._judge import Hearing, Moment
+from simdist.process import SimProcess
+
+__all__ = ["IterableSamples"]
+
+_MOST_PASSES = 64  # that some ranks have still to make; a rank so far behind has no such loader
+_Batch: TypeAlias = tuple[int | None, ...]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One iteration of one rank over a loader."""
+
+    moment: Moment
+    subject: str  # the class of the data set
+    workers: int
+    number: int  # which pass over loaders at this line
+    batches: list[_Batch] = field(default_factory=list)
+    trained: bool = False
+
+    @property
+    def says_something(self) -> bool:
+        """True if the batches can be told apart."""
+        return len(set(self.batches)) > 1 and all(None not in batch and batch for batch in self.batches)
+
+
+class IterableSamples:
+    """What the judge of samples remembers of these loaders in one world."""
+
+    def __init__(self, hearing: Hearing, is_wrapped: Callable[[SimProcess], bool]) -> None:
+        self._hearing = hearing
+        self._is_wrapped = is_wrapped
+        self._open: dict[tuple[int, int], dict[int, _Pass]] = {}  # by life and rank; by the number of the iteration
+        self._counts: dict[tuple[int, int, str], int] = {}  # passes by life, rank and line
+        self._ended: dict[tuple[int, str, int], dict[int, _Pass]] = {}  # by life, line and number; by rank
+        self._done: set[str] = set()
+
+    def on_begin(self, event: LoaderBegan) -> None:
+        """A pass begins."""
+        dataset, process = event.loader.dataset, event.process
+        if not isinstance(dataset, IterableDataset):
+            return
+        line = process.life, process.rank, event.where
+        number = self._counts[line] = self._counts.get(line, -1) + 1
+        self._open.setdefault(line[:2], {})[event.number] = _Pass(
+            self._hearing.moment(process, event.where), type(dataset).__name__, event.loader.num_workers, number
+        )
+
+    def on_read(self, event: BatchRead) -> None:
+        """A batch is there."""
+        known = self._open.get((event.process.life, event.process.rank), {}).get(event.number)
+        if known is not None:
+            known.batches.append(tuple(bits_inside(event.batch)))
+
+    def on_step(self, event: OptimizerStepped) -> None:
+        """The rank trains with what it iterates over."""
+        for each in self._open.get((event.process.life, event.process.rank), {}).values():
+            each.trained = True
+
+    def on_end(self, event: LoaderEnded) -> None:
+        """A pass is over."""
+        process = event.process
+        known = self._open.get((process.life, process.rank), {}).pop(event.number, None)
+        if known is None or not known.trained or not known.says_something:
+            return
+        self._look_at_workers(known)
+        ended = self._ended.setdefault((process.life, known.moment.where, known.number), {})
+        ended[process.rank] = known
+        if len(ended) == self._hearing.world_size:
+            del self._ended[process.life, known.moment.where, known.number]
+            if len(ended) > 1 and self._is_wrapped(process):
+                self._look_at_ranks(ended)
+        elif len(self._ended) > _MOST_PASSES:
+            del self._ended[next(iter(self._ended))]
+
+    def _look_at_workers(self, known: _Pass) -> None:
+        workers = known.workers
+        if "workers" in self._done or workers < 2 or len(known.batches) % workers:
+            return
+        shares = [known.batches[worker::workers] for worker in range(workers)]
+        if all(share == shares[0] for share in shares):
+            self._done.add("workers")
+            self._hearing.find(
+                f"all {workers} workers of a loader hand out the same batches: each sample is read {workers} times",
+                known.moment,
+                subject=known.subject,
+                notes=["the data set does not look at `get_worker_info()`"],
+            )
+
+    def _look_at_ranks(self, ended: dict[int, _Pass]) -> None:
+        first, second = (ended[rank] for rank in sorted(ended)[:2])
+        if "ranks" in self._done or any(each.batches != first.batches for each in ended.values()):
+            return
+        self._done.add("ranks")
+        self._hearing.find(
+            f"all {len(ended)} ranks read the same batches in pass {second.number}",
+            second.moment,
+            subject=second.subject,
+            notes=["DDP averages equal gradients then; the data set must give each rank a share of its own"],
+        )
