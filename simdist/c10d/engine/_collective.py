@@ -45,6 +45,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from simdist.c10d.calls import IN_PLACE, ROOTED
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import ABORTED, Done, Failed
 from simdist.c10d.engine._followed import Followed
@@ -55,7 +56,7 @@ from simdist.c10d.surface._events import CollectiveRead
 from simdist.c10d.surface._memory import freed_since
 from simdist.c10d.surface._modes import unseen
 from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import IN_PLACE, SimWork
+from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Flow as WireFlow
 from simdist.errors import InternalError, MismatchError
 from simdist.kernel import Timer
@@ -66,8 +67,6 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Communicator, Member
 
 __all__ = ["Arrival", "Collective", "Phase"]
-
-_ONE_BY_ONE = ("broadcast", "gather", "scatter", "reduce")  # the algorithm is asked whether ranks of these go early
 
 
 class Phase(IntEnum):
@@ -142,8 +141,8 @@ class Collective:
 
     def _set_operation(self, operation: Operation) -> None:
         self.operation = operation
-        # A rank may be done before all have come.
-        self._one_by_one = operation.name in _ONE_BY_ONE and self.communicator.backend.algorithm.lets_some_go(
+        # A rank may be done before all have come; the algorithm is asked of those that have a root.
+        self._one_by_one = operation.name in ROOTED and self.communicator.backend.algorithm.lets_some_go(
             operation, self.communicator.size
         )
 

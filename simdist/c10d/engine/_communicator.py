@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+from simdist.c10d.calls import REDUCTIONS
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._read import change_read, read_by
@@ -27,8 +28,6 @@ from simdist.process import SimProcess, Strike, carry_out, refusal_of
 from simdist.records import completed, issued
 
 __all__ = ["Communicator", "Member", "Queued"]
-
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
 def _do_nothing(_: Any = None) -> None:
@@ -370,7 +369,7 @@ class Communicator:
     def slowdowns(self, operation: Operation) -> tuple[float, float]:
         """How many times as long a message's latency is, and its data takes, in this operation: see `Cluster`."""
         cluster = self.network.cluster
-        if operation.name in _REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
+        if operation.name in REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
             return cluster.reduction_latency_slowdown, cluster.reduction_slowdown
         return 1.0, 1.0
 

@@ -43,6 +43,7 @@ from collections.abc import Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simdist.c10d.calls import RINGS
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import Blocked, Failed, Flow, Slowed
 from simdist.c10d.engine._hand_over import HandOver
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Followed"]
 
-_RINGS = ("all_reduce", "reduce_scatter", "all_gather")
 RING_FROM = 16  # ranks from which a ring is followed in arrays
 
 
@@ -155,7 +155,7 @@ class Followed:
         costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
         ring = None
         large = communicator.size >= RING_FROM and not (collective.mismatched or communicator.disturbed)
-        if large and (operation.name in _RINGS and not operation.is_list_of_reductions):
+        if large and (operation.name in RINGS and not operation.is_list_of_reductions):
             ring = algorithm.ring(operation, communicator.size)
         pace = None if self._wire is None else self._wire.pace
         if ring is None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from simdist.c10d.calls import COPIES, names_where
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
 from simdist.c10d.engine._program import Program
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HandOver"]
 
-_ROOTED = ("broadcast", "gather", "scatter")
-_BYTES_FOLLOWED = ("all_reduce", "reduce", "broadcast", "all_to_all")
+_BYTES_FOLLOWED = names_where(lambda row: row.payload in ("flat", "exchanged") and not row.is_message)
 
 
 class HandOver:
@@ -115,7 +115,7 @@ class HandOver:
         if collective.mismatched:
             return self._finish_mismatched(rank)
         operation = collective.operation
-        if operation.name in _ROOTED:
+        if operation.name in COPIES:
             return self._finish_rooted(rank, operation)
         communicator = collective.communicator
         algorithm = communicator.backend.algorithm

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from simdist.c10d.calls import SILENT, names_where
 from simdist.c10d.surface._modes import unseen
 from simdist.errors import SimdistError
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["change_read", "read_by"]
 
-_FROM_ROOT = ("broadcast", "scatter")
-_NOTHING = ("barrier", "monitored_barrier", "recv")
+_FROM_ROOT = names_where(lambda row: row.root == "gives")
 
 
 def read_by(operation: Operation, inputs: Any, rank: int) -> list[torch.Tensor]:
@@ -28,7 +28,7 @@ def read_by(operation: Operation, inputs: Any, rank: int) -> list[torch.Tensor]:
 
     `inputs` is what the data plane wants from it: a tensor, or a pair of what is filled and what is read.
     """
-    if operation.name in _NOTHING or (operation.name in _FROM_ROOT and rank != operation.root):
+    if operation.name in SILENT or (operation.name in _FROM_ROOT and rank != operation.root):
         return []
     read = inputs[1] if isinstance(inputs, tuple) else inputs
     if operation.name == "sparse_all_reduce":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from simdist.c10d.calls import COPIES
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import Ring
 from simdist.c10d.surface._arguments import Arguments
@@ -120,7 +121,7 @@ class Algorithm(ABC):
 
     def lets_some_go(self, operation: Operation, ranks: int) -> bool:
         """True if a rank may be done before all have come."""
-        return operation.name in ("broadcast", "gather", "scatter")
+        return operation.name in COPIES
 
     def leave_reduce(
         self,

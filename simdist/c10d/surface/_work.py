@@ -30,11 +30,7 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d.engine._communicator import Member
 
-__all__ = ["IN_PLACE", "Blockers", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
-
-# Operations whose tensors hold something definite even after a failure: what the program put there, and sums of it. The
-# others fill tensors that may have held anything.
-IN_PLACE = ("all_reduce", "reduce", "sparse_all_reduce", "send")
+__all__ = ["Blockers", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
 
 _NO_TIMEOUT = timedelta(0)
 

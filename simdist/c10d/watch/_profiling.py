@@ -39,7 +39,7 @@ ProfiledCall = tuple[str, list[list[int]], int, "SimWork"]
 _PARAMETERS, _WAIT = "record_param_comms", "wait"
 _FUNCTION_SCOPE = 0  # at::RecordScope::FUNCTION
 # What ProcessGroupNCCL calls its operations there, where it is not what it calls their works.
-_NAMES = {"all_reduce": "allreduce", "all_reduce_barrier": "barrier", "allreduce_coalesced": "allreduce_coalesced"}
+_NAMES = {"all_reduce": "allreduce", "all_reduce_barrier": "barrier"}
 _TYPES = {
     torch.float32: "Float",
     torch.float64: "Double",

@@ -21,7 +21,6 @@ from simdist.c10d.backends.nccl._operands import (
 )
 from simdist.c10d.backends.nccl._reductions import NcclReductions
 from simdist.c10d.surface._calls import lists_of, root_of
-from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._modes import visible
 from simdist.device import devices_of_this_process
 from simdist.errors import UnsupportedError
@@ -383,6 +382,4 @@ _REFUSED = {
 }
 for _name, _way_out in _REFUSED.items():
     setattr(NcclProcessGroup, _name, _refuse(_name, _way_out))
-for _old, _new in group_class_aliases.items():
-    setattr(NcclProcessGroup, _old, getattr(NcclProcessGroup, _new))
 visible(NcclProcessGroup)

@@ -17,6 +17,7 @@ from simdist.c10d.backends.nccl._timing import estimated_us
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.kernels._nan import device_assert, holds_nan
 from simdist.c10d.backends.nccl.watch._recorder import Entry, stack
+from simdist.c10d.calls import KERNELS, MESSAGES
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Call", "NcclGroup", "flat"]
 
 Tensor = torch.Tensor
-_MESSAGES = ("all_to_all", "gather", "scatter")  # made of messages, of which NCCL drops none, and torch empty ones
 _MOST_LAUNCHED = 1024  # that have not ended: a device takes no more, and the host waits
 
 
@@ -288,7 +288,7 @@ class NcclGroup(NcclMember):
         work.group, work.op_type, work.blocks, work.calls = self, op_type, blocks, []
         # It is gathered into one tensor, which the future has, and copied from there.
         work.in_one = op_type == "ALLGATHER" and len({each.shape for each in outputs}) == 1
-        work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
+        work.number = self._numbers[calls[0].operation.name in MESSAGES]
         work.numel_in, work.numel_out = _elements(inputs), _elements(outputs)
         work.connection = connection
         work.host_limit_ns = limit_ns if self.environment.blocking_wait else 0
@@ -325,10 +325,10 @@ class NcclGroup(NcclMember):
             if streams.error is not None:
                 part.lost = part.begun = True  # nothing runs on this device any more
                 part.forget()
-            elif part.operation.name in ("send", "recv"):
+            elif part.operation.name in MESSAGES:
                 connection.post(part)
-            elif not part.operation.size and part.operation.name not in _MESSAGES:
-                # NCCL drops it: no kernel, and nobody waits for anybody
+            elif not part.operation.size and part.operation.name in KERNELS:
+                # NCCL drops it: no kernel, and nobody waits for anybody. Of messages it drops none, torch empty ones.
                 begin.when_known(functools.partial(_skip, part))
             else:
                 connection.call(part)
@@ -337,7 +337,7 @@ class NcclGroup(NcclMember):
         self.watchdog.watch(work)
         if not self.environment.blocking_wait:
             self._enqueued = work.number
-        if self.timing and calls[0].operation.name not in ("send", "recv"):
+        if self.timing and calls[0].operation.name not in MESSAGES:
             self.keep_begun(work)
         if blocks and not asynchronous:
             streams.synchronize(index, current)

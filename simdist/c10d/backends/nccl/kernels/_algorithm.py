@@ -22,7 +22,6 @@ __all__ = ["Calls", "NcclAlgorithm", "operands"]
 
 Tensor = torch.Tensor
 Calls = Sequence[tuple[Operation, Any, Any]]
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
 class NcclAlgorithm(StreamAlgorithm):
