@@ -2,7 +2,7 @@
 
 Five wings, each importing only those before it: `calls` lists the collectives, `surface` is what torch calls, `engine`
 the life of an operation, `backends` what differs between Gloo and others, `watch` who looks on, as listeners and judges
-on the bus (what is told and announced there: `surface/_events.py`). `_install.py` puts all of it where torch looks, and
+on the bus (what is told and announced there: `calls/_events.py`). `_install.py` puts all of it where torch looks, and
 swaps what torch keeps per process (`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds
 what stands there instead of torch's own.
 """
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from simdist.c10d._makers import group_maker
     from simdist.c10d._rank_state import RankState
     from simdist.c10d.backends import GLOO, IDEAL
-    from simdist.c10d.engine import Backend, Done, Flow
-    from simdist.c10d.surface import Operation
-    from simdist.c10d.surface._callsite import issued_by_torch
-    from simdist.c10d.surface._events import (
+    from simdist.c10d.calls._events import (
         CollectiveRead,
         MembersAwaited,
         MembersMet,
@@ -33,7 +30,10 @@ if TYPE_CHECKING:
         WorkIssued,
         WorkWaited,
     )
-    from simdist.c10d.surface._modes import unseen_steps
+    from simdist.c10d.calls._operation import Operation
+    from simdist.c10d.calls._unseen import unseen_steps
+    from simdist.c10d.engine import Backend, Done, Flow
+    from simdist.c10d.surface._callsite import issued_by_torch
     from simdist.c10d.surface._store import StoreServer
     from simdist.c10d.surface._tcp_store import host_server
     from simdist.c10d.surface.state._generators import torch_generator
@@ -73,29 +73,29 @@ _HOMES = {
     "GLOO": "backends",
     "IDEAL": "backends",
     "Backend": "engine",
-    "CollectiveRead": "surface._events",
+    "CollectiveRead": "calls._events",
     "Done": "engine",
     "Flow": "engine",
-    "MembersAwaited": "surface._events",
-    "MembersMet": "surface._events",
-    "MessageRead": "surface._events",
-    "Operation": "surface",
-    "OperationAdmitted": "surface._events",
-    "OperationCalled": "surface._events",
-    "PayloadSampled": "surface._events",
+    "MembersAwaited": "calls._events",
+    "MembersMet": "calls._events",
+    "MessageRead": "calls._events",
+    "Operation": "calls._operation",
+    "OperationAdmitted": "calls._events",
+    "OperationCalled": "calls._events",
+    "PayloadSampled": "calls._events",
     "RankState": "_rank_state",
-    "StoreRequested": "surface._events",
-    "StoreServed": "surface._events",
+    "StoreRequested": "calls._events",
+    "StoreServed": "calls._events",
     "StoreServer": "surface._store",
     "TorchState": "_install",
-    "WorkIssued": "surface._events",
-    "WorkWaited": "surface._events",
+    "WorkIssued": "calls._events",
+    "WorkWaited": "calls._events",
     "group_maker": "_makers",
     "host_server": "surface._tcp_store",
     "issued_by_torch": "surface._callsite",
     "problems_at_end": "watch._strict",
     "torch_generator": "surface.state._generators",
-    "unseen_steps": "surface._modes",
+    "unseen_steps": "calls._unseen",
 }
 
 

@@ -46,17 +46,17 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.c10d.calls import IN_PLACE, ROOTED
+from simdist.c10d.calls._events import CollectiveRead
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._unseen import unseen
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import ABORTED, Done, Failed
 from simdist.c10d.engine._followed import Followed
 from simdist.c10d.engine._mismatch import describe_mismatch
 from simdist.c10d.engine._strikes import Strikes
 from simdist.c10d.engine._wire import LIGHT_NS
-from simdist.c10d.surface._events import CollectiveRead
 from simdist.c10d.surface._memory import freed_since
-from simdist.c10d.surface._modes import unseen
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Flow as WireFlow
 from simdist.errors import InternalError, MismatchError
 from simdist.kernel import Timer

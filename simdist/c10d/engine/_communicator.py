@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from simdist.c10d.calls import REDUCTIONS
+from simdist.c10d.calls._events import OperationAdmitted, OperationCalled, WorkIssued
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._read import change_read, read_by
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
-from simdist.c10d.engine._read import change_read, read_by
 from simdist.c10d.engine._strategies import Algorithm, Backend
 from simdist.c10d.engine._wire import LIGHT_NS, FollowedLoad, WireCost
-from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Load, Network, Path
 from simdist.errors import InternalError, SimdistError
 from simdist.kernel import EVERYTHING, Simulation

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine._strategies import Algorithm
 from simdist.c10d.surface._memory import as_bytes, checksum
-from simdist.c10d.surface._operation import Operation
 from simdist.native import copy_each
 
 __all__ = [

@@ -44,13 +44,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simdist.c10d.calls import RINGS
+from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import Blocked, Failed, Flow, Slowed
 from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
 from simdist.c10d.engine._wire import LIGHT_NS
-from simdist.c10d.surface._modes import unseen
 from simdist.cluster import Flow as WireFlow
 from simdist.cluster import Load
 from simdist.kernel import Timer

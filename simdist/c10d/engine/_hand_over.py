@@ -21,13 +21,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.calls import COPIES, names_where
+from simdist.c10d.calls._events import CollectiveRead
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
-from simdist.c10d.surface._events import CollectiveRead
 from simdist.c10d.surface._memory import checksum
-from simdist.c10d.surface._operation import Operation
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._collective import Collective

@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from simdist.c10d.calls._events import MessageRead, WorkIssued
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._read import change_read
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._matching import Matching
 from simdist.c10d.engine._message import P2PWork
-from simdist.c10d.engine._read import change_read
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._callsite import call_site
-from simdist.c10d.surface._events import MessageRead, WorkIssued
-from simdist.c10d.surface._operation import Operation
 from simdist.errors import MismatchError
 from simdist.process import Strike, refusal_of
 from simdist.records import failed, message_completed, message_issued

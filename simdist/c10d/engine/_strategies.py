@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from simdist.c10d.calls import COPIES
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import Ring
 from simdist.c10d.surface._arguments import Arguments
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Cluster
 from simdist.errors import InternalError
 

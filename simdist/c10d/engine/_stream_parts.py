@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from simdist.c10d.engine._read import change_read
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._read import change_read
+from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine._wire import LIGHT_NS
-from simdist.c10d.surface._modes import unseen
-from simdist.c10d.surface._operation import Operation
 from simdist.cluster import Flow as WireFlow
 from simdist.device import Mark, block_of, claim, latest, release
 from simdist.errors import MismatchError

@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
+from simdist.c10d.calls._events import OperationAdmitted
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine._communicator import Communicator, Member
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._strategies import StreamAlgorithm
 from simdist.c10d.engine._stream_parts import Part, StreamCollective
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._events import OperationAdmitted
-from simdist.c10d.surface._modes import unseen
-from simdist.c10d.surface._operation import Operation
 from simdist.device import latest
 from simdist.errors import MismatchError
 from simdist.frames import user_frame, user_line

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from simdist.c10d.calls._operation import Shapes
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface._compat import ProcessGroup, reduce_name, said_by, timeout_ns
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.c10d.surface._operation import Shapes
-from simdist.c10d.surface._work import SimWork
 
 __all__ = ["Calls", "lists_of", "reduction_of", "root_of"]
 

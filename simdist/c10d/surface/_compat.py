@@ -16,7 +16,6 @@ from simdist.inside import torch as inside
 
 __all__ = [
     "REDUCE_NAMES",
-    "Future",
     "ProcessGroup",
     "Store",
     "Work",
@@ -31,7 +30,6 @@ __all__ = [
 ProcessGroup: Any = dist.ProcessGroup
 Store: Any = inside.Store
 Work: Any = inside.Work
-Future: Any = torch.futures.Future
 
 REDUCE_NAMES: dict[Any, str] = {
     dist.ReduceOp.SUM: "sum",

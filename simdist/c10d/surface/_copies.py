@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from simdist.c10d.calls._operation import Shapes
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, root_of
 from simdist.c10d.surface._compat import ProcessGroup, said_by
 from simdist.c10d.surface._layout import delivered, put, source, targets, then
-from simdist.c10d.surface._operation import Shapes
-from simdist.c10d.surface._work import SimWork
 
 __all__ = ["Copies"]
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from simdist.c10d.calls import MESSAGES, METHODS
+from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._layout import then
 from simdist.c10d.surface._memory import is_plain_or_sparse
-from simdist.c10d.surface._modes import dispatch_modes, function_modes, visible
+from simdist.c10d.surface._modes import visible
 from simdist.device import HostCopies
 from simdist.errors import UnsupportedError
 

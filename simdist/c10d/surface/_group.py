@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from simdist.c10d.calls._events import MembersAwaited, MembersMet
 from simdist.c10d.surface._copies import Copies
 from simdist.c10d.surface._coverage import METHODS, Coverage
-from simdist.c10d.surface._events import MembersAwaited, MembersMet
 from simdist.c10d.surface._memory import require_memory
 from simdist.c10d.surface._modes import visible
 from simdist.c10d.surface._reductions import Reductions

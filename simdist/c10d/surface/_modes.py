@@ -8,72 +8,35 @@ do what the method does. What no backend of ours has memory for (meta, quantized
 torch's own kernels: they ignore it or refuse it. The kernels at that key stand only from the first such call of a world
 until its end; calls of threads that are no ranks pass through them.
 
-Whatever moves data does so without modes, and in inference mode from the first inference tensor on, as Gloo, which
-works on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the
-tensors of all.
+What moves data does so unseen: see `calls/_unseen.py`.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 
 from simdist.c10d.calls import METHODS, RENAMED, Method
+from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._compat import ProcessGroup, Work
 from simdist.c10d.surface._layout import joint
 from simdist.inside.torch import (
     DispatchKey,
     calls_override,
-    count_dispatch_modes,
-    count_function_modes,
     keys_of,
-    with_inference,
     without_functions,
     without_modes,
 )
 from simdist.process import Patches, current_process, current_runtime
 
-__all__ = ["dispatch_modes", "function_modes", "unseen", "unseen_steps", "visible"]
+__all__ = ["visible"]
 
-_P = ParamSpec("_P")
-
-# How many modes of each kind the calling thread has pushed.
-dispatch_modes = count_dispatch_modes
-function_modes = count_function_modes
 _HERE = DispatchKey.BackendSelect
 _DENSE = DispatchKey.CPU, DispatchKey.CUDA
-
-
-def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate a function that moves data, no matter whose tensors they are, so that no mode sees what it does."""
-
-    @functools.wraps(method)
-    def do(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
-            method(*args, **kwargs)
-            return
-        with with_inference(_memory.inference_tensors), without_modes(), without_functions():
-            method(*args, **kwargs)
-
-    return do
-
-
-def unseen_steps(step: Callable[[], None]) -> Callable[[], None]:
-    """Likewise for a step of the simulation. Hot: so without the names and arguments that a decorator cares for."""
-
-    def do() -> None:
-        if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
-            step()
-            return
-        with with_inference(_memory.inference_tensors), without_modes(), without_functions():
-            step()
-
-    return do
 
 
 def _has_classes(given: Any) -> bool:

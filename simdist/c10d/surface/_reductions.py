@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from simdist.c10d.calls._operation import Shapes
+from simdist.c10d.calls._unseen import dispatch_modes, function_modes
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, reduction_of, root_of
 from simdist.c10d.surface._compat import reduce_name, timeout_ns
 from simdist.c10d.surface._layout import delivered, joint, source, targets, then
-from simdist.c10d.surface._modes import dispatch_modes, function_modes
-from simdist.c10d.surface._operation import Shapes
-from simdist.c10d.surface._work import SimWork
 
 __all__ = ["Reductions"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from simdist.c10d.calls import MESSAGES
+from simdist.c10d.calls._events import MessageRead, OperationAdmitted, WorkIssued
 from simdist.c10d.engine import P2PWork
 from simdist.c10d.surface._callsite import issued_by_torch
-from simdist.c10d.surface._events import MessageRead, OperationAdmitted, WorkIssued
 from simdist.c10d.surface._memory import checksum, flat
 from simdist.errors import StrictError
 from simdist.frames import user_line

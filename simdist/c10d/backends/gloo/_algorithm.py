@@ -8,8 +8,8 @@ import torch
 
 from simdist.c10d.backends.gloo import _costs, _folds, _schedules
 from simdist.c10d.calls import RINGS
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine import Algorithm, Phase, Program, Ring, Sizes
-from simdist.c10d.surface import Operation
 
 __all__ = ["GlooAlgorithm"]
 

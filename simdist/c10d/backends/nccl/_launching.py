@@ -18,13 +18,13 @@ from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.kernels._nan import device_assert, holds_nan
 from simdist.c10d.backends.nccl.watch._recorder import Entry, stack
 from simdist.c10d.calls import KERNELS, MESSAGES
+from simdist.c10d.calls._events import WorkIssued
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._events import WorkIssued
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import SimWork
 from simdist.device import current_stream, latest, memory_of
 from simdist.frames import user_frame, user_line
 from simdist.inside.torch import Place

@@ -22,8 +22,8 @@ from simdist.c10d.backends.nccl._operands import (
     require_devices,
 )
 from simdist.c10d.backends.nccl._words import nccl_error
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.surface._calls import root_of
-from simdist.c10d.surface._operation import Operation
 from simdist.inside.torch import Place
 
 __all__ = ["NcclReductions"]

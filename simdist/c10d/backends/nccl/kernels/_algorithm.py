@@ -11,9 +11,9 @@ from simdist.c10d.backends.nccl.kernels import _folds
 from simdist.c10d.backends.nccl.kernels._collisions import LARGEST_LL, Plan, collide, collide_messages
 from simdist.c10d.backends.nccl.kernels._folds import Operand
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine import Collision, StreamAlgorithm
 from simdist.c10d.engine._data import CHECKSUM_BYTES
-from simdist.c10d.surface import Operation
 from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.cluster import Cluster
 from simdist.native import copy_each

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from simdist.c10d.engine import read_by
-from simdist.c10d.surface import Operation
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._read import read_by
 
 __all__ = ["device_assert", "holds_nan"]
 

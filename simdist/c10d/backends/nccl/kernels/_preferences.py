@@ -23,7 +23,7 @@ from simdist.errors import UnsupportedError
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
-    from simdist.c10d.surface import Operation
+    from simdist.c10d.calls._operation import Operation
 
 __all__ = ["Preferences", "preferences"]
 

@@ -23,7 +23,7 @@ from simdist.c10d.backends.nccl.kernels._folds import Tree
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences
 from simdist.c10d.backends.nccl.kernels._tuning import Choice, Graph, choose, shrunk_channels
 from simdist.c10d.calls import KERNELS
-from simdist.c10d.surface import Operation
+from simdist.c10d.calls._operation import Operation
 from simdist.cluster import Cluster, NcclModel
 from simdist.errors import UnsupportedError
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from simdist.c10d.calls import SILENT, names_where
-from simdist.c10d.surface._modes import unseen
+from simdist.c10d.calls._unseen import unseen
 from simdist.errors import SimdistError
 
 if TYPE_CHECKING:
-    from simdist.c10d.surface import Operation
+    from simdist.c10d.calls._operation import Operation
 
 __all__ = ["change_read", "read_by"]
 
