@@ -28,7 +28,7 @@ from simdist.kernel import Task, Wait
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine._communicator import Member
+    from simdist.c10d.calls._member import Member
 
 __all__ = ["Blockers", "Future", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
 

@@ -11,7 +11,7 @@ when nothing is wrong, `_wire.py` what all this puts on the network;
 Nothing here knows a backend's name: what differs between backends is said by their strategies.
 """
 
-from simdist.c10d.engine._communicator import Communicator, Member, Queued
+from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
 from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._message import P2PWork
@@ -41,13 +41,11 @@ __all__ = [
     "Failure",
     "Flow",
     "Mailbox",
-    "Member",
     "MonitoredBarrier",
     "P2PWork",
     "Phase",
     "Program",
     "ProgramBuilder",
-    "Queued",
     "Ring",
     "RingFlow",
     "Sizes",

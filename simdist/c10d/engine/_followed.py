@@ -193,7 +193,7 @@ class Followed:
         return self._communicator.backend.algorithm.slot(self._collective.arrivals[rank].operation)
 
     def _sizes(self, rank: int) -> tuple[list[int], list[int]]:
-        return _data.exchange_sizes(self._collective.arrivals[rank].inputs)
+        return _data.exchange_sizes(self._collective.arrivals[rank].exchanged)
 
     def _enter_ring(self, flow: RingFlow, ranks: list[int]) -> None:
         for rank in ranks:

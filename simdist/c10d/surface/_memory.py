@@ -171,7 +171,7 @@ def freed_since(given: Any) -> RuntimeError | None:
                 f"the storage of a tensor of {each.numel()} elements was freed while an operation still used it. Wait "
                 "for the operation first; a real process would read or write memory that belongs to something else"
             )
-        if type(each) is list or type(each) is tuple:
+        if isinstance(each, (list, tuple)):
             error = freed_since(each)
             if error is not None:
                 return error

@@ -135,7 +135,7 @@ def _comparing(name: str, method: Method) -> Callable[..., Any]:
             self.compare(method.op_type, tensors)
             return getattr(self.wrapped_pg, method.name)(*args, **kwargs)
         finally:
-            self.wrapped_pg.ahead = None
+            self._member.ahead = None
 
     call.__name__, call.__doc__ = method.name, f"Compare what the ranks call, then `{method.name}`."
     call.__signature__ = signature  # type: ignore[attr-defined]  # of any function

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.calls import MESSAGES
-from simdist.c10d.engine import Queued
+from simdist.c10d.calls._member import Queued
 from simdist.errors import SimdistError
 from simdist.frames import is_ours
 from simdist.inside.torch import c10d_bindings

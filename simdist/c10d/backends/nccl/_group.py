@@ -20,6 +20,7 @@ from simdist.c10d.backends.nccl._operands import (
     require_devices,
 )
 from simdist.c10d.backends.nccl._reductions import NcclReductions
+from simdist.c10d.calls._payload import Exchanged, Gathered, Scattered
 from simdist.c10d.surface._calls import lists_of, root_of
 from simdist.c10d.surface._modes import visible
 from simdist.device import devices_of_this_process
@@ -66,7 +67,7 @@ class NcclProcessGroup(NcclReductions):
         def make() -> list[Call]:
             data = flat(tensor)
             operation = self._operation("all_gather", tensor, bytes_of(data))
-            return [Call(operation, ([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
+            return [Call(operation, Gathered([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
 
         return self._collective("all_gather", ("ALLGATHER", "all_gather"), make, [tensor], outputs, opts)
 
@@ -115,7 +116,7 @@ class NcclProcessGroup(NcclReductions):
                 data, whole = flat(tensor), flat(output)
                 parts = list(whole.chunk(self._size)) if whole.numel() else [whole] * self._size
                 operation = self._operation("all_gather", tensor, bytes_of(data))
-                calls.append(Call(operation, (parts, data), [(tensor, data)], [output]))
+                calls.append(Call(operation, Gathered(parts, data), [(tensor, data)], [output]))
             return calls
 
         return self._collective("all_gather", kind, make, tensors, outputs, opts)
@@ -138,7 +139,7 @@ class NcclProcessGroup(NcclReductions):
             data = flat(tensor)
             operation = self._operation("gather", tensor, bytes_of(data), root=root)
             flats = None if outputs is None else [flat(each) for each in outputs]
-            return [Call(operation, (flats, data), [(tensor, data)], outputs or [])]
+            return [Call(operation, Gathered(flats, data), [(tensor, data)], outputs or [])]
 
         return self._collective("gather", ("GATHER", "gather"), make, [tensor], outputs or [], opts)
 
@@ -178,7 +179,7 @@ class NcclProcessGroup(NcclReductions):
             operation = self._operation("scatter", tensor, bytes_of(data), root=root)
             flats = None if inputs is None else [flat(each) for each in inputs]
             reads = [] if inputs is None else list(zip(inputs, flats or [], strict=True))
-            return [Call(operation, (data, flats), reads, [tensor])]
+            return [Call(operation, Scattered(data, flats), reads, [tensor])]
 
         return self._collective("scatter", ("SCATTER", "scatter"), make, inputs or [tensor], [tensor], opts)
 
@@ -239,7 +240,7 @@ class NcclProcessGroup(NcclReductions):
             reads = list(zip(inputs, sent, strict=True)) if len(inputs) == len(sent) else []
             if not reads:
                 reads = [(inputs[0], each) for each in sent]
-            return [Call(operation, (received, sent), reads, outputs, partners=self._partners(received, sent))]
+            return [Call(operation, Exchanged(received, sent), reads, outputs, partners=self._partners(received, sent))]
 
         return self._collective("all_to_all", (op_type, "all_to_all"), make, inputs, outputs, opts)
 

@@ -20,6 +20,7 @@ from simdist.c10d.backends.nccl.watch._recorder import Entry, stack
 from simdist.c10d.calls import KERNELS, MESSAGES
 from simdist.c10d.calls._events import WorkIssued
 from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Payload
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
@@ -28,9 +29,10 @@ from simdist.c10d.surface import _memory
 from simdist.device import current_stream, latest, memory_of
 from simdist.frames import user_frame, user_line
 from simdist.inside.torch import Place
+from simdist.process import Strike
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine import Member
+    from simdist.c10d.calls._member import Member
 
 __all__ = ["Call", "NcclGroup", "flat"]
 
@@ -47,11 +49,11 @@ def flat(tensor: Tensor) -> Tensor:
 class Call:
     """One call of an operation, with what the data plane wants of it, until it is launched.
 
-    `reads` are tensors that are only read, each with what stands for it in `inputs`; `writes` are filled.
+    `reads` are tensors that are only read, each with what stands for it in `payload`; `writes` are filled.
     """
 
     operation: Operation
-    inputs: Any
+    payload: Payload
     reads: list[tuple[Tensor, Tensor]]
     writes: list[Tensor]
     reduction_operands: Any = ()
@@ -59,7 +61,7 @@ class Call:
     peer: int = -1
     partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
     sequence: int = -1
-    strike: Any = None
+    strike: Strike | None = None
     change: Callable[[Any], Any] | None = None
 
 
@@ -79,8 +81,6 @@ class _Block:
 class NcclGroup(NcclMember):
     """A group whose calls are launched on devices."""
 
-    ahead: tuple[Any, ...] | None = None  # what was announced ahead of its call has left to strike
-
     def __init__(self, member: Member, store: Any, size: int, options: NcclOptions) -> None:
         super().__init__(member, store, size, options)
         self._block: _Block | None = None
@@ -94,20 +94,14 @@ class NcclGroup(NcclMember):
         Raises:
             Exception: a fault has it in place of the call.
         """
-        self.ahead = (self._announced(name),)
+        self._member.require_caller()
+        self._member.call_ahead(name)
 
-    def _announced(self, name: str) -> Any:
-        communicator = self._communicator
-        if self.ahead is not None:
-            (strike,), self.ahead = self.ahead, None
-            return strike
-        communicator.simulation.check()
-        current = communicator.simulation.current
-        if current is not None and current.context is not self._member.process:
-            self._member.refuse_stranger(current.context)
-        if not communicator.simulation.bus.active:
-            return None
-        return communicator.announce(self._member, name, self._member.sequence)
+    def _called(self, name: str) -> Strike | None:
+        member = self._member
+        if member.ahead is None:
+            member.require_caller()
+        return member.called(name, member.sequence) if self._communicator.simulation.bus.active else None
 
     def _collective(
         self,
@@ -131,11 +125,11 @@ class NcclGroup(NcclMember):
             self._connection(index)
             self._estimated += [call.operation for call in make()]
             return self._waits_for_nothing(name, outputs)
-        strike = self._announced(name)
+        strike = self._called(name)
         connection = self._connection(index)
         asynchronous = getattr(opts, "asyncOp", True)
         limit_ns = self._timeout_ns  # torch takes no other
-        member, communicator = self._member, self._communicator
+        member = self._member
         block = self._block
         if block is None or not block.has_collectives:  # those of a block share one number
             self._numbers = self._numbers[0] + 1, self._numbers[1]
@@ -151,10 +145,10 @@ class NcclGroup(NcclMember):
             for call in calls:
                 self.preferences.require(call.operation)
         for call in calls:
-            call.sequence = communicator.note_collective(
-                member, call.operation, call.reduction_operands, outputs, limit_ns, asynchronous=asynchronous
+            call.sequence = member.issued(
+                call.operation, None, outputs, limit_ns, asynchronous, operands=call.reduction_operands
             )
-        calls[0].strike, calls[0].change = strike or None, member.taken_change()
+        calls[0].strike, calls[0].change = strike, member.taken_change()
         self._look_for_nan(connection, calls)
         if block is not None:
             block.calls += calls
@@ -204,7 +198,7 @@ class NcclGroup(NcclMember):
     def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> SimWork | None:
         """Launch a send or a receive; in a block, remember it. The tag means nothing to NCCL."""
         tensor = _arguments.single(tensors, message=True)
-        strike = self._announced(kind)
+        strike = self._called(kind)
         block, index = self._block, tensor.get_device()
         if block is None and peer == self.rank():
             raise self._self_message()
@@ -214,8 +208,8 @@ class NcclGroup(NcclMember):
         size = data.numel() * data.element_size()
         operation = Operation(kind, size, data.element_size(), tensor.dtype, tuple(tensor.shape))
         call = Call(operation, data, [(tensor, data)] if kind == "send" else [], [tensor] if kind == "recv" else [])
-        call.peer, call.strike, call.change = peer, strike or None, self._member.taken_change()
-        call.sequence = self._communicator.note_message(self._member, operation, peer)
+        call.peer, call.strike, call.change = peer, strike, self._member.taken_change()
+        call.sequence = self._member.post(kind, size, operation.dtype_name, operation.shape, peer)
         self._look_for_nan(connection, [call])
         if block is not None:
             block.calls.append(call)
@@ -240,7 +234,7 @@ class NcclGroup(NcclMember):
 
     def _look_for_nan(self, connection: Connection, calls: list[Call]) -> None:
         """A kernel before the operation's that fails where an input holds a NaN, if that is asked for."""
-        if self._nan_check and any(holds_nan(call.operation, call.inputs, self.rank()) for call in calls):
+        if self._nan_check and any(holds_nan(call.operation, call.payload, self.rank()) for call in calls):
             streams = connection.streams_of(self.rank())
             streams.error = device_assert()
             self.watchdog.notice_device_error(streams.error)
@@ -297,7 +291,7 @@ class NcclGroup(NcclMember):
             entry.work = work
         parts = []
         for call in calls:
-            part = Part(connection, rank, call.operation, call.inputs, begin, call.reads, call.writes, call.factor)
+            part = Part(connection, rank, call.operation, call.payload, begin, call.reads, call.writes, call.factor)
             part.sequence, part.strike, part.change, part.peer = call.sequence, call.strike, call.change, call.peer
             part.partners = call.partners
             part.work = work

@@ -32,7 +32,7 @@ from simdist.inside.torch import Place
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine import Member
+    from simdist.c10d.calls._member import Member
 
 __all__ = ["NcclMember"]
 

@@ -22,7 +22,8 @@ from simdist.c10d.backends.nccl._operands import (
     require_devices,
 )
 from simdist.c10d.backends.nccl._words import nccl_error
-from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._operation import Operation, key_of
+from simdist.c10d.calls._payload import Scattered
 from simdist.c10d.surface._calls import root_of
 from simdist.inside.torch import Place
 
@@ -35,17 +36,22 @@ class NcclReductions(NcclGroup):
     """A group as far as it reduces."""
 
     def _operation(
-        self, name: str, tensor: Tensor, size: int, reduction: str = "", root: int = -1, shape: Any = None
+        self,
+        name: str,
+        tensor: Tensor,
+        size: int,
+        reduction: str = "",
+        root: int = -1,
+        shape: tuple[int, ...] | None = None,
     ) -> Operation:
         check_type(name, tensor.dtype)
         if reduction:
             check_reduction(reduction, tensor.dtype)
-        key = (name, size, tensor.element_size(), tensor.dtype, tensor.shape if shape is None else shape)
-        communicator = self._communicator
-        whole = (*key, reduction, root, None)
-        known = communicator.known.get(whole)
+        shape = tensor.shape if shape is None else shape
+        key = key_of((name, size, tensor.element_size(), tensor.dtype, shape, reduction, root, None))
+        known = self._communicator.known.get(key)
         if known is None:
-            known = communicator.known[whole] = communicator.new_operation(whole)
+            known = self._communicator.known[key] = self._communicator.new_operation(key)
         return known
 
     # -- reductions ----------------------------------------------------------------------------------------------
@@ -146,7 +152,7 @@ class NcclReductions(NcclGroup):
         reads = list(zip(inputs, chunks, strict=True)) if len(inputs) == len(chunks) else []
         if not reads:  # one tensor, whose parts stand for it
             reads = [(inputs[0], chunk) for chunk in chunks]
-        return Call(operation, (data, chunks), reads, [output], [inputs], factor)
+        return Call(operation, Scattered(data, chunks), reads, [output], [inputs], factor)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Reduce one tensor, and keep this rank's part of it."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from simdist.c10d.backends.nccl.kernels import _folds
-from simdist.c10d.backends.nccl.kernels._algorithm import Calls, NcclAlgorithm, operands
+from simdist.c10d.backends.nccl.kernels._algorithm import Calls, NcclAlgorithm, brought, operands
 from simdist.c10d.backends.nccl.kernels._collisions import Plan
 from simdist.c10d.backends.nccl.kernels._folds import Tree
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences
@@ -122,7 +122,7 @@ class TunedAlgorithm(NcclAlgorithm):
         return Plan(chosen.protocol, self.channels(operation), loop_bytes, trees)
 
     def _all_reduce(self, calls: Calls) -> list[Tensor]:
-        datas = [inputs for _, inputs, _ in calls]
+        datas = brought(calls, Tensor)
         operation = calls[0][0]
         chosen, channels = self.choice(operation), self.channels(operation)
         given = operands(calls, datas)
