@@ -57,7 +57,7 @@ class Member:
         self.number = 0  # the group's sequence number as torch counts it: operations of any kind, by their parts
         self.messages = 0  # those of them that are the caller's sends and receives
         self.parts = 0  # collectives that stand for another's parts
-        self.on_queued: Callable[[tuple[int, ...]], None] = _do_nothing  # given the fields of a `Queued`
+        self.on_queued: Callable[[tuple[int, ...]], None] | None = None  # given the fields of a `Queued`
         self.place = 0  # of the group among those of its process
         self.pending: dict[SimWork, None] = {}  # issued and not settled
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
@@ -169,7 +169,8 @@ class Member:
         bus = simulation.bus
         # What a `Queued` holds, as a plain tuple: see there.
         on_queued = self.on_queued
-        on_queued((self.place, operation.index, sequence, self.number, self.messages, now, timeout_ns))
+        if on_queued is not None:
+            on_queued((self.place, operation.index, sequence, self.number, self.messages, now, timeout_ns))
         if bus.active and not refused:
             later = operands is not None
             if bus.wants(OperationAdmitted):

@@ -86,10 +86,14 @@ class Part:
 
     def claim(self) -> None:
         """It does not begin at once: hold what it will read and write."""
-        self._claims = [claim(tensor, self, writes=False) for tensor, _ in self._reads if tensor.is_cuda]
-        self._claims += [claim(tensor, self, writes=True) for tensor in self._writes if tensor.is_cuda]
         # From here on it keeps no storage of a device: what the program gives up is free.
-        self._flats = [(weakref.ref(block_of(tensor)), flat) for tensor, flat in self._reads if tensor.is_cuda]
+        for tensor, flat in self._reads:
+            if tensor.is_cuda:
+                self._claims.append(claim(tensor, self, writes=False))
+                self._flats.append((weakref.ref(block_of(tensor)), flat))
+        for tensor in self._writes:
+            if tensor.is_cuda:
+                self._claims.append(claim(tensor, self, writes=True))
         self._reads = self._writes = ()
 
     def change_read(self) -> None:

@@ -100,7 +100,8 @@ class Connection:
             if self.gone:
                 collective.lose()
         collective.join(part)
-        self._tell_of_gone(part)
+        if self.gone:
+            self._tell_of_gone(part)
 
     def _tell_of_gone(self, part: Part) -> None:
         for rank in self.gone:
@@ -409,8 +410,7 @@ class StreamCommunicator(Communicator):
 
     def call_site(self, part: Part) -> None:
         """Remember where a part was called, for a strict group's reports."""
-        if self.strict:
-            part.site = user_line(user_frame(sys._getframe(1)))
+        part.site = user_line(user_frame(sys._getframe(1)))
 
     def leave(self, member: Member) -> None:
         """The member's process ended, or destroyed the group."""

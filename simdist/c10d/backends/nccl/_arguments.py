@@ -95,7 +95,8 @@ def single(tensors: Any, *, message: bool = False) -> Tensor:
             "continues supporting multi-process and multi-thread modes."
         )
     tensor: Tensor = tensors[0]
-    require_tensor(tensor, message=message)
+    if not (tensor.is_cuda and tensor.layout is torch.strided and tensor.is_contiguous()):
+        require_tensor(tensor, message=message)
     return tensor
 
 
