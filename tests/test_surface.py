@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "faults": {"errors", "values", "records", "result", "kernel", "cluster", "process", "files", "c10d", "torch"},
-    "trace": {"errors", "values", "records", "result", "matplotlib", "networkx"},
+    "trace": {"errors", "values", "records", "result", "c10d", "matplotlib", "networkx"},
     "judges": {
         "inside",
         "errors",

@@ -1,37 +1,43 @@
 """torch.distributed, simulated: groups, works, stores and what they do when something breaks.
 
-Four wings, each importing only those before it: `surface` is what torch calls, `engine` the life of an operation,
-`backends` what differs between Gloo and others, `watch` who looks on, as listeners and judges on the bus (what is told
-and announced there: `surface/_events.py`). `_install.py` puts all of it where torch looks, and swaps what torch keeps
-per process (`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds what stands there instead
-of torch's own.
+Five wings, each importing only those before it: `calls` lists the collectives, `surface` is what torch calls, `engine`
+the life of an operation, `backends` what differs between Gloo and others, `watch` who looks on, as listeners and judges
+on the bus (what is told and announced there: `calls/_events.py`). `_install.py` puts all of it where torch looks, and
+swaps what torch keeps per process (`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds
+what stands there instead of torch's own.
 """
 
-from simdist.c10d._install import TorchState
-from simdist.c10d._makers import group_maker
-from simdist.c10d._rank_state import RankState
-from simdist.c10d.backends import GLOO, IDEAL
-from simdist.c10d.engine import Backend, Done, Flow
-from simdist.c10d.surface import Operation
-from simdist.c10d.surface._callsite import issued_by_torch
-from simdist.c10d.surface._events import (
-    CollectiveRead,
-    MembersAwaited,
-    MembersMet,
-    MessageRead,
-    OperationAdmitted,
-    OperationCalled,
-    PayloadSampled,
-    StoreRequested,
-    StoreServed,
-    WorkIssued,
-    WorkWaited,
-)
-from simdist.c10d.surface._modes import unseen_steps
-from simdist.c10d.surface._store import StoreServer
-from simdist.c10d.surface._tcp_store import host_server
-from simdist.c10d.surface.state._generators import torch_generator
-from simdist.c10d.watch._strict import problems_at_end
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdist.c10d._install import TorchState
+    from simdist.c10d._makers import group_maker
+    from simdist.c10d._rank_state import RankState
+    from simdist.c10d.backends import GLOO, IDEAL
+    from simdist.c10d.calls._events import (
+        CollectiveRead,
+        MembersAwaited,
+        MembersMet,
+        MessageRead,
+        OperationAdmitted,
+        OperationCalled,
+        PayloadSampled,
+        StoreRequested,
+        StoreServed,
+        WorkIssued,
+        WorkWaited,
+    )
+    from simdist.c10d.calls._operation import Operation
+    from simdist.c10d.calls._unseen import unseen_steps
+    from simdist.c10d.engine import Backend, Done, Flow
+    from simdist.c10d.surface._callsite import issued_by_torch
+    from simdist.c10d.surface._store import StoreServer
+    from simdist.c10d.surface._tcp_store import host_server
+    from simdist.c10d.surface.state._generators import torch_generator
+    from simdist.c10d.watch._strict import problems_at_end
 
 __all__ = [
     "GLOO",
@@ -61,3 +67,39 @@ __all__ = [
     "torch_generator",
     "unseen_steps",
 ]
+
+# Loaded on first use: what checks files and command lines asks for the names of collectives, and needs no torch.
+_HOMES = {
+    "GLOO": "backends",
+    "IDEAL": "backends",
+    "Backend": "engine",
+    "CollectiveRead": "calls._events",
+    "Done": "engine",
+    "Flow": "engine",
+    "MembersAwaited": "calls._events",
+    "MembersMet": "calls._events",
+    "MessageRead": "calls._events",
+    "Operation": "calls._operation",
+    "OperationAdmitted": "calls._events",
+    "OperationCalled": "calls._events",
+    "PayloadSampled": "calls._events",
+    "RankState": "_rank_state",
+    "StoreRequested": "calls._events",
+    "StoreServed": "calls._events",
+    "StoreServer": "surface._store",
+    "TorchState": "_install",
+    "WorkIssued": "calls._events",
+    "WorkWaited": "calls._events",
+    "group_maker": "_makers",
+    "host_server": "surface._tcp_store",
+    "issued_by_torch": "surface._callsite",
+    "problems_at_end": "watch._strict",
+    "torch_generator": "surface.state._generators",
+    "unseen_steps": "calls._unseen",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -37,6 +37,7 @@ import torch.distributed.distributed_c10d as c10d
 from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
+from simdist.c10d.calls import _unseen
 from simdist.c10d.surface import _functional_outputs, _host_stores, _memory
 from simdist.c10d.surface.state import (
     _flags,
@@ -149,7 +150,7 @@ class TorchState:
         if self._host is None:
             return
         _present = _memory.bus = None
-        _memory.inference_tensors = False  # a world that has some finds them itself
+        _unseen.inference_tensors = False  # a world that has some finds them itself
         _makers.serve(None)
         call_all(
             lambda: self._backends.load(None),

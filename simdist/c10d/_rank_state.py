@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from simdist.c10d.surface._work import SimFuture
+from simdist.c10d.calls._work import SimFuture
 from simdist.c10d.surface.state._rank_world import RankWorld
 from simdist.c10d.watch._flight_record import FlightRecord
 from simdist.c10d.watch._profiling import ProfiledCalls

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simdist.c10d.calls import MESSAGES, TABLE
 from simdist.records import ELEMENT_BYTES, SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_status
 from simdist.result import Span
 from simdist.trace._messages import Groups
@@ -29,7 +30,8 @@ Frames = Mapping[tuple[int, int, str, str, str], Sequence[tuple[str, int, str]]]
 """(time_ns, rank, group, op, seq) of a call -> its stack, innermost first: file, line, function."""
 
 _PREFIX = "nccl_trace_rank_"  # under which torch itself writes them, whatever the backend
-_NAMES = {"sparse_all_reduce": "all_reduce"}  # the analyser knows no other name for it
+# Operations that are others' calls of other tensors: the analyser knows them by these only.
+_NAMES = {row.name: row.aliases[0] for row in TABLE if not row.methods}
 
 Sizes = list[list[int]]
 
@@ -86,7 +88,7 @@ class _Dump:
     def add(self, span: Span) -> None:
         """The rank called an operation."""
         name = str(span.issue.data.get("group"))
-        if span.name in ("send", "recv"):
+        if span.name in MESSAGES:
             self._add_message(span, name)
             return
         if span.name == "monitored_barrier":  # Gloo records none, and the analyser does not know it

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from simdist.c10d.calls import MESSAGES
 from simdist.result import Event, Span
 
 __all__ = ["Groups", "messages"]
@@ -54,7 +55,7 @@ def messages(spans: Sequence[Span], groups: Groups) -> list[tuple[int, int]]:
     sends: dict[tuple[Any, ...], list[int]] = {}
     receives: dict[tuple[Any, ...], list[int]] = {}
     for index, span in enumerate(spans):
-        peer = groups.peer(span) if span.end == "complete" and span.name in ("send", "recv") else None
+        peer = groups.peer(span) if span.end == "complete" and span.name in MESSAGES else None
         if peer is not None:
             channel = str(span.issue.data.get("group")), str(span.issue.data.get("tag", 0))
             if span.name == "send":

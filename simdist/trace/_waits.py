@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from simdist.c10d.calls import MESSAGES
 from simdist.result import Event, Span
 from simdist.trace._messages import Groups
 from simdist.trace._trace import Trace
@@ -104,7 +105,7 @@ def _awaited(span: Span, called: dict[_Call, Span], groups: Groups, time_ns: int
         return
     members = groups.members(str(span.issue.data.get("group")), span.start_ns)
     peer = groups.peer(span)
-    if span.name in ("send", "recv"):
+    if span.name in MESSAGES:
         yield from (other for other in ([peer] if peer is not None else members) if other != span.rank)
         return
     _, group, name, number = _call(span, groups)

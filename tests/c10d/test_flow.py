@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.c10d.backends import GLOO
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
-from simdist.c10d.surface._operation import Operation
 from simdist.cluster import Pace
 from tests.c10d.strategies import Case, FakeCosts, cases, costs
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.c10d.surface import _memory
+from simdist.c10d.calls import _unseen
 from tests.c10d.worlds import Diary, attempt, in_group, now_ns, ones, outcome, sleep_s, values
 
 c10d: Any = dist  # the stubs do not export every name
@@ -382,7 +382,7 @@ def test_inference_tensors_and_parameters_are_reduced_in_place() -> None:
         return tensor.tolist() + parameter.tolist()
 
     assert in_group(body, 2) == [[4, 4, 4, 2, 2]] * 2
-    assert not _memory.inference_tensors  # which would slow the next world
+    assert not _unseen.inference_tensors  # which would slow the next world
 
 
 def test_a_group_of_a_name_that_was_used_before_may_have_another_size() -> None:

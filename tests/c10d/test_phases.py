@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine._collective import Collective, Phase
-from simdist.c10d.surface._operation import Operation
 from simdist.errors import InternalError
 
 

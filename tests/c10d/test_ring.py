@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.c10d.backends import GLOO
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
 from simdist.c10d.engine._movement import Movement
 from simdist.c10d.engine._ring import RingFlow
-from simdist.c10d.surface._operation import Operation
 
 CLOSED = "Connection closed by peer"
 

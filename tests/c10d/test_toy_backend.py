@@ -16,8 +16,9 @@ import torch.distributed as dist
 import simdist
 from simdist.c10d import group_maker
 from simdist.c10d.backends import GLOO
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine import Algorithm, Backend, Completion, P2PWork, Program, ProgramBuilder, Sizes
-from simdist.c10d.surface import Operation, SimWork
 from simdist.faults import Crash
 from simdist.process import current_process
 

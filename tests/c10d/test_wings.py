@@ -12,7 +12,7 @@ import simdist
 from tests.sources import source
 
 HOME = Path(str(simdist.__file__)).parent / "c10d"
-WINGS = ("surface", "engine", "backends", "watch")  # each may import those before it
+WINGS = ("calls", "surface", "engine", "backends", "watch")  # each may import those before it
 BACKENDS = sorted(path.name for path in (HOME / "backends").iterdir() if (path / "__init__.py").exists())
 
 

@@ -7,8 +7,8 @@ import dataclasses
 
 from simdist.c10d.backends.gloo import GLOO
 from simdist.c10d.backends.ideal import IdealFailure
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine import Completion, P2PWork
-from simdist.c10d.surface import SimWork
 
 __all__ = ["GLOO", "IDEAL"]
 

@@ -5,18 +5,17 @@ Open `_communicator.py` first: the members of a group, and the matching of their
 `_mailbox.py` (with `_matching.py` and `_message.py`) the messages. What is out of order is followed: `_followed.py`
 feeds a `Flow` (`_flow.py`, or `_ring.py` for large rings) with facts and acts on what it finds, `_hand_over.py` gives
 each rank its bytes (`_movement.py`), `_strikes.py` keeps the faults that strike inside. `_data.py` says who gets what
-when nothing is wrong, `_read.py` what an operation reads, `_wire.py` what all this puts on the network;
+when nothing is wrong, `_wire.py` what all this puts on the network;
 `_rendezvous.py` is how the members meet.
 
 Nothing here knows a backend's name: what differs between backends is said by their strategies.
 """
 
-from simdist.c10d.engine._communicator import Communicator, Member, Queued
+from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
 from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._message import P2PWork
 from simdist.c10d.engine._program import Program, ProgramBuilder, Step
-from simdist.c10d.engine._read import read_by
 from simdist.c10d.engine._rendezvous import connect
 from simdist.c10d.engine._ring import Phase, Ring, RingFlow
 from simdist.c10d.engine._strategies import (
@@ -42,18 +41,15 @@ __all__ = [
     "Failure",
     "Flow",
     "Mailbox",
-    "Member",
     "MonitoredBarrier",
     "P2PWork",
     "Phase",
     "Program",
     "ProgramBuilder",
-    "Queued",
     "Ring",
     "RingFlow",
     "Sizes",
     "Step",
     "StreamAlgorithm",
     "connect",
-    "read_by",
 ]

@@ -43,31 +43,33 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from simdist.c10d.calls import IN_PLACE, ROOTED
+from simdist.c10d.calls._events import CollectiveRead
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Exchanged, Payload
+from simdist.c10d.calls._unseen import unseen
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import ABORTED, Done, Failed
 from simdist.c10d.engine._followed import Followed
 from simdist.c10d.engine._mismatch import describe_mismatch
 from simdist.c10d.engine._strikes import Strikes
 from simdist.c10d.engine._wire import LIGHT_NS
-from simdist.c10d.surface._events import CollectiveRead
 from simdist.c10d.surface._memory import freed_since
-from simdist.c10d.surface._modes import unseen
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import IN_PLACE, SimWork
 from simdist.cluster import Flow as WireFlow
 from simdist.errors import InternalError, MismatchError
 from simdist.kernel import Timer
 from simdist.process import SimProcess
-from simdist.records import completed, failed
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine._communicator import Communicator, Member
+    from torch import Tensor
+
+    from simdist.c10d.calls._member import Member
+    from simdist.c10d.engine._communicator import Communicator
 
 __all__ = ["Arrival", "Collective", "Phase"]
-
-_ONE_BY_ONE = ("broadcast", "gather", "scatter", "reduce")  # the algorithm is asked whether ranks of these go early
 
 
 class Phase(IntEnum):
@@ -88,17 +90,27 @@ _NEXT = ((_IN_FLIGHT, _FOLLOWED, _DISAGREEING, _ENDED), (_FOLLOWED, _ENDED), (_D
 class Arrival:
     """One member's call."""
 
-    __slots__ = ("held", "inputs", "operation", "settled", "site", "time_ns", "timeout_ns", "work")
+    __slots__ = ("held", "operation", "payload", "settled", "site", "time_ns", "timeout_ns", "work")
 
-    def __init__(self, work: SimWork, operation: Operation, inputs: Any, time_ns: int, timeout_ns: int) -> None:
+    def __init__(self, work: SimWork, operation: Operation, payload: Payload, time_ns: int, timeout_ns: int) -> None:
         self.work = work  # settled together with the arrival, unless the member's process is gone
         self.operation = operation  # what this member called; the collective's own unless ranks disagree
-        self.inputs = inputs  # its tensors, as `_data` wants them; a copy once a reduce has let the member go early
+        self.payload = payload  # a copy once a reduce has let the member go early
         self.time_ns = time_ns  # when it came; later if it was stopped inside and its messages leave only now
         self.timeout_ns = timeout_ns  # for each wait of its part
         self.settled: Failed | Done | None = None  # how its part ended; set once, and not before it has
         self.site = work.site  # " at FILE:LINE in FUNCTION" of the call; "" until a mismatch asks for it
         self.held: Any = None  # its tensors as they were when they were first followed; None before
+
+    @property
+    def tensor(self) -> Tensor:
+        """The one tensor of its payload."""
+        return cast("Tensor", self.payload)
+
+    @property
+    def exchanged(self) -> Exchanged:
+        """Its payload, of an all_to_all."""
+        return cast("Exchanged", self.payload)
 
 
 class Collective:
@@ -142,8 +154,8 @@ class Collective:
 
     def _set_operation(self, operation: Operation) -> None:
         self.operation = operation
-        # A rank may be done before all have come.
-        self._one_by_one = operation.name in _ONE_BY_ONE and self.communicator.backend.algorithm.lets_some_go(
+        # A rank may be done before all have come; the algorithm is asked of those that have a root.
+        self._one_by_one = operation.name in ROOTED and self.communicator.backend.algorithm.lets_some_go(
             operation, self.communicator.size
         )
 
@@ -183,13 +195,13 @@ class Collective:
         self._report(work, refusal)
         self._end_if_all_settled()
 
-    def arrive(self, member: Member, work: SimWork, operation: Operation, inputs: Any, timeout_ns: int) -> None:
+    def arrive(self, member: Member, work: SimWork, operation: Operation, payload: Payload, timeout_ns: int) -> None:
         """A member takes part from now on."""
         communicator = self.communicator
         simulation = communicator.simulation
         now = simulation.now_ns
         arrivals = self.arrivals
-        arrivals[member.rank] = Arrival(work, operation, inputs, now, timeout_ns)
+        arrivals[member.rank] = Arrival(work, operation, payload, now, timeout_ns)
         work.blockers = self
         if self.phase is _DISAGREEING:
             self._fail_disagreeing()
@@ -222,7 +234,9 @@ class Collective:
 
     def _compare_exchange(self) -> bool:
         """Compare who sends how much to whom, once all have arrived; False if every rank got the error."""
-        return self.mismatched or _data.exchange_fits(self._inputs()) or self._note_mismatch()
+        return (
+            self.mismatched or _data.exchange_fits(cast("list[Exchanged]", self._payloads())) or self._note_mismatch()
+        )
 
     def _note_mismatch(self) -> bool:
         if self.communicator.strict:
@@ -245,9 +259,9 @@ class Collective:
                 self._report(arrival.work, MismatchError(text))
         self._end_if_all_settled()
 
-    def _inputs(self) -> list[Any]:
+    def _payloads(self) -> list[Payload]:
         arrivals = self.arrivals
-        return [arrivals[rank].inputs for rank in range(self.communicator.size)]
+        return [arrivals[rank].payload for rank in range(self.communicator.size)]
 
     # -- the fast path -------------------------------------------------------------------------------------------
 
@@ -289,21 +303,17 @@ class Collective:
         self._timer = self._wire = None
         operation = self.operation
         algorithm = communicator.backend.algorithm
-        inputs = self._inputs()
+        payloads = self._payloads()
         bus = simulation.bus
         if bus.heard and bus.hears(CollectiveRead):
             bus.tell(CollectiveRead([arrival.work for arrival in self.arrivals.values()]))
-        crc, error = 0, None if operation.name == "sparse_all_reduce" else freed_since(inputs)
+        crc, error = 0, None if operation.name == "sparse_all_reduce" else freed_since(payloads)
         if error is None:
             try:
-                crc = _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
+                crc = _data.execute(algorithm, operation, payloads, _data.CHECKSUM_BYTES)
             except RuntimeError as raised:  # torch can't do with these tensors what the calls say
                 error = raised
-        if communicator.counted:
-            now = simulation.now_ns
-            simulation.bus.record(
-                completed(now, -1, operation.name, communicator.name, self.sequence, self.begin_ns, crc)
-            )
+        communicator.note_completed(operation, self.sequence, self.begin_ns, crc)
         del communicator.collectives[self.sequence]
         simulation.events.settle()
         if operation.reduction == "avg" and error is None:
@@ -425,7 +435,6 @@ class Collective:
         if arrival.settled is not None:
             return
         communicator = self.communicator
-        simulation = communicator.simulation
         arrival.settled = outcome
         followed = self._followed
         if followed is not None and (timer := followed.timers.pop(rank, None)) is not None:
@@ -439,18 +448,8 @@ class Collective:
             crc = followed.hand_over.finish(rank)
             if self.mismatched and arrival.operation.name not in IN_PLACE:
                 work.partial, crc = True, 0
-            if communicator.counted:
-                simulation.bus.record(
-                    completed(
-                        simulation.now_ns,
-                        work.process.rank,
-                        self.operation.name,
-                        communicator.name,
-                        self.sequence,
-                        self.begin_ns if self.begin_ns >= 0 else arrival.time_ns,
-                        crc,
-                    )
-                )
+            begin_ns = self.begin_ns if self.begin_ns >= 0 else arrival.time_ns
+            work.member.completed(self.operation.name, self.sequence, begin_ns, crc)
             error = communicator.backend.algorithm.refused_result(self.operation)
             if error is None:
                 work.finish()
@@ -477,11 +476,7 @@ class Collective:
         process.kill(signal.SIGABRT)
 
     def _report(self, work: SimWork, error: BaseException) -> None:
-        communicator = self.communicator
-        if communicator.counted:
-            now, rank, name = communicator.simulation.now_ns, work.process.rank, communicator.name
-            failure = type(error).__name__, str(error)
-            communicator.simulation.bus.record(failed(now, rank, work.name, name, self.sequence, *failure))
+        work.member.failed(work.name, self.sequence, error)
         work.fail(error)
 
     def _end_if_all_settled(self) -> None:

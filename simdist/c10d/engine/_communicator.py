@@ -10,87 +10,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
+from simdist.c10d.calls import REDUCTIONS
+from simdist.c10d.calls._events import WorkIssued
+from simdist.c10d.calls._member import Member
+from simdist.c10d.calls._operation import Key, Operation
+from simdist.c10d.calls._payload import Payload
+from simdist.c10d.calls._read import read_by
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._collective import Collective
 from simdist.c10d.engine._mailbox import Mailbox
-from simdist.c10d.engine._read import change_read, read_by
 from simdist.c10d.engine._strategies import Algorithm, Backend
 from simdist.c10d.engine._wire import LIGHT_NS, FollowedLoad, WireCost
-from simdist.c10d.surface._events import OperationAdmitted, OperationCalled, WorkIssued
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Load, Network, Path
-from simdist.errors import InternalError, SimdistError
+from simdist.errors import InternalError
 from simdist.kernel import EVERYTHING, Simulation
-from simdist.process import SimProcess, Strike, carry_out, refusal_of
-from simdist.records import completed, issued
+from simdist.process import SimProcess
+from simdist.records import completed
 
-__all__ = ["Communicator", "Member", "Queued"]
-
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
-
-
-def _do_nothing(_: Any = None) -> None:
-    pass
-
-
-class Queued(NamedTuple):
-    """A collective that a rank queued, as its flight recorder has to know it; kept as a plain tuple of the numbers."""
-
-    place: int  # of the group among those of the process
-    operation: int  # its index among those of the communicator
-    sequence: int  # of the collective
-    number: int  # the group's sequence number as torch counts it, this call included
-    messages: int  # among these
-    now_ns: int
-    timeout_ns: int
-
-
-class Member:
-    """One rank's end of a communicator."""
-
-    def __init__(self, communicator: Communicator, rank: int, process: SimProcess) -> None:
-        self.communicator = communicator
-        self.rank = rank  # in the group
-        self.process = process
-        self.sequence = 0  # collectives issued
-        self.barriers = 0  # monitored barriers, which are counted apart
-        self.number = 0  # the group's sequence number as torch counts it: operations of any kind, by their parts
-        self.messages = 0  # those of them that are the caller's sends and receives
-        self.parts = 0  # collectives that stand for another's parts
-        self.on_queued: Callable[[tuple[int, ...]], None] = _do_nothing  # given the fields of a `Queued`
-        self.place = 0  # of the group among those of its process
-        self.pending: dict[SimWork, None] = {}  # issued and not settled
-        self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
-        self.left = False  # the process ended, or destroyed the group
-        self.change: Callable[[Any], Any] | None = None  # of what the operation reads that was just announced
-
-    def taken_change(self) -> Callable[[Any], Any] | None:
-        """What is to become of the tensors that the announced operation reads; the caller sees to it."""
-        change, self.change = self.change, None
-        return change
-
-    def refuse_stranger(self, caller: SimProcess) -> NoReturn:
-        """Refuse a call by another rank, which found the group object where all ranks find the same.
-
-        Raises:
-            SimdistError: always.
-        """
-        if caller.parent is not None:
-            raise SimdistError(
-                f"a child process of rank {caller.rank} uses the rank's group {self.communicator.name!r}; connections "
-                "do not survive a fork: let the parent call, or make a group in the child"
-            )
-        raise SimdistError(
-            f"rank {caller.rank} uses rank {self.process.rank}'s object of group {self.communicator.name!r}; ranks "
-            "share what is global in a module or closed over, and each process has group objects of its own: keep them "
-            "in local variables, or in objects that each rank makes for itself"
-        )
-
-    def on_end(self, process: SimProcess) -> None:
-        """The process has ended."""
-        self.communicator.leave(self)
+__all__ = ["Communicator"]
 
 
 class Communicator:
@@ -131,9 +70,9 @@ class Communicator:
         self.troubled = self.disturbed  # or something is closed: closed forms do not hold
         network.listeners.append(self._on_network)
         self.operations: list[Operation] = []  # all that were ever called
-        self._operations: dict[Any, Operation] = {}  # those that the backend has, by their key
+        self._operations: dict[Key, Operation] = {}  # those that the backend has
         # One that was made before, or None. Hot: the dictionary's own function.
-        self.known_operation: Callable[[Any], Operation | None] = self._operations.get
+        self.known_operation: Callable[[Key], Operation | None] = self._operations.get
         self._slowest: tuple[int, float] | None = None
         self._wire_costs: dict[Operation, WireCost] = {}
         self.followed_load = FollowedLoad(network, self._global)
@@ -153,7 +92,7 @@ class Communicator:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    def operation(self, key: Any) -> Operation:
+    def operation(self, key: Key) -> Operation:
         """The operation with this key; asked often, made once.
 
         Raises:
@@ -162,12 +101,12 @@ class Communicator:
         found = self._operations.get(key)
         if found is None:
             found = self.new_operation(key)
-            if len(key) > 3:
-                self.backend.arguments.check(found.name, found.reduction, key[3])
+            if key.dtype is not None:
+                self.backend.arguments.check(found.name, found.reduction, key.dtype)
             self._operations[key] = found
         return found
 
-    def new_operation(self, key: Any) -> Operation:
+    def new_operation(self, key: Key) -> Operation:
         """Another operation with this key, whether the backend has it or not."""
         made = Operation(*key)
         made.index = len(self.operations)
@@ -177,66 +116,55 @@ class Communicator:
     def issue(
         self,
         member: Member,
-        operation: Operation,
-        inputs: Any,
+        key: Key,
+        payload: Payload,
         outputs: list[Any],
         timeout_ns: int,
         asynchronous: bool = True,
         refusal: RuntimeError | None = None,
-        strike: Strike | None = None,
+        first: Callable[[], None] | None = None,
+        others: int = 0,
     ) -> SimWork:
-        """The member issues a collective that was announced. Returns at once, with the work to wait for.
+        """The member calls a collective. Returns at once, with the work to wait for.
 
-        `inputs` is what the operation's data plane wants from this rank; `outputs` what the work's future holds. With a
-        `refusal` the work fails with it at once, and the others never hear of this rank. `strike` is what the
-        announcement left to strike.
+        `outputs` is what the work's future holds. With a `refusal` the work fails with it at once, and the others never
+        hear of this rank. `first` is done before, unless the operation is refused. It stands for itself and `others`
+        that torch counts.
+
+        Raises:
+            Exception: a fault has it in place of the call, of which nothing is left then.
         """
         simulation = self.simulation
+        bus = simulation.bus
+        strike = member.called(key[0], member.sequence) if bus.active else None
+        member.number += 1
+        if others:
+            member.number += others
+            member.parts += others
+        if not self.connected:
+            member.connect()
+        operation = self.known_operation(key)
+        if operation is None:
+            try:
+                operation = self.operation(key)
+            except RuntimeError as error:
+                operation = self.new_operation(key)
+                refusal = error if refusal is None else refusal
+        if first is not None and refusal is None:
+            first()
         current = simulation.current
         process = member.process
         if current is None or current.doomed:
             simulation.check()
         elif current.context is not process:
             member.refuse_stranger(current.context)
-        sequence = member.sequence
-        member.sequence = sequence + 1
+        refused = refusal is not None
+        sequence = member.issued(operation, payload, outputs, timeout_ns, asynchronous, refused=refused)
         name = operation.name
-        process.last_operation = (name, sequence, self.name)
-        now = simulation.now_ns
-        bus = simulation.bus
-        # What a `Queued` holds, as a plain tuple: see there.
-        on_queued = member.on_queued
-        on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
-        if bus.active and refusal is None:
-            if bus.wants(OperationAdmitted):
-                operands = inputs[1] if name == "reduce_scatter" else outputs
-                error = refusal_of(bus, OperationAdmitted(process, name, operation.reduction, operands, outputs))
-                if error is not None:
-                    raise error
-            change = member.taken_change()
-            if change is not None:
-                change_read(change, operation, inputs, member.rank)
-        if self.counted:
-            process.operations += 1
-            record = bus.record
-            record(
-                issued(
-                    now,
-                    process.rank,
-                    name,
-                    self.name,
-                    sequence,
-                    operation.size,
-                    operation.dtype_name,
-                    operation.shape,
-                    operation.root,
-                    asynchronous,
-                )
-            )
         make = self._make_work
         work = make(member, name, sequence, outputs)
         if bus.heard and bus.hears(WorkIssued):
-            reads = read_by(operation, inputs, member.rank)
+            reads = read_by(operation, payload, member.rank)
             shapes, root, reduction = operation.shapes(), operation.root, operation.reduction
             bus.tell(WorkIssued(work, name, shapes, asynchronous, root, reads, reduction))
         if refusal is not None:
@@ -248,8 +176,7 @@ class Communicator:
             collective.refuse(work, refusal)
             return work
         if operation.size == 0 and name in self.backend.algorithm.silent_when_empty:
-            if self.counted:
-                bus.record(completed(now, process.rank, name, self.name, sequence, now, 0))
+            member.completed(name, sequence, simulation.now_ns, 0)
             work.finish()
             return work
         collective = self.collectives.get(sequence)
@@ -263,39 +190,20 @@ class Communicator:
         if strike is not None:
             collective.strike(member.rank, *strike)
         if name == "barrier" and member.pending:
-            self._arrive_after_pending(collective, member, work, inputs, timeout_ns)
+            self._arrive_after_pending(collective, member, work, payload, timeout_ns)
         else:
             member.pending[work] = None
-            collective.arrive(member, work, operation, inputs, timeout_ns)
+            collective.arrive(member, work, operation, payload, timeout_ns)
         return work
 
-    def announce(self, member: Member, name: str, sequence: int) -> Strike | None:
-        """Put a call to the bus before anything of it has happened, and do what must be done before it.
-
-        Returns what must still strike, and when: during or after the operation.
-
-        Raises:
-            Exception: what the verdict has in place of the operation. No counter has moved then: it is as if the
-                program had never made the call.
-        """
-        simulation = self.simulation
-        if not self.counted or not simulation.bus.wants(OperationCalled):
-            return None
-        simulation.check()
-        process = member.process
-        before = process.last_operation
-        process.last_operation = (name, sequence, self.name)
-        verdict = simulation.bus.announce(OperationCalled(process, name, self.name, sequence))
-        member.change = verdict.change
-        try:
-            return carry_out(process, verdict, name, takes=("change",))
-        except BaseException as error:
-            if error is verdict.error:
-                process.last_operation = before
-            raise
+    def note_completed(self, operation: Operation, sequence: int, begin_ns: int, crc: int) -> None:
+        """A collective went well, for all of its ranks at once."""
+        if self.counted:
+            bus, now = self.simulation.bus, self.simulation.now_ns
+            bus.record(completed(now, -1, operation.name, self.name, sequence, begin_ns, crc))
 
     def _arrive_after_pending(
-        self, collective: Collective, member: Member, work: SimWork, inputs: Any, timeout_ns: int
+        self, collective: Collective, member: Member, work: SimWork, payload: Payload, timeout_ns: int
     ) -> None:
         # A barrier first waits for every work that this rank queued before (ProcessGroupGloo::barrier).
         earlier = list(member.pending)
@@ -305,10 +213,10 @@ class Communicator:
             nonlocal left
             left -= 1
             if left == 0 and not work.done:
-                collective.arrive(member, work, collective.operation_of(member.rank), inputs, timeout_ns)
+                collective.arrive(member, work, collective.operation_of(member.rank), payload, timeout_ns)
 
         member.pending[work] = None
-        collective.expect(member.rank, self.operation(("barrier",)))
+        collective.expect(member.rank, self.operation(Key("barrier")))
         for other in earlier:
             other.after = [*(other.after or ()), one_less]
 
@@ -370,7 +278,7 @@ class Communicator:
     def slowdowns(self, operation: Operation) -> tuple[float, float]:
         """How many times as long a message's latency is, and its data takes, in this operation: see `Cluster`."""
         cluster = self.network.cluster
-        if operation.name in _REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
+        if operation.name in REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
             return cluster.reduction_latency_slowdown, cluster.reduction_slowdown
         return 1.0, 1.0
 

@@ -1,25 +1,18 @@
-"""The data plane: who gets what. Tensors only; no time, no tasks.
-
-What each operation wants as `inputs` of a rank:
-all_reduce, reduce: the flat tensor; sparse_all_reduce: `(tensor, its coalesced entries)`;
-reduce_scatter: `(flat output, list of flat chunks or one flat input)`;
-all_gather: `(list of flat outputs, flat input)`; all_to_all: `(list of outputs, list of inputs)`, one per peer;
-broadcast: the flat tensor; gather: `(list of flat outputs or None, flat input)`; scatter: `(flat output, list of flat
-inputs or None)`; barrier: None.
-"""
+"""The data plane: who gets what. Tensors only; no time, no tasks. What ranks bring stands in `calls/_payload.py`."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Exchanged, Flat, Gathered, Payload, Scattered, Sparse
 from simdist.c10d.engine._strategies import Algorithm
 from simdist.c10d.surface._memory import as_bytes, checksum
-from simdist.c10d.surface._operation import Operation
 from simdist.native import copy_each
 
 __all__ = [
@@ -39,10 +32,10 @@ Tensor = torch.Tensor
 CHECKSUM_BYTES = 1 << 12  # of a result that an event has the checksum of: its first and last bytes
 
 
-def execute(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+def execute(algorithm: Algorithm, operation: Operation, payloads: Sequence[Payload], limit: int) -> int:
     """Do an operation that needs everyone, for all ranks; returns the checksum of its result."""
     function = _EXECUTE.get(operation.name)
-    return 0 if function is None else function(algorithm, operation, inputs, limit)
+    return 0 if function is None else function(algorithm, operation, payloads, limit)
 
 
 def divide(algorithm: Algorithm, operation: Operation, tensor: Tensor, ranks: int) -> None:
@@ -50,9 +43,9 @@ def divide(algorithm: Algorithm, operation: Operation, tensor: Tensor, ranks: in
     algorithm.divide([tensor], _is_complex(operation), ranks)
 
 
-def exchange_sizes(inputs: Any) -> tuple[list[int], list[int]]:
+def exchange_sizes(payload: Exchanged) -> tuple[list[int], list[int]]:
     """Bytes that a rank of an all_to_all sends to and receives from each peer."""
-    outputs, sent = inputs
+    outputs, sent = payload
     return [_bytes(tensor) for tensor in sent], [_bytes(tensor) for tensor in outputs]
 
 
@@ -68,14 +61,14 @@ def _is_complex(operation: Operation) -> bool:
     return operation.dtype_name.startswith("complex")
 
 
-def _all_reduce(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    algorithm.all_reduce(inputs, _reduction(algorithm, operation), paired=_is_complex(operation))
-    return checksum(inputs[:1], limit)
+def _all_reduce(algorithm: Algorithm, operation: Operation, payloads: Sequence[Flat], limit: int) -> int:
+    algorithm.all_reduce(payloads, _reduction(algorithm, operation), paired=_is_complex(operation))
+    return checksum(payloads[:1], limit)
 
 
-def _reduce(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    algorithm.reduce(inputs, _reduction(algorithm, operation), operation.root, paired=_is_complex(operation))
-    return checksum([inputs[operation.root]], limit)
+def _reduce(algorithm: Algorithm, operation: Operation, payloads: Sequence[Flat], limit: int) -> int:
+    algorithm.reduce(payloads, _reduction(algorithm, operation), operation.root, paired=_is_complex(operation))
+    return checksum([payloads[operation.root]], limit)
 
 
 def leave_reduce(
@@ -85,77 +78,78 @@ def leave_reduce(
     algorithm.leave_reduce(tensor, inputs, _reduction(algorithm, operation), rank, ranks, paired=_is_complex(operation))
 
 
-def _reduce_scatter(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+def _reduce_scatter(algorithm: Algorithm, operation: Operation, payloads: Sequence[Scattered], limit: int) -> int:
     # One all-reduce of a clone of the whole input (tensor form), or one for each entry (list form): the order of the
     # sums differs, because the chunks do.
     reduction, paired = _reduction(algorithm, operation), _is_complex(operation)
-    outputs = [output for output, _ in inputs]
+    outputs = [payload.filled for payload in payloads]
+    given = [payload.given or [] for payload in payloads]
     if operation.is_list_of_reductions:
         for index, output in enumerate(outputs):
-            algorithm.reduce_parts([chunks[index] for _, chunks in inputs], [(0, output)], reduction, paired=paired)
+            algorithm.reduce_parts([chunks[index] for chunks in given], [(0, output)], reduction, paired=paired)
     else:
         starts = itertools.accumulate((output.numel() for output in outputs), initial=0)
         algorithm.reduce_parts(
-            [whole for _, whole in inputs], list(zip(starts, outputs, strict=False)), reduction, paired=paired
+            [whole for (whole,) in given], list(zip(starts, outputs, strict=False)), reduction, paired=paired
         )
         if operation.dtype_name == "bool":  # torch copies the part, and a copied boolean is 0 or 1
             for output in outputs:
                 output.copy_(output != 0)
-    return checksum([output for output, _ in inputs], limit)
+    return checksum(outputs, limit)
 
 
-def _all_gather(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    sources = [source for _, source in inputs]
-    if not copy_each([output for outputs, _ in inputs for output in outputs], sources * len(inputs)):
-        for outputs, _ in inputs:
-            for output, source in zip(outputs, sources, strict=True):
-                output.copy_(source)
-    return checksum([tensor for _, tensor in inputs], limit)
+def _all_gather(algorithm: Algorithm, operation: Operation, payloads: Sequence[Gathered], limit: int) -> int:
+    sources = [payload.given for payload in payloads]
+    targets = [output for payload in payloads for output in payload.filled or ()]
+    if not copy_each(targets, sources * len(payloads)):
+        for output, source in zip(targets, sources * len(payloads), strict=True):
+            output.copy_(source)
+    return checksum(sources, limit)
 
 
-def _all_to_all(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
-    outputs = [output for received, _ in inputs for output in received]
-    sources = [sent[target] for target in range(len(inputs)) for _, sent in inputs]
+def _all_to_all(algorithm: Algorithm, operation: Operation, payloads: Sequence[Exchanged], limit: int) -> int:
+    outputs = [output for received, _ in payloads for output in received]
+    sources = [sent[target] for target in range(len(payloads)) for _, sent in payloads]
     if not copy_each(outputs, sources):
         for output, source in zip(outputs, sources, strict=True):
             output.copy_(source)
     return checksum(outputs, limit)
 
 
-def exchange_fits(inputs: Sequence[Any]) -> bool:
+def exchange_fits(payloads: Sequence[Exchanged]) -> bool:
     """True if every rank of an all_to_all expects from each as much as that one sends."""
     return all(
-        output.numel() == inputs[source][1][target].numel()
-        for target, (outputs, _) in enumerate(inputs)
+        output.numel() == payloads[source].given[target].numel()
+        for target, (outputs, _) in enumerate(payloads)
         for source, output in enumerate(outputs)
     )
 
 
-def exchange_buffers(inputs: Any, rank: int) -> tuple[Tensor, Tensor]:
+def exchange_buffers(payload: Exchanged, rank: int) -> tuple[Tensor, Tensor]:
     """Copies of what a rank of an all_to_all sends, and of what it receives into, as bytes, its own part moved."""
-    outputs, sent = inputs
+    outputs, sent = payload
     outgoing = torch.cat([as_bytes(tensor) for tensor in sent])
     incoming = [as_bytes(tensor) for tensor in outputs]
     incoming[rank] = as_bytes(sent[rank])
     return outgoing, torch.cat(incoming)
 
 
-def end_exchange(inputs: Any, received: Tensor) -> None:
+def end_exchange(payload: Exchanged, received: Tensor) -> None:
     """Put into a rank's tensors what `exchange_buffers` gave for receiving, as it is now."""
-    outputs, _ = inputs
+    outputs = payload.filled
     parts = torch.split_with_sizes(received, [_bytes(tensor) for tensor in outputs])
     for output, part in zip(outputs, parts, strict=True):
         as_bytes(output).copy_(part)
 
 
-def _sparse_all_reduce(algorithm: Algorithm, operation: Operation, inputs: Sequence[Any], limit: int) -> int:
+def _sparse_all_reduce(algorithm: Algorithm, operation: Operation, payloads: Sequence[Sparse], limit: int) -> int:
     # In rank order, then coalesced (AsyncSparseAllreduceWork).
-    total = inputs[0][1]
-    for _, entries in inputs[1:]:
+    total = payloads[0].given
+    for _, entries in payloads[1:]:
         total = total + entries
     total = total.coalesce()
     with torch.no_grad():
-        for tensor, _ in inputs:
+        for tensor, _ in payloads:
             tensor.copy_(total)
     return checksum([total.values().reshape(-1)], limit)
 
@@ -189,42 +183,47 @@ class Rooted:
         self._ranks = ranks
         self._moved = {operation.root}
 
-    def finish(self, rank: int, inputs: Mapping[int, Any], limit: int) -> int:
+    def finish(self, rank: int, payloads: Mapping[int, Payload], limit: int) -> int:
         """Move what must be moved before `rank` may go on; the checksum of what it ends up with, 0 if nothing."""
         name = self._operation.name
         root = self._operation.root
         if name == "broadcast":
-            self._broadcast(rank, inputs)
+            self._broadcast(rank, payloads)
             for child in _children(rank, self._operation.root, self._ranks):
-                self._broadcast(child, inputs)
-            return checksum([inputs[rank]], limit)
-        peers = [rank] if rank != root else [q for q in range(self._ranks) if q in inputs]
+                self._broadcast(child, payloads)
+            return checksum([self._whole(rank, payloads)], limit)
+        peers = [rank] if rank != root else [q for q in range(self._ranks) if q in payloads]
         for peer in peers:
-            self._star(peer, inputs)
+            self._star(peer, payloads)
         if name == "gather":
-            return checksum(inputs[root][0], limit) if rank == root else 0
-        return checksum([inputs[rank][0]], limit)
+            return checksum(cast("Gathered", payloads[root]).filled or (), limit) if rank == root else 0
+        return checksum([cast("Scattered", payloads[rank]).filled], limit)
 
-    def _broadcast(self, rank: int, inputs: Mapping[int, Any]) -> None:
+    def _broadcast(self, rank: int, payloads: Mapping[int, Payload]) -> None:
         if rank not in self._moved:
             parent = self._parent(rank)
-            self._broadcast(parent, inputs)
-            inputs[rank].copy_(inputs[parent])
+            self._broadcast(parent, payloads)
+            self._whole(rank, payloads).copy_(self._whole(parent, payloads))
             self._moved.add(rank)
+
+    def _whole(self, rank: int, payloads: Mapping[int, Payload]) -> Tensor:
+        return cast("Tensor", payloads[rank])
 
     def _parent(self, rank: int) -> int:
         virtual = (rank - self._operation.root) % self._ranks
         return (virtual - (1 << (virtual.bit_length() - 1)) + self._operation.root) % self._ranks
 
-    def _star(self, peer: int, inputs: Mapping[int, Any]) -> None:
+    def _star(self, peer: int, payloads: Mapping[int, Payload]) -> None:
         root = self._operation.root
-        gathered = self._operation.name == "gather"
         if peer != root and peer in self._moved:
             return
         self._moved.add(peer)
-        target, source = (
-            (inputs[root][0][peer], inputs[peer][1]) if gathered else (inputs[peer][0], inputs[root][1][peer])
-        )
+        if self._operation.name == "gather":
+            to_root, from_peer = cast("tuple[Gathered, Gathered]", (payloads[root], payloads[peer]))
+            target, source = (to_root.filled or [])[peer], from_peer.given
+        else:
+            to_peer, from_root = cast("tuple[Scattered, Scattered]", (payloads[peer], payloads[root]))
+            target, source = to_peer.filled, (from_root.given or [])[peer]
         if source.numel() == target.numel():
             target.copy_(source)
         else:  # ranks that do not agree: what was sent fills part of what was expected

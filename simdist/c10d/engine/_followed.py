@@ -43,13 +43,14 @@ from collections.abc import Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simdist.c10d.calls import RINGS
+from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import Blocked, Failed, Flow, Overrun, Slowed
 from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
 from simdist.c10d.engine._wire import LIGHT_NS
-from simdist.c10d.surface._modes import unseen
 from simdist.cluster import Flow as WireFlow
 from simdist.cluster import Load
 from simdist.kernel import Timer
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Followed"]
 
-_RINGS = ("all_reduce", "reduce_scatter", "all_gather")
 RING_FROM = 16  # ranks from which a ring is followed in arrays
 
 
@@ -155,7 +155,7 @@ class Followed:
         costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
         ring = None
         large = communicator.size >= RING_FROM and not (collective.mismatched or communicator.disturbed)
-        if large and (operation.name in _RINGS and not operation.is_list_of_reductions):
+        if large and (operation.name in RINGS and not operation.is_list_of_reductions):
             ring = algorithm.ring(operation, communicator.size)
         pace = None if self._wire is None else self._wire.pace
         if ring is None:
@@ -193,7 +193,7 @@ class Followed:
         return self._communicator.backend.algorithm.slot(self._collective.arrivals[rank].operation)
 
     def _sizes(self, rank: int) -> tuple[list[int], list[int]]:
-        return _data.exchange_sizes(self._collective.arrivals[rank].inputs)
+        return _data.exchange_sizes(self._collective.arrivals[rank].exchanged)
 
     def _enter_ring(self, flow: RingFlow, ranks: list[int]) -> None:
         for rank in ranks:

@@ -18,23 +18,23 @@ made. `_executed` is made once: an operation is executed for everyone, or its tr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from simdist.c10d.calls import COPIES, names_where
+from simdist.c10d.calls._events import CollectiveRead
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
-from simdist.c10d.surface._events import CollectiveRead
 from simdist.c10d.surface._memory import checksum
-from simdist.c10d.surface._operation import Operation
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._collective import Collective
 
 __all__ = ["HandOver"]
 
-_ROOTED = ("broadcast", "gather", "scatter")
-_BYTES_FOLLOWED = ("all_reduce", "reduce", "broadcast", "all_to_all")
+_BYTES_FOLLOWED = names_where(lambda row: row.payload in ("flat", "exchanged") and not row.is_message)
 
 
 class HandOver:
@@ -47,7 +47,9 @@ class HandOver:
         self.follows_bytes = False  # they are to be followed, if they can be; stays True once it is
         # The copies; they belong to the flow that is asked now. None: bytes are not followed. A ring keeps its own.
         self.movement: Movement | RingFlow | None = None
-        self._executed: Any = None  # the checksum of the whole result, or a `Rooted`; None: nobody has ended yet
+        self._executed: int | _data.Rooted | None = (
+            None  # the checksum of the whole result, or a `Rooted`; None: nobody has ended yet
+        )
 
     def decide(self, wanted: bool) -> None:
         """Say whether to follow the bytes, before another flow is built; `wanted` if the caller knows of trouble.
@@ -77,7 +79,7 @@ class HandOver:
         small = operation.size * communicator.size <= LARGEST
         if not (self.follows_bytes and operation.name in _BYTES_FOLLOWED and small):
             return None
-        dtype = next(iter(collective.arrivals.values())).inputs.dtype
+        dtype = next(iter(collective.arrivals.values())).tensor.dtype
         return communicator.backend.algorithm.combine(operation.reduction, dtype), dtype
 
     def enter(self, rank: int, program: Program) -> None:
@@ -91,12 +93,12 @@ class HandOver:
             return
         if operation.name == "all_to_all":
             if arrival.held is None:
-                arrival.held = _data.exchange_buffers(arrival.inputs, rank)
+                arrival.held = _data.exchange_buffers(arrival.exchanged, rank)
             outgoing, incoming = arrival.held
             movement.enter(rank, incoming, program, "", outgoing)
             return
         if arrival.held is None:
-            arrival.held = arrival.inputs.clone()
+            arrival.held = arrival.tensor.clone()
         movement.enter(rank, arrival.held, program, operation.reduction)
 
     def enter_ring(self, ring: RingFlow, rank: int) -> None:
@@ -104,7 +106,7 @@ class HandOver:
         if ring.moves:
             arrival = self._collective.arrivals[rank]
             if arrival.held is None:
-                arrival.held = arrival.inputs.clone()
+                arrival.held = arrival.tensor.clone()
             ring.enter(rank, arrival.held)
 
     def finish(self, rank: int) -> int:
@@ -115,7 +117,7 @@ class HandOver:
         if collective.mismatched:
             return self._finish_mismatched(rank)
         operation = collective.operation
-        if operation.name in _ROOTED:
+        if operation.name in COPIES:
             return self._finish_rooted(rank, operation)
         communicator = collective.communicator
         algorithm = communicator.backend.algorithm
@@ -125,14 +127,14 @@ class HandOver:
                 bus = communicator.simulation.bus
                 if bus.heard and bus.hears(CollectiveRead):
                     bus.tell(CollectiveRead([arrival.work for arrival in arrivals.values()]))
-                inputs = [arrivals[other].inputs for other in range(communicator.size)]
-                self._executed = _data.execute(algorithm, operation, inputs, _data.CHECKSUM_BYTES)
-            return int(self._executed)
+                payloads = [arrivals[other].payload for other in range(communicator.size)]
+                self._executed = _data.execute(algorithm, operation, payloads, _data.CHECKSUM_BYTES)
+            return cast("int", self._executed)
         # A reduce in which this rank has no more part: its tensor is the caller's again, so remember what it held.
         arrival = arrivals[rank]
-        tensor = arrival.inputs
-        arrival.inputs = tensor.clone()
-        present = {other: entry.inputs for other, entry in arrivals.items()}
+        tensor = arrival.tensor
+        arrival.payload = tensor.clone()
+        present = {other: entry.tensor for other, entry in arrivals.items()}
         _data.leave_reduce(algorithm, operation, rank, communicator.size, tensor, present)
         return 0
 
@@ -150,18 +152,18 @@ class HandOver:
         operation = arrival.operation
         self._take_over(rank, result)
         if operation.name == "all_to_all":
-            return checksum(arrival.inputs[0], _data.CHECKSUM_BYTES)
+            return checksum(arrival.exchanged.filled, _data.CHECKSUM_BYTES)
         algorithm = collective.communicator.backend.algorithm
         if operation.reduction == "avg" and algorithm.refused_result(operation) is None:
-            _data.divide(algorithm, operation, arrival.inputs, collective.communicator.size)
-        return checksum([arrival.inputs], _data.CHECKSUM_BYTES)
+            _data.divide(algorithm, operation, arrival.tensor, collective.communicator.size)
+        return checksum([arrival.tensor], _data.CHECKSUM_BYTES)
 
     def _take_over(self, rank: int, result: Any) -> None:
         arrival = self._collective.arrivals[rank]
         if arrival.operation.name == "all_to_all":
-            _data.end_exchange(arrival.inputs, result)
+            _data.end_exchange(arrival.exchanged, result)
         else:
-            arrival.inputs.copy_(result)
+            arrival.tensor.copy_(result)
 
     def _finish_mismatched(self, rank: int) -> int:
         """Of ranks that do not agree, those that gather or scatter still get what fits."""
@@ -173,7 +175,7 @@ class HandOver:
 
     def _finish_rooted(self, rank: int, operation: Operation) -> int:
         arrivals = self._collective.arrivals
-        if self._executed is None:
+        if not isinstance(self._executed, _data.Rooted):
             self._executed = _data.Rooted(operation, self._collective.communicator.size)
-        inputs = {other: arrival.inputs for other, arrival in arrivals.items()}
-        return int(self._executed.finish(rank, inputs, _data.CHECKSUM_BYTES))
+        payloads = {other: arrival.payload for other, arrival in arrivals.items()}
+        return self._executed.finish(rank, payloads, _data.CHECKSUM_BYTES)

@@ -30,21 +30,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from simdist.c10d.calls._events import MessageRead, WorkIssued
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._read import change_read
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._matching import Matching
 from simdist.c10d.engine._message import P2PWork
-from simdist.c10d.engine._read import change_read
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._callsite import call_site
-from simdist.c10d.surface._events import MessageRead, WorkIssued
-from simdist.c10d.surface._operation import Operation
 from simdist.errors import MismatchError
 from simdist.process import Strike, refusal_of
-from simdist.records import failed, message_completed, message_issued
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine._communicator import Communicator, Member
+    from simdist.c10d.calls._member import Member
+    from simdist.c10d.engine._communicator import Communicator
 
 __all__ = ["Mailbox"]
 
@@ -58,7 +58,6 @@ class Mailbox:
         self._under_way: dict[P2PWork, None] = {}  # the receives whose data is under way, in the order of matching
         self._closings: dict[int, None] = {}  # the moments at which connections will be found closed; a timer for each
         self._free_ns: dict[tuple[int, int], int] = {}  # by (sender, receiver): when the last message has left
-        self._sequence: dict[int, int] = {}  # by rank: messages that it has posted, those inside operations left out
 
     def post(
         self,
@@ -81,9 +80,7 @@ class Mailbox:
         """
         communicator = self._communicator
         simulation = communicator.simulation
-        task = simulation.check()
-        if task.context is not member.process:
-            member.refuse_stranger(task.context)
+        member.require_caller()
         if not communicator.connected:
             member.connect()
         touch = simulation.policy.touch
@@ -92,7 +89,11 @@ class Mailbox:
             touch("links", writes=tensor.nbytes * communicator.slowest()[1] >= LIGHT_NS)
         sequence = -1
         if not inner:
-            sequence = self._issue(member, kind, peer, tag, tensor)
+            if member.change is not None:
+                change, member.change = member.change, None
+                change_read(change, Operation(kind), tensor, member.rank)
+            shape, to = tuple(tensor.shape), -1 if peer is None else peer
+            sequence = member.post(kind, tensor.nbytes, _name_of(tensor.dtype), shape, to, tag)
         work = communicator.backend.completion.message.make(member, kind, sequence, [tensor])
         work.begin(kind, tensor, peer, tag, timeout_ns, simulation.now_ns, inner)
         work.blockers = self
@@ -165,40 +166,6 @@ class Mailbox:
             met = self._unmatched.hear(send.member.rank, target, tag)
             assert met is not None
             self._transfer(*met)
-
-    def announce(self, member: Member, kind: str) -> Strike | None:
-        """As `Communicator.announce`, of a message."""
-        return self._communicator.announce(member, kind, self._sequence.get(member.rank, 0))
-
-    def _issue(self, member: Member, kind: str, peer: int | None, tag: Any, tensor: torch.Tensor) -> int:
-        """Tell everyone who wants to know; its number."""
-        communicator = self._communicator
-        simulation = communicator.simulation
-        process = member.process
-        if member.change is not None:
-            change = member.taken_change()
-            if change is not None:
-                change_read(change, Operation(kind), tensor, member.rank)
-        sequence = self._sequence.get(member.rank, 0)
-        self._sequence[member.rank] = sequence + 1
-        process.last_operation = (kind, sequence, communicator.name)
-        process.operations += communicator.counted
-        simulation.bus.record(
-            message_issued(
-                simulation.now_ns,
-                process.rank,
-                kind,
-                communicator.name,
-                sequence,
-                tensor.nbytes,
-                _name_of(tensor.dtype),
-                tuple(tensor.shape),
-                -1 if peer is None else peer,
-                True,
-                tag,
-            )
-        )
-        return sequence
 
     @property
     def busy(self) -> bool:
@@ -437,7 +404,6 @@ class Mailbox:
         """Its part is over; its tensor lacks so many bytes of a message, and is what `few_bytes` said, if known."""
         if work.done or not work.process.running:
             return
-        simulation = self._communicator.simulation
         if not work.inner:
             if few is None and missing <= 0:
                 few = _memory.few_bytes(work.tensor)
@@ -450,18 +416,8 @@ class Mailbox:
                 work.partial = True
             else:
                 crc = _memory.checksum([_memory.flat(work.tensor)], CHECKSUM_BYTES)
-            simulation.bus.record(
-                message_completed(
-                    simulation.now_ns,
-                    work.process.rank,
-                    work.name,
-                    self._communicator.name,
-                    work.sequence,
-                    begin_ns,
-                    crc,
-                    work.peer if work.sender is None else work.sender.member.rank,
-                )
-            )
+            source = work.peer if work.sender is None else work.sender.member.rank
+            work.member.delivered(work.name, work.sequence, begin_ns, crc, source)
         work.blockers = None
         work.member.pending.pop(work, None)
         work.finish()
@@ -483,21 +439,8 @@ class Mailbox:
         self._report(work, RuntimeError(text))
 
     def _report(self, work: P2PWork, error: BaseException) -> None:
-        if work.inner:
-            work.fail(error)
-            return
-        simulation = self._communicator.simulation
-        simulation.bus.record(
-            failed(
-                simulation.now_ns,
-                work.process.rank,
-                work.name,
-                self._communicator.name,
-                work.sequence,
-                type(error).__name__,
-                str(error),
-            )
-        )
+        if not work.inner:
+            work.member.failed(work.name, work.sequence, error)
         work.fail(error)
 
 

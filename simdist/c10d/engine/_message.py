@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from simdist.c10d.surface._events import WorkWaited
-from simdist.c10d.surface._work import SimWork
+from simdist.c10d.calls._events import WorkWaited
+from simdist.c10d.calls._work import SimWork
 from simdist.cluster import Flow
 from simdist.kernel import Timer
 

@@ -25,9 +25,10 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
-from simdist.c10d.engine._communicator import Communicator, Member
+from simdist.c10d.calls._events import MembersAwaited, MembersMet
+from simdist.c10d.calls._member import Member
+from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._strategies import Backend
-from simdist.c10d.surface._events import MembersAwaited, MembersMet
 from simdist.c10d.surface._store import SimStore
 from simdist.cluster import Network
 from simdist.errors import SimdistError

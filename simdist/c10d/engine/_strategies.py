@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from simdist.c10d.calls import COPIES
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Brought
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import Ring
 from simdist.c10d.surface._arguments import Arguments
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import SimWork
 from simdist.cluster import Cluster
 from simdist.errors import InternalError
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine._communicator import Member
+    from simdist.c10d.calls._member import Member
     from simdist.c10d.engine._message import P2PWork
     from simdist.c10d.engine._stream_parts import Part
     from simdist.c10d.engine._stream_work import StreamWork
@@ -120,7 +122,7 @@ class Algorithm(ABC):
 
     def lets_some_go(self, operation: Operation, ranks: int) -> bool:
         """True if a rank may be done before all have come."""
-        return operation.name in ("broadcast", "gather", "scatter")
+        return operation.name in COPIES
 
     def leave_reduce(
         self,
@@ -175,24 +177,22 @@ class StreamAlgorithm(Algorithm):
         return self
 
     @abstractmethod
-    def meets(self, calls: Sequence[tuple[Operation, Any, Any]]) -> bool:
+    def meets(self, calls: Sequence[Brought]) -> bool:
         """True if calls of all ranks, by rank, fit as far as bytes go: `execute` has what comes out of them."""
 
     @abstractmethod
-    def execute(self, calls: Sequence[tuple[Operation, Any, Any]]) -> int:
-        """Do an operation for all ranks, each with its call, its inputs and its factor; the checksum of its result."""
+    def execute(self, calls: Sequence[Brought]) -> int:
+        """Do an operation for all ranks, each with its call; the checksum of its result."""
 
     @abstractmethod
-    def collide(self, calls: Sequence[tuple[Operation, Any, Any]], left: dict[Any, Any]) -> Collision:
+    def collide(self, calls: Sequence[Brought], left: dict[Any, Any]) -> Collision:
         """Do the same with calls that do not fit; `left` keeps what they leave on the way between ranks.
 
         With something there all later calls of the same connection collide, too.
         """
 
     @abstractmethod
-    def collide_messages(
-        self, pair: tuple[int, int], calls: Sequence[tuple[Operation, Any, Any]], left: dict[Any, Any]
-    ) -> Collision:
+    def collide_messages(self, pair: tuple[int, int], calls: Sequence[Brought], left: dict[Any, Any]) -> Collision:
         """The same with a send and a receive of other sizes, between two ranks."""
 
 

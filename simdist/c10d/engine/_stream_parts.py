@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from simdist.c10d.engine._read import change_read
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Brought, Exchanged, Payload
+from simdist.c10d.calls._read import change_read
+from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine._wire import LIGHT_NS
-from simdist.c10d.surface._modes import unseen
-from simdist.c10d.surface._operation import Operation
 from simdist.cluster import Flow as WireFlow
 from simdist.device import Mark, block_of, claim, latest, release
 from simdist.errors import MismatchError
 from simdist.kernel import Task, Timer
 from simdist.process import SimProcess
-from simdist.records import completed
 
 if TYPE_CHECKING:
+    from simdist.c10d.calls._member import Member
     from simdist.c10d.engine._streamed import Connection
 
 __all__ = ["Part", "StreamCollective"]
@@ -28,9 +29,9 @@ Tensor = torch.Tensor
 
 
 class Part:
-    """One rank's call: `inputs` is what the data plane wants of it.
+    """One rank's call.
 
-    `reads` are tensors of its device that are only read, each with the flat CPU tensor that stands for it in `inputs`;
+    `reads` are tensors of its device that are only read, each with the flat CPU tensor that stands for it in `payload`;
     `writes` those that are filled. `end` is when its share is over.
     """
 
@@ -39,7 +40,7 @@ class Part:
         connection: Connection,
         rank: int,
         operation: Operation,
-        inputs: Any,
+        payload: Payload,
         begin: Mark,
         reads: Sequence[tuple[Tensor, Tensor]] = (),
         writes: Sequence[Tensor] = (),
@@ -48,7 +49,7 @@ class Part:
         self.connection = connection
         self.rank = rank
         self.operation = operation
-        self.inputs = inputs
+        self.payload = payload
         self.begin = begin
         self.factor = factor  # that its operand is multiplied by before a sum
         self.end = Mark(cause=self)
@@ -67,25 +68,39 @@ class Part:
         self._flats: list[tuple[Any, Tensor]] = []  # of claims that read: a block, weakly, and what stands for it
 
     @property
-    def process(self) -> SimProcess:
-        """The process that called."""
+    def member(self) -> Member:
+        """The end of the group that called."""
         member = self.connection.communicator.members[self.rank]
         assert member is not None
-        return member.process
+        return member
+
+    @property
+    def process(self) -> SimProcess:
+        """The process that called."""
+        return self.member.process
+
+    @property
+    def tensor(self) -> Tensor:
+        """The one tensor of its payload."""
+        return cast("Tensor", self.payload)
 
     def claim(self) -> None:
         """It does not begin at once: hold what it will read and write."""
-        self._claims = [claim(tensor, self, writes=False) for tensor, _ in self._reads if tensor.is_cuda]
-        self._claims += [claim(tensor, self, writes=True) for tensor in self._writes if tensor.is_cuda]
         # From here on it keeps no storage of a device: what the program gives up is free.
-        self._flats = [(weakref.ref(block_of(tensor)), flat) for tensor, flat in self._reads if tensor.is_cuda]
+        for tensor, flat in self._reads:
+            if tensor.is_cuda:
+                self._claims.append(claim(tensor, self, writes=False))
+                self._flats.append((weakref.ref(block_of(tensor)), flat))
+        for tensor in self._writes:
+            if tensor.is_cuda:
+                self._claims.append(claim(tensor, self, writes=True))
         self._reads = self._writes = ()
 
     def change_read(self) -> None:
         """Change what its operation reads, if a verdict wants it. Calls of the device tell what goes wrong."""
         if self.change is not None:
             try:
-                change_read(self.change, self.operation, self.inputs, self.rank)
+                change_read(self.change, self.operation, self.payload, self.rank)
             except Exception as error:
                 self.connection.streams_of(self.rank).error = error
 
@@ -97,7 +112,7 @@ class Part:
 
     def forget(self) -> None:
         """It needs its tensors no longer: nothing that is kept of it may keep their memory."""
-        self.inputs = None
+        self.payload = None
         self._reads = self._writes = ()
         self._claims, self._flats = [], []
 
@@ -106,7 +121,7 @@ class Part:
     def copy_inputs(self, block: Any) -> None:
         """The program is about to read, or change, what this only reads: keep it as it is."""
         copies = {id(flat): flat.clone() for reference, flat in self._flats if reference() is block}
-        self.inputs = _replaced(self.inputs, copies)
+        self.payload = _replaced(self.payload, copies)
 
     def wait_until_begun(self) -> None:
         """Park the calling task of its rank until the memory holds what it will."""
@@ -153,9 +168,9 @@ def _size(part: Part) -> int:
 def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return copies.get(id(value), value)
-    if isinstance(value, (list, tuple)):
-        return type(value)([_replaced(each, copies) for each in value])
-    return value
+    if isinstance(value, list):
+        return [_replaced(each, copies) for each in value]
+    return type(value)(*(_replaced(each, copies) for each in value)) if isinstance(value, tuple) else value
 
 
 class StreamCollective:
@@ -294,14 +309,15 @@ class StreamCollective:
     def _parts_in_order(self) -> Iterable[Part]:
         return map(self.parts.__getitem__, self.ranks)
 
-    def _calls(self, parts: Sequence[Part]) -> list[tuple[Operation, Any, Any]]:
+    def _calls(self, parts: Sequence[Part]) -> list[Brought]:
         """The calls of all ranks of the connection; of those that take no part, calls with nothing to exchange."""
-        calls = [(part.operation, part.inputs, part.factor) for part in parts]
+        calls = [Brought(part.operation, part.payload, part.factor) for part in parts]
         if len(calls) == len(self.connection.ranks):
             return calls
         nothing = [torch.empty(0)] * len(self.connection.ranks)
         by_rank = dict(zip(self.ranks, calls, strict=True))
-        return [by_rank.get(rank, (parts[0].operation, (nothing, nothing), None)) for rank in self.connection.ranks]
+        absent = Brought(parts[0].operation, Exchanged(nothing, nothing))
+        return [by_rank.get(rank, absent) for rank in self.connection.ranks]
 
     def _strike_during(self, parts: Sequence[Part], end_ns: int) -> None:
         simulation = self.connection.communicator.simulation
@@ -374,11 +390,7 @@ class StreamCollective:
             whole.begin_ns, crc = max(whole.begin_ns, self.begin_ns), whole._checksum
         if whole._apart in (0, len(whole.ranks)) and not whole._running:
             connection.collectives.pop(self.index, None)
-            if communicator.counted:
-                name, sequence = parts[0].operation.name, parts[0].sequence
-                simulation.bus.record(
-                    completed(simulation.now_ns, -1, name, communicator.name, sequence, whole.begin_ns, crc)
-                )
+            communicator.note_completed(parts[0].operation, parts[0].sequence, whole.begin_ns, crc)
         for part in parts:
             part.end.settle(simulation.now_ns)
         for part in parts:

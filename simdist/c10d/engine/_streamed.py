@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
-from simdist.c10d.engine._communicator import Communicator, Member
+from simdist.c10d.calls._member import Member
+from simdist.c10d.calls._operation import Key, Operation
+from simdist.c10d.calls._payload import Brought
+from simdist.c10d.calls._unseen import unseen
+from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._strategies import StreamAlgorithm
 from simdist.c10d.engine._stream_parts import Part, StreamCollective
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._events import OperationAdmitted
-from simdist.c10d.surface._modes import unseen
-from simdist.c10d.surface._operation import Operation
 from simdist.device import latest
 from simdist.errors import MismatchError
 from simdist.frames import user_frame, user_line
 from simdist.kernel import Task
-from simdist.process import SimProcess, refusal_of
-from simdist.records import issued, message_completed, message_issued
+from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._strategies import Backend, StreamFailure
@@ -100,7 +100,8 @@ class Connection:
             if self.gone:
                 collective.lose()
         collective.join(part)
-        self._tell_of_gone(part)
+        if self.gone:
+            self._tell_of_gone(part)
 
     def _tell_of_gone(self, part: Part) -> None:
         for rank in self.gone:
@@ -136,7 +137,7 @@ class Connection:
             self.shut_out.append(lambda: self._plan(send, receive, ready_ns))
             return
         moment = max(moment, self._free_ns.get((send.rank, receive.rank), 0))
-        size = send.inputs.numel() * send.inputs.element_size()
+        size = send.tensor.nbytes
         sent_ns = moment + round(size * self.communicator.byte_ns(send.rank, receive.rank))
         self._free_ns[send.rank, receive.rank] = sent_ns
         if moment > simulation.now_ns:
@@ -148,7 +149,7 @@ class Connection:
     def _move(self, send: Part, receive: Part, sent_ns: int) -> None:
         if send.lost or receive.lost:
             return
-        ours, theirs = _memory.as_bytes(send.inputs), _memory.as_bytes(receive.inputs)
+        ours, theirs = _memory.as_bytes(send.tensor), _memory.as_bytes(receive.tensor)
         fits = len(ours) == len(theirs)
         if self.communicator.strict and not (fits and send.operation.dtype_name == receive.operation.dtype_name):
             self._disagree(send, receive)
@@ -171,7 +172,7 @@ class Connection:
 
     def _collide(self, send: Part, receive: Part, ends_ns: dict[Part, int]) -> int:
         """The two do not fit, or messages before did not: some of them may not end."""
-        calls = [(part.operation, part.inputs, None) for part in (send, receive)]
+        calls = [Brought(part.operation, part.payload) for part in (send, receive)]
         collision = self.communicator.streamed.collide_messages((send.rank, receive.rank), calls, self._left)
         for part in (send, receive):
             if part.rank not in collision.done:
@@ -182,17 +183,11 @@ class Connection:
         return collision.checksum
 
     def _ender(self, part: Part, begin_ns: int, crc: int) -> Callable[[], None]:
-        communicator = self.communicator
-        simulation = communicator.simulation
+        simulation = self.communicator.simulation
 
         def end() -> None:
             if not part.lost and part.process.running:
-                rank, name = part.process.rank, part.operation.name
-                simulation.bus.record(
-                    message_completed(
-                        simulation.now_ns, rank, name, communicator.name, part.sequence, begin_ns, crc, part.peer
-                    )
-                )
+                part.member.delivered(part.operation.name, part.sequence, begin_ns, crc, part.peer)
                 part.end.settle(simulation.now_ns)
                 if part.strike is not None and part.strike[0] == "after":
                     part.strike[1]()
@@ -337,8 +332,7 @@ class StreamCommunicator(Communicator):
         self.ranks = tuple(ranks) or tuple(range(size))
         self.algorithm = self.streamed = backend.algorithm.fitted(network.cluster, self.ranks)
         self.connections: dict[str, Connection] = {}
-        self.known: dict[Any, Operation] = {}  # by their key
-        self._messages: dict[int, int] = {}  # by rank: those that it has posted
+        self.known: dict[Key, Operation] = {}
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
@@ -414,53 +408,9 @@ class StreamCommunicator(Communicator):
             if member is not None:
                 member.process.wake()
 
-    def note_collective(
-        self, member: Member, operation: Operation, operands: Any, outputs: Any, timeout_ns: int, *, asynchronous: bool
-    ) -> int:
-        """A member issues a collective that was announced: tell everyone who wants to know. Its number.
-
-        Raises:
-            Exception: a listener does not admit it.
-        """
-        simulation, process, name = self.simulation, member.process, operation.name
-        sequence = member.sequence
-        member.sequence = sequence + 1
-        process.last_operation = (name, sequence, self.name)
-        now = simulation.now_ns
-        member.on_queued((member.place, operation.index, sequence, member.number, member.messages, now, timeout_ns))
-        if simulation.bus.wants(OperationAdmitted):
-            error = refusal_of(simulation.bus, OperationAdmitted(process, name, operation.reduction, operands, outputs))
-            if error is not None:
-                raise error
-        if self.counted:
-            process.operations += 1
-            simulation.bus.record(
-                issued(
-                    *(now, process.rank, name, self.name, sequence, operation.size, operation.dtype_name),
-                    *(operation.shape, operation.root, asynchronous),
-                )
-            )
-        return sequence
-
-    def note_message(self, member: Member, operation: Operation, peer: int) -> int:
-        """The same of a message, which has numbers of its own."""
-        simulation, process, name = self.simulation, member.process, operation.name
-        sequence = self._messages.get(member.rank, 0)
-        self._messages[member.rank] = sequence + 1
-        process.last_operation = (name, sequence, self.name)
-        process.operations += self.counted
-        simulation.bus.record(
-            message_issued(
-                *(simulation.now_ns, process.rank, name, self.name, sequence, operation.size),
-                *(operation.dtype_name, operation.shape, peer, True, 0),
-            )
-        )
-        return sequence
-
     def call_site(self, part: Part) -> None:
         """Remember where a part was called, for a strict group's reports."""
-        if self.strict:
-            part.site = user_line(user_frame(sys._getframe(1)))
+        part.site = user_line(user_frame(sys._getframe(1)))
 
     def leave(self, member: Member) -> None:
         """The member's process ended, or destroyed the group."""

@@ -1,4 +1,4 @@
-"""What torch calls on a rank: the group, its works and futures, the faces of the stores, torch's own state.
+"""What torch calls on a rank: the group, the faces of the stores, torch's own state.
 
 `_group.py` is the group, made of `_reductions.py` and `_copies.py` on `_calls.py` and `_identity.py`. A call checks its
 arguments with the backend's, lays the bytes out (`_layout.py`), makes an `Operation` of it and hands it to the engine.
@@ -12,15 +12,9 @@ Nothing here knows how a backend moves bytes, or adds them up.
 
 from simdist.c10d.surface._arguments import Arguments
 from simdist.c10d.surface._callsite import call_site, issued_by_torch
-from simdist.c10d.surface._operation import Operation, Shapes
-from simdist.c10d.surface._work import SimFuture, SimWork
 
 __all__ = [
     "Arguments",
-    "Operation",
-    "Shapes",
-    "SimFuture",
-    "SimWork",
     "call_site",
     "issued_by_torch",
 ]

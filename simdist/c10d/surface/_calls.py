@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from simdist.c10d.calls._operation import Key, Shapes, key_of
+from simdist.c10d.calls._payload import Payload
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface._compat import ProcessGroup, reduce_name, said_by, timeout_ns
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.c10d.surface._operation import Shapes
-from simdist.c10d.surface._work import SimWork
 
 __all__ = ["Calls", "lists_of", "reduction_of", "root_of"]
 
@@ -23,25 +24,20 @@ Tensor = torch.Tensor
 class Calls(GroupBackend):
     """A group that can issue operations."""
 
-    # What the announcement of the next call has left to strike (or nothing: ()), where it was announced ahead of it.
-    ahead: Any = None
-
     def announce(self, name: str) -> None:
         """Announce the next collective, which is called `name`, ahead of the call: something comes before it.
 
         Raises:
             Exception: a fault has it in place of the call.
         """
-        simulation = self._communicator.simulation
-        if simulation.bus.active:
-            self.ahead = self._communicator.announce(self._member, name, self._member.sequence) or ()
+        self._member.call_ahead(name)
 
     def _issue(
         self,
         name: str,
         tensor: Tensor | None,
         data: Tensor | None,
-        inputs: Any,
+        payload: Payload,
         outputs: list[Any],
         limit_ns: int,
         reduction: str = "",
@@ -49,73 +45,25 @@ class Calls(GroupBackend):
         extra: Shapes | None = None,
         asynchronous: bool = True,
         *,
-        shape: Sequence[int] | None = None,
+        shape: tuple[int, ...] | None = None,
         size: int = -1,
         refusal: RuntimeError | None = None,
         first: Callable[[], None] | None = None,
         others: int = 0,
     ) -> SimWork:
-        """Call what is named, with tensors like `tensor`, if there are any, and a payload of `data` or `size` bytes.
+        """Call what is named, with tensors like `tensor`, if there are any, and `data` or `size` bytes of them.
 
-        `first` is done before, unless the operation is refused. It stands for itself and `others` that torch counts.
-
-        Raises:
-            Exception: a fault has it in place of the call, of which nothing is left then.
+        See `Communicator.issue`.
         """
-        key: tuple[Any, ...]
-        if tensor is None or data is None:
-            key = (name,)
-        else:
+        key = Key(name)
+        if tensor is not None and data is not None:
             element = data.element_size()
-            key = (
-                name,
-                data.numel() * element if size < 0 else size,
-                element,
-                tensor.dtype,
-                tensor.shape if shape is None else shape,
-                reduction,
-                root,
-                extra,
-            )
-        return self._issue_as(key, inputs, outputs, limit_ns, asynchronous, refusal, first, others)
-
-    def _issue_as(
-        self,
-        key: tuple[Any, ...],
-        inputs: Any,
-        outputs: list[Any],
-        limit_ns: int,
-        asynchronous: bool = True,
-        refusal: RuntimeError | None = None,
-        first: Callable[[], None] | None = None,
-        others: int = 0,
-    ) -> SimWork:
-        """As `_issue`, of an operation with this key: its name, and what `Operation` takes behind it."""
-        communicator = self._communicator
-        member = self._member
-        strike = None
-        if communicator.simulation.bus.active:
-            strike = self.ahead
-            if strike is not None:
-                self.ahead = None
-            else:
-                strike = communicator.announce(member, key[0], member.sequence)
-        member.number += 1
-        if others:
-            member.number += others
-            member.parts += others
-        if not communicator.connected:
-            member.connect()
-        operation = communicator.known_operation(key)
-        if operation is None:
-            try:
-                operation = communicator.operation(key)
-            except RuntimeError as error:
-                operation = communicator.new_operation(key)
-                refusal = error if refusal is None else refusal
-        if first is not None and refusal is None:
-            first()
-        return communicator.issue(member, operation, inputs, outputs, limit_ns, asynchronous, refusal, strike or None)
+            dims = tensor.shape if shape is None else shape
+            size = data.numel() * element if size < 0 else size
+            key = key_of((name, size, element, tensor.dtype, dims, reduction, root, extra))
+        return self._communicator.issue(
+            self._member, key, payload, outputs, limit_ns, asynchronous, refusal, first, others
+        )
 
     def _limit(self, opts: Any, timeout: timedelta | None = None) -> int:
         if isinstance(opts, timedelta):  # a reduce operation, a root or nothing stands in the options' place

@@ -16,11 +16,9 @@ from simdist.inside import torch as inside
 
 __all__ = [
     "REDUCE_NAMES",
-    "Future",
     "ProcessGroup",
     "Store",
     "Work",
-    "group_class_aliases",
     "is_duration",
     "reduce_name",
     "said_by",
@@ -32,16 +30,6 @@ __all__ = [
 ProcessGroup: Any = dist.ProcessGroup
 Store: Any = inside.Store
 Work: Any = inside.Work
-Future: Any = torch.futures.Future
-
-# Old name -> new name of the methods that were renamed; a group answers to both.
-group_class_aliases = {
-    "_allgather_base": "all_gather_single",
-    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
-    "_reduce_scatter_base": "reduce_scatter_single",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
-    "alltoall_base": "all_to_all_single",
-}
 
 REDUCE_NAMES: dict[Any, str] = {
     dist.ReduceOp.SUM: "sum",

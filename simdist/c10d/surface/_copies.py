@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from simdist.c10d.calls._operation import Shapes
+from simdist.c10d.calls._payload import Exchanged, Gathered, Scattered
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, root_of
 from simdist.c10d.surface._compat import ProcessGroup, said_by
 from simdist.c10d.surface._layout import delivered, put, source, targets, then
-from simdist.c10d.surface._operation import Shapes
-from simdist.c10d.surface._work import SimWork
 
 __all__ = ["Copies"]
 
@@ -51,13 +52,15 @@ class Copies(Calls):
         data = source(tensor)
         if len(inputs) == 1:
             flats = targets(outputs[0])
-            work = self._issue("all_gather", tensor, data, (flats, data), outputs[0], limit_ns)
+            work = self._issue("all_gather", tensor, data, Gathered(flats, data), outputs[0], limit_ns)
             return delivered(work, outputs[0], flats)
         whole = torch.cat([source(part) for part in inputs])
         received = [torch.empty_like(whole) for _ in range(self._size)]
         shapes = Shapes.of(inputs, [(len(outputs[0]), *tensor.shape)])
         shape = (len(inputs), *tensor.shape)
-        work = self._issue("all_gather", tensor, whole, (received, whole), outputs, limit_ns, extra=shapes, shape=shape)
+        work = self._issue(
+            "all_gather", tensor, whole, Gathered(received, whole), outputs, limit_ns, extra=shapes, shape=shape
+        )
 
         def spread() -> None:
             pieces = [piece for data in received for piece in data.chunk(len(inputs))]
@@ -71,7 +74,9 @@ class Copies(Calls):
         """Gather every rank's tensor into one."""
         parts = self._arguments.gather_single_arguments(output, tensor, self._size)
         data, flats = source(tensor), targets(parts)
-        return delivered(self._issue("all_gather", tensor, data, (flats, data), parts, self._limit(opts)), parts, flats)
+        return delivered(
+            self._issue("all_gather", tensor, data, Gathered(flats, data), parts, self._limit(opts)), parts, flats
+        )
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
@@ -102,7 +107,7 @@ class Copies(Calls):
             "all_gather",
             tensors[0],
             whole,
-            (received, whole),
+            Gathered(received, whole),
             list(outputs),
             self._limit(opts),
             extra=shapes,
@@ -133,7 +138,7 @@ class Copies(Calls):
         data = source(tensor)
         flats = None if outputs is None else targets(outputs)
         limit_ns = self._limit(opts, timeout)
-        work = self._issue("gather", tensor, data, (flats, data), outputs or [], limit_ns, "", root)
+        work = self._issue("gather", tensor, data, Gathered(flats, data), outputs or [], limit_ns, "", root)
         return work if flats is None else delivered(work, outputs or [], flats)
 
     def scatter(
@@ -152,7 +157,9 @@ class Copies(Calls):
         )
         data = _flat(tensor)
         sent = None if inputs is None else [_flat(part) for part in inputs]
-        return self._issue("scatter", tensor, data, (data, sent), [tensor], self._limit(opts, timeout), "", root)
+        return self._issue(
+            "scatter", tensor, data, Scattered(data, sent), [tensor], self._limit(opts, timeout), "", root
+        )
 
     def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> SimWork:
         """Each rank sends `input_tensors[r]` to rank r."""
@@ -207,7 +214,7 @@ class Copies(Calls):
             "all_to_all",
             tensor,
             tensor,
-            (flats, sent),
+            Exchanged(flats, sent),
             result,
             self._limit(opts),
             extra=shapes,

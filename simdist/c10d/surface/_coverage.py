@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from simdist.c10d.calls import METHODS as _METHODS
+from simdist.c10d.calls import RENAMED, TABLE
+
 __all__ = ["FUNCTIONS", "METHODS", "Coverage"]
 
 Status = Literal["supported", "refused", "local"]
@@ -50,44 +53,19 @@ def _table(
     return MappingProxyType(dict(sorted(whole.items())))
 
 
+_CALLS = tuple(name for row in TABLE if row.methods for name in (row.name, *row.functions))
+
 FUNCTIONS = _table(
     supported=(
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_gather_object",
-        "all_gather_single",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "batch_isend_irecv",
+        *_CALLS,
         "breakpoint",
-        "broadcast",
-        "broadcast_object_list",
         "destroy_process_group",
-        "gather",
-        "gather_object",
         "init_device_mesh",
         "init_process_group",
-        "irecv",
-        "isend",
-        "monitored_barrier",
         "new_group",
         "new_subgroups",
         "new_subgroups_by_enumeration",
-        "recv",
-        "recv_object_list",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor",
         "rendezvous",
-        "scatter",
-        "scatter_object_list",
-        "send",
-        "send_object_list",
     ),
     local=(
         "GroupName",  # a type for annotations
@@ -129,37 +107,7 @@ FUNCTIONS = _table(
 )
 
 METHODS = _table(
-    supported=(
-        "_allgather_base",
-        "_reduce_scatter_base",
-        "abort",
-        "all_gather_single",
-        "all_gather_single_coalesced",
-        "all_to_all_single",
-        "allgather",
-        "allgather_coalesced",
-        "allgather_into_tensor_coalesced",
-        "allreduce",
-        "allreduce_coalesced",
-        "alltoall",
-        "alltoall_base",
-        "barrier",
-        "broadcast",
-        "gather",
-        "merge_remote_group",
-        "monitored_barrier",
-        "recv",
-        "recv_anysource",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "reduce_scatter_single_coalesced",
-        "reduce_scatter_tensor_coalesced",
-        "scatter",
-        "send",
-        "shutdown",
-        "split_group",
-    ),
+    supported=(*_METHODS, *RENAMED, "abort", "merge_remote_group", "shutdown", "split_group"),
     local=(
         "_add_ephemeral_timeout",
         "_enable_collectives_timing",

@@ -13,24 +13,20 @@ from typing import Any
 
 import torch
 
-from simdist.c10d.surface._compat import group_class_aliases
+from simdist.c10d.calls import MESSAGES, METHODS
+from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._layout import then
 from simdist.c10d.surface._memory import is_plain_or_sparse
-from simdist.c10d.surface._modes import dispatch_modes, function_modes, visible
+from simdist.c10d.surface._modes import visible
 from simdist.device import HostCopies
 from simdist.errors import UnsupportedError
 
 __all__ = ["DeviceProcessGroup"]
 
-_THROUGH_HOST = (
-    *("allreduce", "reduce", "broadcast", "allgather", "all_gather_single", "all_gather_single_coalesced", "gather"),
-    *("scatter", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
-    *("alltoall", "all_to_all_single"),
-)
 _REFUSED = ("allreduce_coalesced",)  # in torch's words
-_CRASHING = ("send", "recv", "recv_anysource", "allgather_coalesced")
+_CRASHING = (*MESSAGES, "recv_anysource", "allgather_coalesced")
 
 
 class DeviceProcessGroup(SimProcessGroup):
@@ -124,12 +120,9 @@ def _refusing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-for _name in (*_THROUGH_HOST, *_REFUSED, *_CRASHING):
+for _name in (name for name, row in METHODS.items() if row.tensors):
     _method = getattr(SimProcessGroup, _name)
-    _made = _through_host(_name, _method) if _name in _THROUGH_HOST else _refusing(_name, _method)
+    _made = (_refusing if _name in _REFUSED or _name in _CRASHING else _through_host)(_name, _method)
     _made.__name__, _made.__doc__ = _name, _method.__doc__
     setattr(DeviceProcessGroup, _name, _made)
-    for _old, _new in group_class_aliases.items():
-        if _new == _name:
-            setattr(DeviceProcessGroup, _old, _made)
 visible(DeviceProcessGroup)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from simdist.c10d.calls._events import MembersAwaited, MembersMet
 from simdist.c10d.surface._copies import Copies
 from simdist.c10d.surface._coverage import METHODS, Coverage
-from simdist.c10d.surface._events import MembersAwaited, MembersMet
 from simdist.c10d.surface._memory import require_memory
 from simdist.c10d.surface._modes import visible
 from simdist.c10d.surface._reductions import Reductions
@@ -48,7 +48,7 @@ class SimProcessGroup(Reductions, Copies):
             raise RuntimeError("Tag must be nonnegative")
         communicator, member = self._communicator, self._member
         self._arguments.require_peer(kind, peer, member.rank, self._size)
-        strike = communicator.mailbox.announce(member, kind) if communicator.simulation.bus.active else None
+        strike = member.called(kind, member.posted) if communicator.simulation.bus.active else None
         member.number += 1
         member.messages += 1
         return communicator.mailbox.post(member, kind, peer, tag, tensor, self._timeout_ns, strike=strike)
@@ -81,7 +81,7 @@ class SimProcessGroup(Reductions, Copies):
         touch = self._communicator.simulation.policy.touch
         if touch is not None:
             touch(EVERYTHING, writes=True)
-        strike = self._communicator.announce(self._member, "monitored_barrier", self._member.barriers)
+        strike = self._member.called("monitored_barrier", self._member.barriers)
         self._member.number += 2 * (self._size - 1) if self.rank() == 0 else 2  # its messages; no `messages` for torch
         bus, number = self._communicator.simulation.bus, self._member.barriers
         if bus.heard and bus.hears(MembersAwaited):

@@ -20,7 +20,7 @@ from simdist.process import SimProcess, current_process, variable_of
 from simdist.records import new_group
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine import Member
+    from simdist.c10d.calls._member import Member
 
 __all__ = ["Device", "GroupBackend", "GroupOptions", "create_default_device", "create_device", "lazy_by_default"]
 

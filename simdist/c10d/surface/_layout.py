@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._work import SimWork
 
 __all__ = ["delivered", "joint", "put", "source", "targets", "then"]
 

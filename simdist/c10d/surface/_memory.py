@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from simdist.c10d.surface._events import PayloadSampled
+from simdist.c10d.calls import _unseen
+from simdist.c10d.calls._events import PayloadSampled
 from simdist.inside.python import bytes_at
 from simdist.inside.torch import DispatchKey, key_set, keys_of
 from simdist.kernel import Bus
@@ -23,10 +24,6 @@ __all__ = ["ELEMENTS", "as_bytes", "checksum", "flat", "is_dense", "is_plain", "
 __all__ += ["few_bytes", "freed_since", "odd_tensors", "require_memory", "usual", "without_memory"]
 
 Tensor = torch.Tensor
-
-# True once a tensor of inference mode was given to an operation. From then on all data moves in that mode, in which any
-# tensor may be written; entering it costs more than moving a few bytes does, and hardly any program needs it.
-inference_tensors = False
 
 _WINDOWS = 8  # of a large tensor that is sampled
 _FEW_BYTES = 1 << 12  # which are looked at where they lie
@@ -113,12 +110,11 @@ def flat(tensor: Tensor) -> Tensor:
     Raises:
         RuntimeError: its elements reach beyond its storage, or its storage was freed.
     """
-    global inference_tensors
     if _calls_with_odd_tensors and not is_plain(tensor):
         raise without_memory(tensor)
     tensor = tensor.data
     if tensor.is_inference():
-        inference_tensors = True
+        _unseen.inference_tensors = True
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     if tensor.dtype in _IN_OTHER_ELEMENTS:
@@ -175,7 +171,7 @@ def freed_since(given: Any) -> RuntimeError | None:
                 f"the storage of a tensor of {each.numel()} elements was freed while an operation still used it. Wait "
                 "for the operation first; a real process would read or write memory that belongs to something else"
             )
-        if type(each) is list or type(each) is tuple:
+        if isinstance(each, (list, tuple)):
             error = freed_since(each)
             if error is not None:
                 return error

@@ -8,106 +8,35 @@ do what the method does. What no backend of ours has memory for (meta, quantized
 torch's own kernels: they ignore it or refuse it. The kernels at that key stand only from the first such call of a world
 until its end; calls of threads that are no ranks pass through them.
 
-Whatever moves data does so without modes, and in inference mode from the first inference tensor on, as Gloo, which
-works on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the
-tensors of all.
+What moves data does so unseen: see `calls/_unseen.py`.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 
+from simdist.c10d.calls import METHODS, RENAMED, Method
+from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.c10d.surface import _memory
-from simdist.c10d.surface._compat import ProcessGroup, Work, group_class_aliases
+from simdist.c10d.surface._compat import ProcessGroup, Work
 from simdist.c10d.surface._layout import joint
 from simdist.inside.torch import (
     DispatchKey,
     calls_override,
-    count_dispatch_modes,
-    count_function_modes,
     keys_of,
-    with_inference,
     without_functions,
     without_modes,
 )
 from simdist.process import Patches, current_process, current_runtime
 
-__all__ = ["dispatch_modes", "function_modes", "unseen", "unseen_steps", "visible"]
+__all__ = ["visible"]
 
-_P = ParamSpec("_P")
-
-# How many modes of each kind the calling thread has pushed.
-dispatch_modes = count_dispatch_modes
-function_modes = count_function_modes
 _HERE = DispatchKey.BackendSelect
 _DENSE = DispatchKey.CPU, DispatchKey.CUDA
-
-# Methods whose operators begin with the tensors that the method takes first, and with how many of them.
-_OPERATORS = {
-    "allreduce": ("allreduce_", 1),
-    "allreduce_coalesced": ("allreduce_coalesced_", 1),
-    "broadcast": ("broadcast_", 1),
-    "reduce": ("reduce_", 1),
-    "allgather": ("allgather_", 2),
-    "all_gather_single": ("_allgather_base_", 2),
-    "allgather_coalesced": ("allgather_coalesced_", 2),
-    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced_", 2),
-    "reduce_scatter": ("reduce_scatter_", 2),
-    "reduce_scatter_single": ("_reduce_scatter_base_", 2),
-    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced_", 2),
-    "gather": ("gather_", 2),
-    "scatter": ("scatter_", 2),
-    "alltoall": ("alltoall_", 2),
-    "all_to_all_single": ("alltoall_base_", 2),
-    "send": ("send", 1),
-    "recv": ("recv_", 1),
-    "recv_anysource": ("recv_any_source_", 1),
-    "barrier": ("barrier", 0),
-    "monitored_barrier": ("monitored_barrier_", 0),
-}
-# Operators that also return the tensors that they fill.
-_RETURN_TENSORS = {
-    "allreduce_",
-    "broadcast_",
-    "allgather_",
-    "_allgather_base_",
-    "reduce_scatter_",
-    "_reduce_scatter_base_",
-    "scatter_",
-    "alltoall_",
-}
-
-
-def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate a function that moves data, no matter whose tensors they are, so that no mode sees what it does."""
-
-    @functools.wraps(method)
-    def do(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
-            method(*args, **kwargs)
-            return
-        with with_inference(_memory.inference_tensors), without_modes(), without_functions():
-            method(*args, **kwargs)
-
-    return do
-
-
-def unseen_steps(step: Callable[[], None]) -> Callable[[], None]:
-    """Likewise for a step of the simulation. Hot: so without the names and arguments that a decorator cares for."""
-
-    def do() -> None:
-        if not (_memory.inference_tensors or dispatch_modes() or function_modes()):
-            step()
-            return
-        with with_inference(_memory.inference_tensors), without_modes(), without_functions():
-            step()
-
-    return do
 
 
 def _has_classes(given: Any) -> bool:
@@ -163,20 +92,19 @@ def visible(group_class: Any) -> Any:
 
 
 def _methods(group_class: type) -> Any:
-    for name in _OPERATORS:
+    for name, row in METHODS.items():
         method = getattr(group_class, name)
         yield name, method
-        for old, new in group_class_aliases.items():
-            if new == name:
-                yield old, method
+        if row.old:
+            yield row.old, method
 
 
 def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    new = group_class_aliases.get(name, name)
-    through = _THROUGH.get(new) or getattr(ProcessGroup, name, None)
+    row = METHODS[RENAMED.get(name, name)]
+    through = _THROUGH.get(row.name) or getattr(ProcessGroup, name, None)
     in_order = _memory.is_plain_or_sparse if name == "allreduce" else _memory.is_plain
-    count = _OPERATORS[new][1]
-    names = list(inspect.signature(method).parameters)[1 : 1 + count]
+    count, signature = row.tensors, inspect.signature(method)
+    names = list(signature.parameters)[1 : 1 + count]
     alone = count == 1
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,10 +133,11 @@ def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., A
         return entry.result(said)
 
     call.__doc__ = method.__doc__
+    call.__signature__ = signature  # type: ignore[attr-defined]  # of any function
     call.__name__, call.__qualname__ = name, f"SimProcessGroup.{name}"
     # pybind11 sees by this name that a call is one of `super()`. Of a method with two names it knows the old one, or,
     # since torch 2.14, the new one of those that it calls in Python.
-    known = next((old for old, new in group_class_aliases.items() if new == name), name)
+    known = METHODS[name].old or name if name in METHODS else name
     if name in ("all_gather_single", "reduce_scatter_single") and calls_override(name):
         known = name
     call.__code__ = call.__code__.replace(co_name=known)
@@ -241,14 +170,15 @@ class _Operators:
     def __init__(self, patches: Patches) -> None:
         library: Any = torch.library.Library  # not typed
         self._library = library("c10d", "IMPL")
-        for name, tensors in _OPERATORS.values():
-            operator = getattr(torch.ops.c10d, name).default
-            self._library.impl(name, _kernel(operator, name, tensors), _HERE.name, with_keyset=True)
+        for row in METHODS.values():
+            operator = getattr(torch.ops.c10d, row.operator).default
+            self._library.impl(row.operator, _kernel(operator, row), _HERE.name, with_keyset=True)
         patches.on_undo(self._library._destroy)
 
 
-def _kernel(operator: Any, name: str, tensors: int) -> Callable[..., Any]:
-    in_order = _memory.is_plain_or_sparse if name == "allreduce_" else _memory.is_plain
+def _kernel(operator: Any, row: Method) -> Callable[..., Any]:
+    in_order = _memory.is_plain_or_sparse if row.name == "allreduce" else _memory.is_plain
+    tensors = row.tensors
 
     def kernel(keyset: Any, *args: Any) -> Any:
         group = _group_among(args) if current_process() is not None else None
@@ -264,10 +194,10 @@ def _kernel(operator: Any, name: str, tensors: int) -> Callable[..., Any]:
         with without_modes(), without_functions():
             work = entry.method(group, *args[:tensors], *entry.args, **entry.kwargs)
         entry.results.append(work)
-        if name == "monitored_barrier_":
+        if row.name == "monitored_barrier":
             return None
         boxed = Work().boxed() if work is None else work.boxed()  # NCCL's is None where the stream orders all
-        return (args[0], boxed) if name in _RETURN_TENSORS else boxed
+        return (args[0], boxed) if row.returns_tensors else boxed
 
     return kernel
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from simdist.c10d.calls._operation import Shapes, key_of
+from simdist.c10d.calls._payload import Scattered, Sparse
+from simdist.c10d.calls._unseen import dispatch_modes, function_modes
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, reduction_of, root_of
 from simdist.c10d.surface._compat import reduce_name, timeout_ns
 from simdist.c10d.surface._layout import delivered, joint, source, targets, then
-from simdist.c10d.surface._modes import dispatch_modes, function_modes
-from simdist.c10d.surface._operation import Shapes
-from simdist.c10d.surface._work import SimWork
 
 __all__ = ["Reductions"]
 
@@ -67,8 +68,8 @@ class Reductions(Calls):
             data, size = usual
             dtype = data.dtype
             element = _ELEMENTS[dtype]
-            key = "all_reduce", size, element, dtype, (size // element,), reduction, -1, None
-            return self._issue_as(key, data, [tensor], limit_ns, asynchronous)
+            key = key_of(("all_reduce", size, element, dtype, (size // element,), reduction, -1, None))
+            return self._communicator.issue(self._member, key, data, [tensor], limit_ns, asynchronous)
         if tensor.is_sparse:
             return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)
         if several is not None and len(several) > 1:
@@ -110,7 +111,7 @@ class Reductions(Calls):
         for other in tensors[1:]:
             total = total + other.detach()
         entries = total.coalesce()
-        work = self._issue("sparse_all_reduce", tensor, entries.values(), (tensor, entries), tensors, limit_ns)
+        work = self._issue("sparse_all_reduce", tensor, entries.values(), Sparse(tensor, entries), tensors, limit_ns)
 
         def share() -> None:
             with torch.no_grad():
@@ -175,7 +176,7 @@ class Reductions(Calls):
             "reduce_scatter",
             output,
             result,
-            (result, chunks),
+            Scattered(result, chunks),
             [output],
             self._limit(opts, timeout),
             reduction_of(opts, op),
@@ -190,8 +191,8 @@ class Reductions(Calls):
         """Reduce one tensor, and keep this rank's part of it."""
         self._arguments.scatter_single_arguments(output, tensor, self._size)
         whole, result = source(tensor), targets([output])
-        inputs, limit_ns = (result[0], whole), self._limit(opts)
-        work = self._issue("reduce_scatter", tensor, whole, inputs, [output], limit_ns, reduction_of(opts, None))
+        payload, limit_ns = Scattered(result[0], [whole]), self._limit(opts)
+        work = self._issue("reduce_scatter", tensor, whole, payload, [output], limit_ns, reduction_of(opts, None))
         work.opaque = True
         return delivered(work, [output], result)
 

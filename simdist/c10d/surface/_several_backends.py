@@ -11,18 +11,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
+from simdist.c10d.calls import METHODS
+from simdist.c10d.surface._compat import ProcessGroup
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._modes import visible
 
 __all__ = ["SeveralBackends"]
-
-_BY_TENSORS = (
-    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "all_gather_single"),
-    *("allgather_coalesced", "all_gather_single_coalesced", "reduce_scatter", "reduce_scatter_single"),
-    *("reduce_scatter_single_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "send", "recv"),
-    "recv_anysource",
-)
 
 
 class SeveralBackends(GroupBackend):
@@ -189,11 +183,8 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _name in _BY_TENSORS:
+for _name in (name for name, row in METHODS.items() if row.tensors):
     setattr(SeveralBackends, _name, _forwarding(_name))
-    for _old, _new in group_class_aliases.items():
-        if _new == _name:
-            setattr(SeveralBackends, _old, _forwarding(_name))
 for _name in ("_register_on_completion_hook", "_wait_for_pending_works"):
     setattr(SeveralBackends, _name, _refusing(_name))
 visible(SeveralBackends)

@@ -22,8 +22,8 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch.distributed as dist
 
+from simdist.c10d.calls._events import StoreRequested, StoreServed
 from simdist.c10d.surface._compat import Store
-from simdist.c10d.surface._events import StoreRequested, StoreServed
 from simdist.c10d.surface._log import log
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.inside.torch import Place

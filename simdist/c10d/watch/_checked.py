@@ -8,12 +8,14 @@ single tensors are not compared.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from simdist.c10d.surface._compat import ProcessGroup, group_class_aliases
+from simdist.c10d.calls import TABLE, Method
+from simdist.c10d.surface._compat import ProcessGroup
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._modes import visible
 from simdist.c10d.watch._fingerprint import Fingerprint
@@ -47,107 +49,6 @@ class CheckedProcessGroup(SimProcessGroup):
         helper._communicator.counted = 0
         wrapped._set_sequence_number_for_group()
 
-    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, then all-reduce."""
-        return self._compared(
-            lambda: self.wrapped_pg.allreduce(tensors, *args, **kwargs), "ALLREDUCE", _listed(tensors)
-        )
-
-    def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the tensors, then all-reduce."""
-        return self._compared(
-            lambda: self.wrapped_pg.allreduce_coalesced(tensors, *args, **kwargs), "ALLREDUCE_COALESCED"
-        )
-
-    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the root, then reduce."""
-        return self._compared(lambda: self.wrapped_pg.reduce(tensors, *args, **kwargs), "REDUCE", _listed(tensors))
-
-    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the root, then broadcast."""
-        return self._compared(
-            lambda: self.wrapped_pg.broadcast(tensors, *args, **kwargs), "BROADCAST", _listed(tensors)
-        )
-
-    def allgather(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the tensors where a rank expects several shapes, then gather."""
-        outputs = _listed(output_tensors)
-        lists = outputs[-1] if outputs and not isinstance(outputs[-1], Tensor) else outputs
-        return self._compared(
-            lambda: self.wrapped_pg.allgather(output_tensors, input_tensors, *args, **kwargs),
-            "ALLGATHER",
-            _listed(input_tensors) if _of_one_shape(lists) else [],
-        )
-
-    def all_gather_single(self, output: Tensor, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Compare, then gather."""
-        return self._compared(
-            lambda: self.wrapped_pg.all_gather_single(output, tensor, *args, **kwargs), "_ALLGATHER_BASE", [tensor]
-        )
-
-    def allgather_coalesced(self, output_lists: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the tensors, then gather."""
-        return self._compared(
-            lambda: self.wrapped_pg.allgather_coalesced(output_lists, tensors, *args, **kwargs), "ALLGATHER_COALESCED"
-        )
-
-    def gather(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the root, then gather."""
-        return self._compared(
-            lambda: self.wrapped_pg.gather(output_tensors, input_tensors, *args, **kwargs),
-            "GATHER",
-            _listed(input_tensors),
-        )
-
-    def scatter(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the root, then scatter."""
-        return self._compared(
-            lambda: self.wrapped_pg.scatter(output_tensors, input_tensors, *args, **kwargs),
-            "SCATTER",
-            _listed(output_tensors),
-        )
-
-    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the tensors where a rank's list holds several shapes, then reduce."""
-        inputs = _listed(input_tensors)
-        lists = inputs[-1] if inputs and not isinstance(inputs[-1], Tensor) else inputs
-        return self._compared(
-            lambda: self.wrapped_pg.reduce_scatter(output_tensors, input_tensors, *args, **kwargs),
-            "REDUCE_SCATTER",
-            _listed(output_tensors) if _of_one_shape(lists) else [],
-        )
-
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Compare, then reduce."""
-        return self._compared(
-            lambda: self.wrapped_pg.reduce_scatter_single(output, tensor, *args, **kwargs),
-            "_REDUCE_SCATTER_BASE",
-            [tensor, output],
-        )
-
-    def reduce_scatter_single_coalesced(self, outputs: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the tensors, then reduce."""
-        return self._compared(
-            lambda: self.wrapped_pg.reduce_scatter_single_coalesced(outputs, tensors, *args, **kwargs),
-            "REDUCE_SCATTER_TENSOR_COALESCED",
-        )
-
-    def alltoall(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the tensors, then exchange."""
-        return self._compared(
-            lambda: self.wrapped_pg.alltoall(output_tensors, input_tensors, *args, **kwargs), "ALLTOALL"
-        )
-
-    def all_to_all_single(self, output: Tensor, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Compare, but for the tensors, then exchange."""
-        return self._compared(
-            lambda: self.wrapped_pg.all_to_all_single(output, tensor, *args, **kwargs), "ALLTOALL_BASE"
-        )
-
-    def barrier(self, *args: Any, **kwargs: Any) -> Any:
-        """Compare, then wait for every rank."""
-        return self._compared(lambda: self.wrapped_pg.barrier(*args, **kwargs), "BARRIER")
-
     def _get_backend(self, device: Any) -> SimProcessGroup:
         self.wrapped_pg._get_backend(device)
         return self
@@ -171,22 +72,12 @@ class CheckedProcessGroup(SimProcessGroup):
         self.wrapped_pg.leave()
         self._helper.leave()
 
-    def _compared(self, call: Callable[[], Any], operation: str, tensors: Sequence[Tensor] = ()) -> Any:
-        """Meet everyone, see that all call the same, and then `call`; a fault strikes before any of this.
+    def compare(self, operation: str, tensors: Sequence[Tensor]) -> None:
+        """Meet everyone, and see that all call the same.
 
         Raises:
             RuntimeError: a rank does not come, the helper's connections are closed, or a rank calls something else.
         """
-        name = _ANNOUNCED[operation]
-        sparse = operation == "ALLREDUCE" and tensors and tensors[0].layout is not torch.strided
-        self.wrapped_pg.announce("sparse_all_reduce" if sparse else name)
-        try:
-            self._compare(operation, tensors)
-            return call()
-        finally:
-            self.wrapped_pg.ahead = None
-
-    def _compare(self, operation: str, tensors: Sequence[Tensor]) -> None:
         fingerprint = Fingerprint.of(operation, self.wrapped_pg._get_sequence_number_for_group(), tensors)
         told = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {fingerprint}. Error: \n"
         self._helper._monitored_barrier(None, wait_all_ranks=True, prefix=told)
@@ -204,32 +95,51 @@ class CheckedProcessGroup(SimProcessGroup):
                 raise RuntimeError(fingerprint.mismatch(self.rank(), rank, Fingerprint.from_numbers(found)))
 
 
-# What the calls are in announcements, and so in faults.
-_ANNOUNCED = {
-    "ALLREDUCE": "all_reduce",
-    "ALLREDUCE_COALESCED": "all_reduce",
-    "REDUCE": "reduce",
-    "BROADCAST": "broadcast",
-    "ALLGATHER": "all_gather",
-    "_ALLGATHER_BASE": "all_gather",
-    "ALLGATHER_COALESCED": "all_gather",
-    "GATHER": "gather",
-    "SCATTER": "scatter",
-    "REDUCE_SCATTER": "reduce_scatter",
-    "_REDUCE_SCATTER_BASE": "reduce_scatter",
-    "REDUCE_SCATTER_TENSOR_COALESCED": "reduce_scatter",
-    "ALLTOALL": "all_to_all",
-    "ALLTOALL_BASE": "all_to_all",
-    "BARRIER": "barrier",
-}
-
-
 def _listed(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _of_one_shape(tensors: Sequence[Tensor]) -> bool:
-    return all(tensor.shape == tensors[0].shape for tensor in tensors)
+def _are_alike(tensors: Any) -> bool:
+    """True if the tensors of a list, or of the last of several, are of one shape."""
+    lists = _listed(tensors)
+    last = lists[-1] if lists and not isinstance(lists[-1], Tensor) else lists
+    return all(tensor.shape == last[0].shape for tensor in last)
+
+
+# Of the tensors that a method is given those that ranks compare; of other methods they compare none.
+_TENSORS: dict[str, Callable[..., Sequence[Tensor]]] = {
+    "allreduce": _listed,
+    "reduce": _listed,
+    "broadcast": _listed,
+    "allgather": lambda outputs, inputs: _listed(inputs) if _are_alike(outputs) else [],
+    "all_gather_single": lambda output, tensor: [tensor],
+    "gather": lambda outputs, inputs: _listed(inputs),
+    "scatter": lambda outputs, inputs: _listed(outputs),
+    "reduce_scatter": lambda outputs, inputs: _listed(outputs) if _are_alike(inputs) else [],
+    "reduce_scatter_single": lambda output, tensor: [tensor, output],
+}
+
+
+def _comparing(name: str, method: Method) -> Callable[..., Any]:
+    signature = inspect.signature(getattr(SimProcessGroup, method.name))
+    names = list(signature.parameters)[1 : 1 + method.tensors]
+    compared = _TENSORS.get(method.name)
+
+    def call(self: CheckedProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        tensors: Sequence[Tensor] = ()
+        if compared is not None:
+            tensors = compared(*args[: len(names)], *(kwargs[each] for each in names[len(args) :] if each in kwargs))
+        sparse = method.name == "allreduce" and tensors and tensors[0].layout is not torch.strided
+        self.wrapped_pg.announce("sparse_all_reduce" if sparse else name)  # a fault strikes before any of this
+        try:
+            self.compare(method.op_type, tensors)
+            return getattr(self.wrapped_pg, method.name)(*args, **kwargs)
+        finally:
+            self._member.ahead = None
+
+    call.__name__, call.__doc__ = method.name, f"Compare what the ranks call, then `{method.name}`."
+    call.__signature__ = signature  # type: ignore[attr-defined]  # of any function
+    return call
 
 
 def _forwarding(name: str) -> Callable[..., Any]:
@@ -252,9 +162,10 @@ def _forwarded(name: str) -> Any:
 
 _OWN = ("group_name", "_set_group_name", "getGroupName", "setGroupName", "group_desc", "getGroupDesc", "setGroupDesc")
 CheckedProcessGroup.options = _forwarded("options")
-for _old, _new in group_class_aliases.items():
-    if _new in vars(CheckedProcessGroup):
-        setattr(CheckedProcessGroup, _old, vars(CheckedProcessGroup)[_new])
+for _row in TABLE:
+    for _method in _row.methods:
+        if _method.compared:
+            setattr(CheckedProcessGroup, _method.name, _comparing(_row.name, _method))
 _bases = SimProcessGroup.__mro__[: SimProcessGroup.__mro__.index(ProcessGroup)]
 for _name, _value in [pair for base in _bases for pair in vars(base).items()]:
     if _name in vars(CheckedProcessGroup) or _name.startswith("__") or _name in _OWN:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from simdist.c10d.engine import Queued
+from simdist.c10d.calls import MESSAGES
+from simdist.c10d.calls._member import Queued
 from simdist.errors import SimdistError
 from simdist.frames import is_ours
 from simdist.inside.torch import c10d_bindings
@@ -130,9 +131,7 @@ class FlightRecord:
         group = self._groups[queued.place]
         member = group._member
         operation = member.communicator.operations[queued.operation]
-        settled = not any(
-            work.sequence == queued.sequence for work in member.pending if work.name not in ("send", "recv")
-        )
+        settled = not any(work.sequence == queued.sequence for work in member.pending if work.name not in MESSAGES)
         inputs, outputs = operation.tensors(member.rank, group._size)
         # A reduce_scatter of a list is one all-reduce for each entry; it counts for as many, and this is the last.
         parts = [([shape], [shape]) for shape in inputs] if operation.is_list_of_reductions else [(inputs, outputs)]

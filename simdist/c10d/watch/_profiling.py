@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import profiler, profiler_legacy, profiler_util
 
-from simdist.c10d.surface._events import WorkIssued
+from simdist.c10d.calls._events import WorkIssued
 from simdist.inside.torch import profiler_settings
 from simdist.process import Patches, SimProcess, current_process
 
 if TYPE_CHECKING:
-    from simdist.c10d.surface._work import SimWork
+    from simdist.c10d.calls._work import SimWork
 
 __all__ = ["ProfiledCalls", "install"]
 
@@ -39,7 +39,7 @@ ProfiledCall = tuple[str, list[list[int]], int, "SimWork"]
 _PARAMETERS, _WAIT = "record_param_comms", "wait"
 _FUNCTION_SCOPE = 0  # at::RecordScope::FUNCTION
 # What ProcessGroupNCCL calls its operations there, where it is not what it calls their works.
-_NAMES = {"all_reduce": "allreduce", "all_reduce_barrier": "barrier", "allreduce_coalesced": "allreduce_coalesced"}
+_NAMES = {"all_reduce": "allreduce", "all_reduce_barrier": "barrier"}
 _TYPES = {
     torch.float32: "Float",
     torch.float64: "Double",

@@ -6,9 +6,10 @@ What an operation may not have written is no result of it: memory that nobody ha
 from __future__ import annotations
 
 from simdist._content import content_checksum
-from simdist.c10d.surface._events import WorkWaited
-from simdist.c10d.surface._modes import unseen
-from simdist.c10d.surface._work import IN_PLACE, SimWork
+from simdist.c10d.calls import IN_PLACE
+from simdist.c10d.calls._events import WorkWaited
+from simdist.c10d.calls._unseen import unseen
+from simdist.c10d.calls._work import SimWork
 from simdist.kernel import Bus
 from simdist.records import result_noted
 

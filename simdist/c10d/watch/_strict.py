@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from simdist.c10d.calls import MESSAGES
+from simdist.c10d.calls._events import MessageRead, OperationAdmitted, WorkIssued
 from simdist.c10d.engine import P2PWork
 from simdist.c10d.surface._callsite import issued_by_torch
-from simdist.c10d.surface._events import MessageRead, OperationAdmitted, WorkIssued
 from simdist.c10d.surface._memory import checksum, flat
 from simdist.errors import StrictError
 from simdist.frames import user_line
@@ -95,7 +96,7 @@ def problems_at_end(process: SimProcess) -> list[str]:
         lines += [
             f"{work.describe()} never met its partner"
             for work in member.pending
-            if not work.done and work.name in ("send", "recv")
+            if not work.done and work.name in MESSAGES
         ]
     lines += [f"group {group.group_name!r} was never destroyed" for group in state.world.pg_map]
     return lines

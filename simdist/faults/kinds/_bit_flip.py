@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
+from simdist.c10d.calls import SILENT
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import OPERATION
 from simdist.faults._in_place import problems_in_place
-from simdist.faults._operations import ALIASES, OPERATIONS
+from simdist.faults._operations import ALIASES, OPERATIONS, operations_of
 from simdist.faults._rank_fault import RankFault
 from simdist.values import Maybe, Whole
 
 __all__ = ["BitFlip"]
 
-_SILENT = ("barrier", "monitored_barrier", "recv", "irecv", "recv_object_list")
-_CARRIERS = (*(name for name in (*OPERATIONS, *ALIASES) if name not in _SILENT), "write")
+_CARRIERS = (*(name for name in (*OPERATIONS, *ALIASES) if not set(operations_of(name)) <= set(SILENT)), "write")
 
 
 class BitFlip(RankFault):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simdist.c10d.calls import MESSAGES, METHODS, TABLE, names_where
 from simdist.hardware._flight import Entry, FlightRecord
 from simdist.records import (
     ELEMENT_BYTES,
@@ -30,30 +31,15 @@ Key = tuple[str, str, int]  # operation, group, sequence number: what names an o
 
 # Torch's name of an operation -> ours, where they differ; ProcessGroupGloo.cpp and ProcessGroupNCCL.cpp of torch 2.13,
 # and the names before it.
-_OURS = {
-    "_all_gather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_v": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "ALLGATHER_coalesced": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_v": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "REDUCE_SCATTER_coalesced": "reduce_scatter",
-    "_broadcast_oop": "broadcast",
-    "_reduce_oop": "reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_reduce_barrier": "barrier",
-    "all_to_all_single": "all_to_all",
-    "all_to_all_v_single": "all_to_all",
-}
+_OURS = {name: row.name for row in TABLE for name in row.all_recorded}
 # What may have one event of ours for each tensor; Gloo calls the first of them all_gather.
-_ONE_FOR_EACH_TENSOR = ("all_gather", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+_COALESCED = (row.recorded for name, row in METHODS.items() if name.endswith("_single_coalesced"))
+_ONE_FOR_EACH_TENSOR = ("all_gather", *_COALESCED)
 _NO_OPERATIONS = ("split", "new_window")
 _MIXED = "coalesced"  # NCCL's entry for several calls that were launched together; of collectives it lists no more
 _SIDES = ("torch", "simdist")
-_SIZED = ("all_reduce", "broadcast", "reduce", "all_gather", "send", "recv")  # whose input is the caller's own tensor
+# Whose input is the caller's own tensor.
+_SIZED = names_where(lambda row: row.payload == "flat" or (row.payload == "gathered" and not row.root))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +143,7 @@ def _operations(backend: str, records: Iterable[Packed]) -> dict[tuple[str, bool
         if not isinstance(record, Issued) or record.op == "monitored_barrier":
             continue
         op, group, nbytes, dtype = record.op, record.group, record.nbytes, record.dtype
-        is_message = op in ("send", "recv")
+        is_message = op in MESSAGES
         if backend == "gloo" and is_message:
             continue
         name, count = op, 1

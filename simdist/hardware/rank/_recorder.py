@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from simdist._content import content_checksum, with_numbered_storages, with_zero_padding
+from simdist.c10d.calls import MESSAGES
 from simdist.hardware._journal import Journal
 from simdist.hardware.rank._scaling import scaled
 from simdist.hardware.rank._strikes import Strikes
@@ -45,7 +46,7 @@ class _Call:
     @property
     def kind(self) -> str:
         """What it is counted with."""
-        if self.op in _POINT_TO_POINT:
+        if self.op in MESSAGES:
             return "message"
         return self.op if self.op == "monitored_barrier" else "collective"
 
@@ -112,7 +113,6 @@ _DESCRIBE: dict[str, Callable[..., list[_Call]]] = {
     "recv_any_source_": lambda tensors, group, tag: [_one("recv", tensors[0], tensors, tag=tag)],
 }
 _HERE = DispatchKey.BackendSelect
-_POINT_TO_POINT = ("send", "recv")
 
 
 class Recorder:
@@ -229,7 +229,7 @@ class _Ticket:
 
     def refused(self, error: BaseException) -> None:
         """It was not even begun: an argument is bad, or the connection is known to be closed."""
-        if self._call.op in _POINT_TO_POINT or self._call.op == "monitored_barrier":
+        if self._call.op in MESSAGES or self._call.op == "monitored_barrier":
             self.failed(error, begun=False)
         elif self._note_once():
             with self._recorder._lock:

@@ -15,7 +15,7 @@ from simdist.c10d.backends.nccl.kernels import _folds
 from simdist.c10d.backends.nccl.kernels._collisions import Plan, collide
 from simdist.c10d.backends.nccl.kernels._tuned import trees_of
 from simdist.c10d.backends.nccl.kernels._tuning import Graph
-from simdist.c10d.surface import Operation
+from simdist.c10d.calls._operation import Operation
 from simdist.cluster import NcclModel, build
 from simdist.errors import MismatchError
 from tests.builds import NCCL

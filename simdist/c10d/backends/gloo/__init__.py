@@ -10,8 +10,8 @@ from simdist.c10d.backends.gloo._algorithm import GlooAlgorithm
 from simdist.c10d.backends.gloo._messages import GlooMessage
 from simdist.c10d.backends.gloo._monitored import monitored_barrier
 from simdist.c10d.backends.gloo._words import GlooFailure
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine import Backend, Completion
-from simdist.c10d.surface import SimWork
 
 __all__ = ["GLOO", "GlooAlgorithm", "GlooFailure", "GlooMessage"]
 

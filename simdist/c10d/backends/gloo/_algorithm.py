@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from simdist.c10d.backends.gloo import _costs, _folds, _schedules
+from simdist.c10d.calls import RINGS
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine import Algorithm, Phase, Program, Ring, Sizes
-from simdist.c10d.surface import Operation
 
 __all__ = ["GlooAlgorithm"]
 
@@ -21,7 +22,7 @@ _INTEGER_NAMES = {"int8": "Char", "uint8": "Byte", "int32": "Int", "int64": "Lon
 class GlooAlgorithm(Algorithm):
     """Segmented rings, binomial broadcast, stars, and a dissemination barrier (gloo/*.cc, torch 2.13)."""
 
-    silent_when_empty = ("all_reduce", "reduce", "all_gather", "reduce_scatter")  # gloo/allreduce.cc and its like
+    silent_when_empty = (*RINGS, "reduce")  # gloo/allreduce.cc and its like
 
     all_reduce = staticmethod(_folds.all_reduce)
     reduce = staticmethod(_folds.reduce)

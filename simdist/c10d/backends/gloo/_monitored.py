@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import torch
 
-from simdist.c10d.engine import Member, P2PWork
+from simdist.c10d.calls._member import Member
+from simdist.c10d.engine import P2PWork
 from simdist.process import Strike
-from simdist.records import failed, message_completed, message_issued
 
 __all__ = ["monitored_barrier"]
 
@@ -33,28 +33,21 @@ def monitored_barrier(
         RuntimeError: on rank 0, naming the rank that did not come (all of them with `wait_all_ranks`); on the others,
             pointing to rank 0; on any whose connections are closed already, `prefix` and the connection's own words.
     """
-    communicator = member.communicator
-    if not communicator.counted:  # a group that serves another one
+    if not member.communicator.counted:  # a group that serves another one
         _pass(member, limit_ns, group_ns, wait_all_ranks=wait_all_ranks, prefix=prefix)
         return
-    process, simulation, name = member.process, member.process.simulation, communicator.name
-    number = member.barriers
-    member.barriers += 1
-    process.last_operation = (_TAG, number, name)
+    simulation = member.process.simulation
     when, action = strike or ("", _nothing)
-    process.operations += 1
-    begin_ns = simulation.now_ns
-    simulation.bus.record(message_issued(begin_ns, process.rank, _TAG, name, number, 0, "", (), -1, False, 0))
+    number, begin_ns = member.post(_TAG), simulation.now_ns
     if when == "during":
         action()
         simulation.sleep(0)
     try:
         _pass(member, limit_ns, group_ns, wait_all_ranks=wait_all_ranks, prefix=prefix)
     except RuntimeError as error:
-        kind = type(error).__name__
-        simulation.bus.record(failed(simulation.now_ns, process.rank, _TAG, name, number, kind, str(error)))
+        member.failed(_TAG, number, error)
         raise
-    simulation.bus.record(message_completed(simulation.now_ns, process.rank, _TAG, name, number, begin_ns, 0, -1))
+    member.delivered(_TAG, number, begin_ns, 0)
     if when == "after":
         action()
         simulation.sleep(0)

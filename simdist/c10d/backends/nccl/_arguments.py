@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from simdist.c10d.calls import KERNELS, MESSAGES
 from simdist.c10d.surface._memory import is_dense
 
 __all__ = [
@@ -45,7 +46,7 @@ def check_type(name: str, dtype: torch.dtype) -> None:
     """
     if dtype in _TYPES:
         return
-    if name in ("all_to_all", "gather", "scatter"):
+    if name not in KERNELS and name not in MESSAGES:
         raise RuntimeError(f"Unconvertible NCCL type {_type_name(dtype)}")
     raise TypeError(f"Input tensor data type is not supported for NCCL process group: {_type_name(dtype)}")
 
@@ -94,7 +95,8 @@ def single(tensors: Any, *, message: bool = False) -> Tensor:
             "continues supporting multi-process and multi-thread modes."
         )
     tensor: Tensor = tensors[0]
-    require_tensor(tensor, message=message)
+    if not (tensor.is_cuda and tensor.layout is torch.strided and tensor.is_contiguous()):
+        require_tensor(tensor, message=message)
     return tensor
 
 

@@ -11,17 +11,24 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import require_tensor
-from simdist.c10d.backends.nccl._launching import Call, NcclGroup, flat
+from simdist.c10d.backends.nccl._launching import NcclGroup
 from simdist.c10d.backends.nccl._offspring import merge, shrink, split
 from simdist.c10d.backends.nccl._operands import (
-    as_real,
-    bytes_of,
+    KINDS,
+    Operands,
+    all_gathered,
+    all_gathered_singly,
+    broadcast,
+    broadcasts,
+    exchanged,
+    gathered,
+    in_barrier,
     listed_tensors,
     require_devices,
+    scattered,
 )
 from simdist.c10d.backends.nccl._reductions import NcclReductions
 from simdist.c10d.surface._calls import lists_of, root_of
-from simdist.c10d.surface._compat import group_class_aliases
 from simdist.c10d.surface._modes import visible
 from simdist.device import devices_of_this_process
 from simdist.errors import UnsupportedError
@@ -42,17 +49,8 @@ class NcclProcessGroup(NcclReductions):
     ) -> Any:
         """Broadcast the root's tensor in place."""
         opts, root, _ = root_of(self, "broadcast", (tensors,), opts, root)
-        tensor = _arguments.single(tensors)
-
-        def make() -> list[Call]:
-            self._require_root("Broadcast", root)
-            parts = as_real(tensor)
-            data = flat(parts)
-            operation = self._operation("broadcast", parts, bytes_of(data), root=root)
-            reads, writes = ([(parts, data)], []) if self.rank() == root else ([], [parts])
-            return [Call(operation, data, reads, writes)]
-
-        return self._collective("broadcast", ("BROADCAST", "broadcast"), make, [tensor], [tensor], opts)
+        listed = [_arguments.single(tensors)]
+        return self._collective(Operands("broadcast", KINDS["broadcast"], listed, listed, broadcast, opts, root=root))
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -63,45 +61,27 @@ class NcclProcessGroup(NcclReductions):
             if outputs[self.rank()].numel() != tensor.numel():
                 raise ValueError("Tensor input and output of _broadcast_oop must have the same number of elements ")
             return self._gather_uneven(outputs, tensor, opts)
-
-        def make() -> list[Call]:
-            data = flat(tensor)
-            operation = self._operation("all_gather", tensor, bytes_of(data))
-            return [Call(operation, ([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
-
-        return self._collective("all_gather", ("ALLGATHER", "all_gather"), make, [tensor], outputs, opts)
+        return self._collective(Operands("all_gather", KINDS["allgather"], [tensor], outputs, all_gathered, opts))
 
     def _gather_uneven(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Any:
         """One broadcast from each rank, launched together."""
-
         outputs[self.rank()].copy_(tensor)  # a kernel: it waits where somebody is still to fill the tensor
-
-        def make() -> list[Call]:
-            calls = []
-            for root, output in enumerate(outputs):
-                data = flat(output)
-                operation = self._operation("broadcast", output, bytes_of(data), root=root)
-                calls.append(Call(operation, data, [], [output]))
-            return calls
-
         sources = [tensor if rank == self.rank() else output for rank, output in enumerate(outputs)]
-        return self._collective(
-            *("all_gather", ("ALLGATHER", "ALLGATHER_coalesced"), make, [tensor], outputs, opts),
-            inner=("_broadcast_oop", list(zip(sources, outputs, strict=True))),
-        )
+        inner = "_broadcast_oop", list(zip(sources, outputs, strict=True))
+        kind = KINDS["allgather"][0], "ALLGATHER_coalesced"
+        return self._collective(Operands("all_gather", kind, [tensor], outputs, broadcasts, opts, inner=inner))
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Gather every rank's tensor into one."""
-        return self._gather_pairs(("_ALLGATHER_BASE", "_all_gather_base"), [output], [tensor], opts)
+        return self._gather_pairs("all_gather_single", [output], [tensor], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
     ) -> Any:
         """`all_gather_single` for several pairs, in one."""
-        kind = "COALESCED", "all_gather_into_tensor_coalesced"
-        return self._gather_pairs(kind, list(outputs), list(tensors), opts)
+        return self._gather_pairs("all_gather_single_coalesced", list(outputs), list(tensors), opts)
 
-    def _gather_pairs(self, kind: tuple[str, str], outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
+    def _gather_pairs(self, method: str, outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
         for output, tensor in zip(outputs, tensors, strict=True):
             require_tensor(tensor)
             require_tensor(output)
@@ -109,17 +89,7 @@ class NcclProcessGroup(NcclReductions):
                 raise TypeError("output tensor must have the same type as input tensor")
             if tensor.numel() * self._size != output.numel():
                 raise ValueError("output tensor size must be equal to world_size times input tensor size")
-
-        def make() -> list[Call]:
-            calls = []
-            for output, tensor in zip(outputs, tensors, strict=True):
-                data, whole = flat(tensor), flat(output)
-                parts = list(whole.chunk(self._size)) if whole.numel() else [whole] * self._size
-                operation = self._operation("all_gather", tensor, bytes_of(data))
-                calls.append(Call(operation, (parts, data), [(tensor, data)], [output]))
-            return calls
-
-        return self._collective("all_gather", kind, make, tensors, outputs, opts)
+        return self._collective(Operands("all_gather", KINDS[method], tensors, outputs, all_gathered_singly, opts))
 
     def gather(
         self,
@@ -134,14 +104,9 @@ class NcclProcessGroup(NcclReductions):
         opts, root, _ = root_of(self, "gather", (output_tensors, input_tensors), opts, root)
         tensor = _arguments.single(input_tensors)
         outputs = _arguments.require_lists("gather", tensor, lists_of(output_tensors), root, self.rank(), self._size)
-
-        def make() -> list[Call]:
-            data = flat(tensor)
-            operation = self._operation("gather", tensor, bytes_of(data), root=root)
-            flats = None if outputs is None else [flat(each) for each in outputs]
-            return [Call(operation, (flats, data), [(tensor, data)], outputs or [])]
-
-        return self._collective("gather", ("GATHER", "gather"), make, [tensor], outputs or [], opts)
+        return self._collective(
+            Operands("gather", KINDS["gather"], [tensor], outputs or [], gathered, opts, root=root, lists=outputs)
+        )
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """As `gather`, into one tensor; torch has it since 2.14. `output` is not read on ranks other than the root.
@@ -173,28 +138,16 @@ class NcclProcessGroup(NcclReductions):
         opts, root, _ = root_of(self, "scatter", (output_tensors, input_tensors), opts, root)
         tensor = _arguments.single(output_tensors)
         inputs = _arguments.require_lists("scatter", tensor, lists_of(input_tensors), root, self.rank(), self._size)
-
-        def make() -> list[Call]:
-            data = flat(tensor)
-            operation = self._operation("scatter", tensor, bytes_of(data), root=root)
-            flats = None if inputs is None else [flat(each) for each in inputs]
-            reads = [] if inputs is None else list(zip(inputs, flats or [], strict=True))
-            return [Call(operation, (data, flats), reads, [tensor])]
-
-        return self._collective("scatter", ("SCATTER", "scatter"), make, inputs or [tensor], [tensor], opts)
+        given = inputs or [tensor]
+        return self._collective(
+            Operands("scatter", KINDS["scatter"], given, [tensor], scattered, opts, root=root, lists=inputs)
+        )
 
     def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Any:
         """Each rank sends `input_tensors[r]` to rank r."""
         outputs, inputs = list(output_tensors), list(input_tensors)
         _arguments.one_device([*outputs, *inputs])
-        return self._exchange(
-            "ALLTOALL",
-            inputs[0],
-            lambda: ([flat(tensor) for tensor in outputs], [flat(tensor) for tensor in inputs]),
-            inputs,
-            outputs,
-            opts,
-        )
+        return self._collective(Operands("all_to_all", KINDS["alltoall"], inputs, outputs, exchanged, opts))
 
     def all_to_all_single(
         self,
@@ -212,60 +165,15 @@ class NcclProcessGroup(NcclReductions):
             _arguments.split(each, list(given) if given is not None else None, self._size)
             for each, given in ((output, output_split_sizes), (tensor, input_split_sizes))
         ]
-        return self._exchange(
-            "ALLTOALL_BASE",
-            tensor,
-            lambda: (
-                list(torch.split_with_sizes(flat(output), sizes[0])),
-                list(torch.split_with_sizes(flat(tensor), sizes[1])),
-            ),
-            [tensor],
-            [output],
-            opts,
-        )
-
-    def _exchange(
-        self,
-        op_type: str,
-        tensor: Tensor,
-        parts: Callable[[], tuple[list[Tensor], list[Tensor]]],
-        inputs: list[Tensor],
-        outputs: list[Tensor],
-        opts: Any,
-    ) -> Any:
-        def make() -> list[Call]:
-            received, sent = parts()
-            size = sum(bytes_of(each) for each in sent)
-            operation = self._operation("all_to_all", tensor, size)
-            reads = list(zip(inputs, sent, strict=True)) if len(inputs) == len(sent) else []
-            if not reads:
-                reads = [(inputs[0], each) for each in sent]
-            return [Call(operation, (received, sent), reads, outputs, partners=self._partners(received, sent))]
-
-        return self._collective("all_to_all", (op_type, "all_to_all"), make, inputs, outputs, opts)
-
-    def _partners(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> frozenset[int] | None:
-        """The ranks that this one exchanges anything with; None: all. Torch calls no send or receive of nothing."""
-        pairs = list(zip(received, sent, strict=True))
-        if all(there.numel() and here.numel() for there, here in pairs):
-            return None
-        mine = self.rank()
-        return frozenset(
-            rank for rank, (there, here) in enumerate(pairs) if rank != mine and (there.numel() or here.numel())
-        )
+        kind = KINDS["all_to_all_single"]
+        return self._collective(Operands("all_to_all", kind, [tensor], [output], exchanged, opts, splits=sizes))
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """An all-reduce of one element, for which the host waits."""
         index = self._barrier_device(opts)
         tensor = torch.zeros(1, dtype=torch.float32, device=torch.device("cuda", index))
-
-        def make() -> list[Call]:
-            data = flat(tensor)
-            operation = self._operation("barrier", tensor, bytes_of(data), "sum")
-            return [Call(operation, data, [], [tensor], [tensor])]
-
-        kind = "ALLREDUCE", "all_reduce_barrier"
-        return self._collective("barrier", kind, make, [tensor], [tensor], opts, blocks=True)
+        listed, kind = [tensor], ("ALLREDUCE", "all_reduce_barrier")
+        return self._collective(Operands("barrier", kind, listed, listed, in_barrier, opts, blocks=True))
 
     def _barrier_device(self, opts: Any) -> int:
         given = list(getattr(opts, "device_ids", None) or ())
@@ -383,6 +291,4 @@ _REFUSED = {
 }
 for _name, _way_out in _REFUSED.items():
     setattr(NcclProcessGroup, _name, _refuse(_name, _way_out))
-for _old, _new in group_class_aliases.items():
-    setattr(NcclProcessGroup, _old, getattr(NcclProcessGroup, _new))
 visible(NcclProcessGroup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,55 +12,31 @@ import torch
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._membership import NcclMember
+from simdist.c10d.backends.nccl._operands import Call, Operands, flat
 from simdist.c10d.backends.nccl._options import NcclOptions
 from simdist.c10d.backends.nccl._timing import estimated_us
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.kernels._nan import device_assert, holds_nan
-from simdist.c10d.backends.nccl.watch._recorder import Entry, stack
+from simdist.c10d.backends.nccl.watch._recorder import Entry
+from simdist.c10d.calls import KERNELS, MESSAGES
+from simdist.c10d.calls._events import WorkIssued
+from simdist.c10d.calls._operation import Operation, key_of
+from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
-from simdist.c10d.surface import _memory
-from simdist.c10d.surface._events import WorkIssued
-from simdist.c10d.surface._operation import Operation
-from simdist.c10d.surface._work import SimWork
 from simdist.device import current_stream, latest, memory_of
-from simdist.frames import user_frame, user_line
+from simdist.frames import foreign_lines, user_frame, user_line
 from simdist.inside.torch import NcclPlace
+from simdist.process import Strike
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine import Member
+    from simdist.c10d.calls._member import Member
 
-__all__ = ["Call", "NcclGroup", "flat"]
+__all__ = ["NcclGroup"]
 
 Tensor = torch.Tensor
-_MESSAGES = ("all_to_all", "gather", "scatter")  # made of messages, of which NCCL drops none, and torch empty ones
 _MOST_LAUNCHED = 1024  # that have not ended: a device takes no more, and the host waits
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """The memory of a device's tensor as one dimension of CPU memory."""
-    return _memory.flat(memory_of(tensor.data))
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call of an operation, with what the data plane wants of it, until it is launched.
-
-    `reads` are tensors that are only read, each with what stands for it in `inputs`; `writes` are filled.
-    """
-
-    operation: Operation
-    inputs: Any
-    reads: list[tuple[Tensor, Tensor]]
-    writes: list[Tensor]
-    reduction_operands: Any = ()
-    factor: Any = None
-    peer: int = -1
-    partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
-    sequence: int = -1
-    strike: Any = None
-    change: Callable[[Any], Any] | None = None
 
 
 @dataclass(slots=True)
@@ -79,8 +55,6 @@ class _Block:
 class NcclGroup(NcclMember):
     """A group whose calls are launched on devices."""
 
-    ahead: tuple[Any, ...] | None = None  # what was announced ahead of its call has left to strike
-
     def __init__(self, member: Member, store: Any, size: int, options: NcclOptions) -> None:
         super().__init__(member, store, size, options)
         self._block: _Block | None = None
@@ -94,68 +68,79 @@ class NcclGroup(NcclMember):
         Raises:
             Exception: a fault has it in place of the call.
         """
-        self.ahead = (self._announced(name),)
+        self._member.require_caller()
+        self._member.call_ahead(name)
 
-    def _announced(self, name: str) -> Any:
-        communicator = self._communicator
-        if self.ahead is not None:
-            (strike,), self.ahead = self.ahead, None
-            return strike
-        communicator.simulation.check()
-        current = communicator.simulation.current
-        if current is not None and current.context is not self._member.process:
-            self._member.refuse_stranger(current.context)
-        if not communicator.simulation.bus.active:
-            return None
-        return communicator.announce(self._member, name, self._member.sequence)
-
-    def _collective(
+    def operation(
         self,
         name: str,
-        kind: tuple[str, str],
-        make: Callable[[], list[Call]],
-        inputs: list[Tensor],
-        outputs: list[Tensor],
-        opts: Any,
-        *,
-        blocks: bool = False,
-        inner: tuple[str, Sequence[tuple[Tensor, Tensor]]] | None = None,
-    ) -> SimWork | None:
-        """Launch a collective, whose calls `make` makes once its communicator is there; one call, or several in one.
+        tensor: Tensor,
+        size: int,
+        reduction: str = "",
+        root: int = -1,
+        shape: tuple[int, ...] | None = None,
+    ) -> Operation:
+        """The operation with these parameters; asked often, checked and made once.
 
-        `kind` is what torch calls it, in messages and in the recorder. `inner` says what torch makes it of: the
-        recorder has those calls, one for each pair of an input and an output, before that of them all.
+        Raises:
+            TypeError, ValueError, RuntimeError: NCCL has none for this type or reduction.
         """
+        dtype = tensor.dtype
+        shape = tensor.shape if shape is None else shape
+        key = key_of((name, size, dtype.itemsize, dtype, shape, reduction, root, None))
+        communicator = self._communicator
+        known = communicator.known.get(key)
+        if known is None:
+            _arguments.check_type(name, dtype)
+            if reduction:
+                _arguments.check_reduction(reduction, dtype)
+            known = communicator.known[key] = communicator.new_operation(key)
+        return known
+
+    def _called(self, name: str) -> Strike | None:
+        member = self._member
+        simulation = self._communicator.simulation
+        current = simulation.current
+        if current is None or current.doomed or not simulation.owns_this_thread():
+            simulation.check()
+        elif current.context is not member.process:
+            member.refuse_stranger(current.context)
+        return member.called(name, member.sequence) if simulation.bus.active else None
+
+    def _collective(self, operands: Operands) -> SimWork | None:
+        """Launch a collective, which is laid out once its communicator is there: one call, or several in one."""
+        name, inputs, outputs, layout = operands.name, operands.inputs, operands.outputs, operands.layout
+        assert layout is not None
         index = inputs[0].get_device()
         if self._estimated is not None:
             self._connection(index)
-            self._estimated += [call.operation for call in make()]
+            self._estimated += [call.operation for call in layout(self, operands)]
             return self._waits_for_nothing(name, outputs)
-        strike = self._announced(name)
+        strike = self._called(name)
         connection = self._connection(index)
-        asynchronous = getattr(opts, "asyncOp", True)
+        asynchronous = getattr(operands.opts, "asyncOp", True)
         limit_ns = self._timeout_ns  # torch takes no other
-        member, communicator = self._member, self._communicator
-        block = self._block
+        member, block, inner = self._member, self._block, operands.inner
         if block is None or not block.has_collectives:  # those of a block share one number
             self._numbers = self._numbers[0] + 1, self._numbers[1]
             member.number += 1
         if inner is None:
-            entry = self._record(kind[1], inputs, outputs, is_message=False)
+            entry = self._record(operands.kind[1], inputs, outputs)
         else:
             for given, filled in inner[1]:
-                self._record(inner[0], [given], [filled], is_message=False)
-            entry = self._record_block(kind[1], is_message=False) if block is None else None
-        calls = make()
+                self._record(inner[0], [given], [filled])
+            entry = self._record(operands.kind[1], [], [], counts=False) if block is None else None
+        calls = layout(self, operands)
         if self.preferences is not None and self._size > 1:
             for call in calls:
                 self.preferences.require(call.operation)
         for call in calls:
-            call.sequence = communicator.note_collective(
-                member, call.operation, call.reduction_operands, outputs, limit_ns, asynchronous=asynchronous
-            )
-        calls[0].strike, calls[0].change = strike or None, member.taken_change()
-        self._look_for_nan(connection, calls)
+            operation, reduces = call.operation, call.reduction_operands
+            call.sequence = member.issued(operation, None, outputs, limit_ns, asynchronous, operands=reduces)
+        calls[0].strike = strike
+        calls[0].change, member.change = member.change, None
+        if self._nan_check:
+            self._look_for_nan(connection, calls)
         if block is not None:
             block.calls += calls
             block.connection = connection
@@ -164,36 +149,35 @@ class NcclGroup(NcclMember):
             block.asynchronous = block.asynchronous or asynchronous
             block.limit_ns = limit_ns
             return self._waits_for_nothing(name, outputs)
-        work = self._launch(
-            *(connection, calls, name, kind[0], inputs, outputs, limit_ns, entry),
-            asynchronous=asynchronous,
-            blocks=blocks,
-        )
+        work = self._launch(connection, calls, operands, limit_ns, entry, asynchronous=asynchronous)
         if inner is not None:
             work.numel_in = work.numel_out = 0
-        elif kind[0] == "COALESCED":
+        elif work.op_type == "COALESCED":
             work.numel_in, work.numel_out = inputs[0].numel(), outputs[0].numel()
         return work if asynchronous else None
 
-    def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor], *, is_message: bool) -> Entry | None:
-        self._operations += 1
-        return self._noted(name, inputs, outputs, is_message=is_message)
-
-    def _record_block(self, name: str, *, is_message: bool) -> Entry | None:
-        """Record what launches the calls of a block, which is no operation of its own."""
-        return self._noted(name, [], [], is_message=is_message)
-
-    def _noted(self, name: str, inputs: list[Tensor], outputs: list[Tensor], *, is_message: bool) -> Entry | None:
+    def _record(
+        self,
+        name: str,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        *,
+        is_message: bool = False,
+        counts: bool = True,
+    ) -> Entry | None:
+        """Record a call. What launches the calls of a block is no operation of its own, and does not count as one."""
+        if counts:
+            self._operations += 1
         recorder = self._nccl.recorder
         if not recorder.limit:
             return None
         collectives, messages = self._numbers
         numbers = collectives, messages, self._operations
         dtype = str(inputs[0].dtype).removeprefix("torch.") if inputs else ""
-        given = [list(tensor.shape) for tensor in inputs]
-        filled = [list(tensor.shape) for tensor in outputs]
-        now_ns, frames, limit_ns = self._communicator.simulation.now_ns, stack(), self._timeout_ns
-        return recorder.add(self, numbers, name, given, filled, dtype, now_ns, limit_ns, is_message, frames)
+        given = [list(inputs[0].shape)] if len(inputs) == 1 else [list(each.shape) for each in inputs]
+        filled = [list(outputs[0].shape)] if len(outputs) == 1 else [list(each.shape) for each in outputs]
+        now_ns, frames = self._communicator.simulation.now_ns, foreign_lines(sys._getframe())
+        return recorder.add(self, numbers, name, given, filled, dtype, now_ns, self._timeout_ns, is_message, frames)
 
     def _waits_for_nothing(self, name: str, outputs: list[Tensor]) -> SimWork:
         """The work of a call inside a block, which is not launched yet: only that of the block is worth waiting for."""
@@ -204,7 +188,7 @@ class NcclGroup(NcclMember):
     def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> SimWork | None:
         """Launch a send or a receive; in a block, remember it. The tag means nothing to NCCL."""
         tensor = _arguments.single(tensors, message=True)
-        strike = self._announced(kind)
+        strike = self._called(kind)
         block, index = self._block, tensor.get_device()
         if block is None and peer == self.rank():
             raise self._self_message()
@@ -214,9 +198,11 @@ class NcclGroup(NcclMember):
         size = data.numel() * data.element_size()
         operation = Operation(kind, size, data.element_size(), tensor.dtype, tuple(tensor.shape))
         call = Call(operation, data, [(tensor, data)] if kind == "send" else [], [tensor] if kind == "recv" else [])
-        call.peer, call.strike, call.change = peer, strike or None, self._member.taken_change()
-        call.sequence = self._communicator.note_message(self._member, operation, peer)
-        self._look_for_nan(connection, [call])
+        call.peer, call.strike = peer, strike
+        call.change, self._member.change = self._member.change, None
+        call.sequence = self._member.post(kind, size, operation.dtype_name, operation.shape, peer)
+        if self._nan_check:
+            self._look_for_nan(connection, [call])
         if block is not None:
             block.calls.append(call)
             block.connection = connection
@@ -230,17 +216,15 @@ class NcclGroup(NcclMember):
             return self._waits_for_nothing(kind, [tensor])
         self._numbers = self._numbers[0], self._numbers[1] + 1
         entry = self._record(self._message_name(kind, peer), [tensor], [tensor], is_message=True)
-        tensors = [tensor]
-        return self._launch(
-            *(connection, [call], kind, kind.upper(), tensors, tensors, self._timeout_ns, entry), asynchronous=True
-        )
+        operands = Operands(kind, (kind.upper(), ""), [tensor], [tensor])
+        return self._launch(connection, [call], operands, self._timeout_ns, entry, asynchronous=True)
 
     def _set_enable_nan_check(self, enable: bool) -> None:
         self._nan_check = enable
 
     def _look_for_nan(self, connection: Connection, calls: list[Call]) -> None:
         """A kernel before the operation's that fails where an input holds a NaN, if that is asked for."""
-        if self._nan_check and any(holds_nan(call.operation, call.inputs, self.rank()) for call in calls):
+        if any(holds_nan(call.operation, call.payload, self.rank()) for call in calls):
             streams = connection.streams_of(self.rank())
             streams.error = device_assert()
             self.watchdog.notice_device_error(streams.error)
@@ -259,16 +243,13 @@ class NcclGroup(NcclMember):
         self,
         connection: Connection,
         calls: list[Call],
-        name: str,
-        op_type: str,
-        inputs: list[Tensor],
-        outputs: list[Tensor],
+        operands: Operands,
         limit_ns: int,
         entry: Entry | None,
         *,
         asynchronous: bool,
-        blocks: bool = False,
     ) -> NcclWork:
+        name, (op_type, _), inputs, outputs = operands.name, operands.kind, operands.inputs, operands.outputs
         communicator, member = self._communicator, self._member
         simulation, rank = communicator.simulation, self.rank()
         index, own, streams, _ = connection.ends[rank]
@@ -285,13 +266,18 @@ class NcclGroup(NcclMember):
             number = own
             begin = latest([begin, streams.mark(index, own)])
         # Nobody gets the work of a call that the stream orders: it must not keep what the program gives up.
-        filled = outputs if asynchronous else [memory_of(each.data) for each in outputs]
+        filled = outputs
+        if not asynchronous:
+            known = operands.memory if len(outputs) == 1 else None
+            filled = [memory_of(each.data) for each in outputs] if known is None else [known]
         work = NcclWork.make(member, name, calls[-1].sequence, filled)
-        work.group, work.op_type, work.blocks, work.calls = self, op_type, blocks, []
+        work.group, work.op_type, work.blocks = self, op_type, operands.blocks
         # It is gathered into one tensor, which the future has, and copied from there.
         work.in_one = op_type == "ALLGATHER" and len({each.shape for each in outputs}) == 1
-        work.number = self._numbers[calls[0].operation.name in ("send", "recv")]
-        work.numel_in, work.numel_out = _elements(inputs), _elements(outputs)
+        is_message = calls[0].operation.name in MESSAGES
+        work.number = self._numbers[is_message]
+        work.numel_in = inputs[0].numel() if len(inputs) == 1 else _elements(inputs)
+        work.numel_out = outputs[0].numel() if len(outputs) == 1 else _elements(outputs)
         work.connection = connection
         work.host_limit_ns = limit_ns if self.environment.blocking_wait else 0
         work.entry, work.timed = entry, self.timing
@@ -299,14 +285,15 @@ class NcclGroup(NcclMember):
             entry.work = work
         parts = []
         for call in calls:
-            part = Part(connection, rank, call.operation, call.inputs, begin, call.reads, call.writes, call.factor)
+            part = Part(connection, rank, call.operation, call.payload, begin, call.reads, call.writes, call.factor)
             part.sequence, part.strike, part.change, part.peer = call.sequence, call.strike, call.change, call.peer
             part.partners = call.partners
             part.work = work
-            work.calls.append(part)
-            communicator.call_site(part)
+            if communicator.strict:
+                communicator.call_site(part)
             parts.append(part)
-        end = latest([part.end for part in parts])
+        work.calls = parts
+        end = parts[0].end if len(parts) == 1 else latest([part.end for part in parts])
         if streams.races is not None:
             key = index, number
             streams.races.order(key, streams.races.known_to((index, current)))
@@ -327,10 +314,10 @@ class NcclGroup(NcclMember):
             if streams.error is not None:
                 part.lost = part.begun = True  # nothing runs on this device any more
                 part.forget()
-            elif part.operation.name in ("send", "recv"):
+            elif part.operation.name in MESSAGES:
                 connection.post(part)
-            elif not part.operation.size and part.operation.name not in _MESSAGES:
-                # NCCL drops it: no kernel, and nobody waits for anybody
+            elif not part.operation.size and part.operation.name in KERNELS:
+                # NCCL drops it: no kernel, and nobody waits for anybody. Of messages it drops none, torch empty ones.
                 begin.when_known(functools.partial(_skip, part))
             else:
                 connection.call(part)
@@ -339,9 +326,9 @@ class NcclGroup(NcclMember):
         self.watchdog.watch(work)
         if not self.environment.blocking_wait:
             self._enqueued = work.number
-        if self.timing and calls[0].operation.name not in ("send", "recv"):
+        if self.timing and not is_message:
             self.keep_begun(work)
-        if blocks and not asynchronous:
+        if work.blocks and not asynchronous:
             streams.synchronize(index, current)
         return work
 
@@ -357,10 +344,10 @@ class NcclGroup(NcclMember):
         if not block.calls:
             return None
         assert block.connection is not None
-        entry = self._record_block("coalesced", is_message=not block.has_collectives)
+        entry = self._record("coalesced", [], [], is_message=not block.has_collectives, counts=False)
+        operands = Operands("coalesced", ("COALESCED", ""), [], block.outputs)
         work = self._launch(
-            *(block.connection, block.calls, "coalesced", "COALESCED", [], block.outputs, block.limit_ns, entry),
-            asynchronous=block.asynchronous,
+            block.connection, block.calls, operands, block.limit_ns, entry, asynchronous=block.asynchronous
         )
         work.numel_in = work.numel_out = 0
         return work
@@ -386,4 +373,4 @@ def _skip(part: Part) -> None:
 
 
 def _elements(tensors: Sequence[Tensor]) -> int:
-    return tensors[0].numel() if len(tensors) == 1 else sum([each.numel() for each in tensors])
+    return sum([each.numel() for each in tensors])

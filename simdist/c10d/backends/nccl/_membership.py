@@ -32,7 +32,7 @@ from simdist.inside.torch import NCCL, NcclPlace, Place
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine import Member
+    from simdist.c10d.calls._member import Member
 
 __all__ = ["NcclMember"]
 
@@ -168,7 +168,8 @@ class NcclMember(EndingMember):
 
     def _connection(self, index: int) -> Connection:
         """The communicator of all ranks with this rank's device; the first call waits for the others."""
-        self._require_alive()
+        if self.closed:
+            self._require_alive()
         if self._bound is not None and self._bound.index != index:
             bound = self._bound.index
             self._warn(
@@ -179,7 +180,7 @@ class NcclMember(EndingMember):
             )
         known = self._connections.get(str(index))
         if known is not None:
-            return self._living(known)
+            return known if known not in self.dead else self._living(known)
         number, self._ids = self._ids, self._ids + 1
         return self._connect(str(index), f"{number}", range(self._size), index)
 

@@ -1,38 +1,115 @@
-"""What calls are given, in one form: tensors out of lists, reductions with their factors."""
+"""What a collective is given, in one form, and how its bytes are laid out once its communicator is there.
+
+A call checks its tensors, puts them into `Operands`, and launches those. NCCL finds what else is wrong, a type or a
+root, when its function is called: after the call was announced, connected and recorded. So do the layouts here.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import require_tensor
+from simdist.c10d.backends.nccl._words import nccl_error
+from simdist.c10d.calls import TABLE
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Exchanged, Gathered, Payload, Scattered
+from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import reduction_of
+from simdist.device import memory_of
+from simdist.inside.torch import NcclPlace
+from simdist.process import Strike
 
-__all__ = ["as_real", "bare_tensor", "bytes_of", "dense_tensor", "listed_tensors", "of_type"]
-__all__ += ["reduction_and_factor", "require_devices"]
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._launching import NcclGroup
+
+__all__ = ["KINDS", "Call", "Operands", "all_gathered", "all_gathered_singly", "broadcast", "broadcasts", "exchanged"]
+__all__ += ["flat", "gathered", "in_barrier", "in_place", "listed_tensors", "reduced", "require_devices"]
+__all__ += ["scattered", "scattered_list", "scattered_singly"]
 
 Tensor = torch.Tensor
 
 
-def reduction_and_factor(opts: Any, op: Any = None) -> tuple[str, Any]:
+# What torch calls a method's works, in messages and in the recorder.
+KINDS = {
+    method.name: (
+        "COALESCED" if method.name.endswith("_coalesced") else method.op_type,
+        method.recorded or row.name,
+    )
+    for row in TABLE
+    for method in row.methods
+}
+_OPTIONS = (dist.AllreduceOptions, dist.ReduceOptions, dist.ReduceScatterOptions)
+_SUM: Any = dist.ReduceOp.SUM
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of an operation, with what the data plane wants of it, until it is launched.
+
+    `reads` are tensors that are only read, each with what stands for it in `payload`; `writes` are filled.
+    """
+
+    operation: Operation
+    payload: Payload
+    reads: list[tuple[Tensor, Tensor]]
+    writes: list[Tensor]
+    reduction_operands: Any = ()
+    factor: Any = None
+    peer: int = -1
+    partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
+    sequence: int = -1
+    strike: Strike | None = None
+    change: Callable[[Any], Any] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Operands:
+    """What a collective was called with: all that its layout, the recorder and its work want to know.
+
+    `inner` says what torch makes it of: the recorder has those calls, one for each pair of an input and an output,
+    before that of them all.
+    """
+
+    name: str  # in events
+    kind: tuple[str, str]  # what torch calls it, in messages and in the recorder
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    layout: Layout | None = None  # None: it was laid out when it was called
+    opts: Any = None
+    op: Any = None  # the reduce operation, where it is given beside the options
+    root: int = -1
+    lists: list[Tensor] | None = None  # of a root, in a gather or a scatter
+    splits: Sequence[list[int]] | None = None  # of an all_to_all of single tensors: what is received, what is sent
+    blocks: bool = False  # the host waits for it, if the program does not
+    memory: Tensor | None = None  # what the layout has found under the first output
+    inner: tuple[str, Sequence[tuple[Tensor, Tensor]]] | None = None
+
+
+Layout = Callable[["NcclGroup", Operands], list[Call]]
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The memory of a device's tensor as one dimension of CPU memory."""
+    return _memory.flat(memory_of(tensor.data))
+
+
+def _reduction_and_factor(operands: Operands) -> tuple[str, Any]:
     """The name of the reduction, and the factor of PREMUL_SUM, which only its pickled form tells."""
+    opts, op = operands.opts, operands.op
+    if op is None and type(opts) in _OPTIONS and opts.reduceOp == _SUM:  # hot
+        return "sum", None
     reduction = reduction_of(opts, op)
     if reduction != "premul_sum":
         return reduction, None
     given = op if op is not None else getattr(opts, "reduceOp", opts)
     factor = given.__getstate__()[1]
     return reduction, factor.cpu() if isinstance(factor, Tensor) else factor
-
-
-def bytes_of(data: Tensor) -> int:
-    return data.numel() * data.element_size()
-
-
-def bare_tensor(tensors: Any) -> Tensor:
-    tensor: Tensor = tensors if isinstance(tensors, Tensor) else tensors[0]
-    return tensor
 
 
 def listed_tensors(tensors: Any) -> list[Tensor]:
@@ -47,7 +124,7 @@ def listed_tensors(tensors: Any) -> list[Tensor]:
     return inner
 
 
-def as_real(tensor: Tensor, operation: str = "", reduction: str = "") -> Tensor:
+def _as_real(tensor: Tensor, operation: str = "", reduction: str = "") -> Tensor:
     """A complex tensor as its real and imaginary parts, which is how NCCL takes it.
 
     Raises:
@@ -60,15 +137,176 @@ def as_real(tensor: Tensor, operation: str = "", reduction: str = "") -> Tensor:
     return torch.view_as_real(tensor)
 
 
-def dense_tensor(tensor: Tensor) -> Tensor:
+def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def of_type(tensor: Tensor, like: Tensor) -> Tensor:
-    return tensor if tensor.dtype == like.dtype else tensor.to(like.dtype)
+def _require_root(group: NcclGroup, name: str, root: int) -> None:
+    if not 0 <= root < group.size():
+        raise nccl_error(
+            "ncclInvalidArgument",
+            f"{name} : invalid root {root} (root should be in the 0..{group.size()} range)",
+            NcclPlace.NO_SUCH_ROOT,
+        )
 
 
 def require_devices(*tensors: Tensor) -> None:
     for tensor in tensors:
         if not tensor.is_cuda:
             raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+
+
+# -- layouts -------------------------------------------------------------------------------------------------------
+
+
+def in_place(group: NcclGroup, operands: Operands) -> list[Call]:
+    """All-reduce each tensor."""
+    reduction, factor = _reduction_and_factor(operands)
+    calls = []
+    for tensor in operands.outputs:
+        if tensor.is_complex():
+            tensor = _as_real(tensor, operands.name, reduction)
+        memory = memory_of(tensor.data)
+        data = _memory.flat(memory)
+        if tensor is operands.outputs[0]:
+            operands.memory = memory
+        operation = group.operation(operands.name, tensor, data.nbytes, reduction)
+        calls.append(Call(operation, data, [], [tensor], [tensor], factor))
+    return calls
+
+
+def in_barrier(group: NcclGroup, operands: Operands) -> list[Call]:
+    """All-reduce one element."""
+    (tensor,) = operands.outputs
+    data = flat(tensor)
+    operation = group.operation("barrier", tensor, data.nbytes, "sum")
+    return [Call(operation, data, [], [tensor], [tensor])]
+
+
+def reduced(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Reduce to a root; the tensors of the others stay as they are."""
+    (tensor,) = operands.inputs
+    _require_root(group, "Reduce", operands.root)
+    reduction, factor = _reduction_and_factor(operands)
+    parts = _as_real(tensor, "reduce", reduction)
+    data = flat(parts)
+    operation = group.operation("reduce", parts, data.nbytes, reduction, operands.root)
+    if group.rank() == operands.root:
+        return [Call(operation, data, [], [parts], [parts], factor)]
+    return [Call(operation, data, [(parts, data)], [], [parts], factor)]
+
+
+def broadcast(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Broadcast the root's tensor in place."""
+    (tensor,) = operands.inputs
+    _require_root(group, "Broadcast", operands.root)
+    parts = _as_real(tensor)
+    data = flat(parts)
+    operation = group.operation("broadcast", parts, data.nbytes, root=operands.root)
+    reads, writes = ([(parts, data)], []) if group.rank() == operands.root else ([], [parts])
+    return [Call(operation, data, reads, writes)]
+
+
+def broadcasts(group: NcclGroup, operands: Operands) -> list[Call]:
+    """One broadcast from each rank, launched together."""
+    calls = []
+    for root, output in enumerate(operands.outputs):
+        data = flat(output)
+        operation = group.operation("broadcast", output, data.nbytes, root=root)
+        calls.append(Call(operation, data, [], [output]))
+    return calls
+
+
+def all_gathered(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Gather every rank's tensor into a list."""
+    (tensor,), outputs = operands.inputs, operands.outputs
+    data = flat(tensor)
+    operation = group.operation("all_gather", tensor, data.nbytes)
+    return [Call(operation, Gathered([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
+
+
+def all_gathered_singly(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Gather every rank's tensor into one, for each pair."""
+    calls = []
+    for output, tensor in zip(operands.outputs, operands.inputs, strict=True):
+        data, whole = flat(tensor), flat(output)
+        parts = list(whole.chunk(group.size())) if whole.numel() else [whole] * group.size()
+        operation = group.operation("all_gather", tensor, data.nbytes)
+        calls.append(Call(operation, Gathered(parts, data), [(tensor, data)], [output]))
+    return calls
+
+
+def gathered(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Gather every rank's tensor in a root's list."""
+    (tensor,), outputs = operands.inputs, operands.lists
+    data = flat(tensor)
+    operation = group.operation("gather", tensor, data.nbytes, root=operands.root)
+    flats = None if outputs is None else [flat(each) for each in outputs]
+    return [Call(operation, Gathered(flats, data), [(tensor, data)], outputs or [])]
+
+
+def scattered(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Give each rank one tensor of a root's list."""
+    (tensor,), inputs = operands.outputs, operands.lists
+    data = flat(tensor)
+    operation = group.operation("scatter", tensor, data.nbytes, root=operands.root)
+    flats = None if inputs is None else [flat(each) for each in inputs]
+    reads = [] if inputs is None else list(zip(inputs, flats or [], strict=True))
+    return [Call(operation, Scattered(data, flats), reads, [tensor])]
+
+
+def scattered_list(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Reduce a list of tensors, one for each rank. Torch copies it into one tensor, of the type of its first."""
+    (output,), inputs = operands.outputs, operands.inputs
+    dtype = inputs[0].dtype
+    chunks = [flat(_dense(each if each.dtype == dtype else each.to(dtype))) for each in inputs]
+    return [_scattered(group, operands, output, inputs, chunks)]
+
+
+def scattered_singly(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Reduce one tensor and keep this rank's part of it, for each pair."""
+    calls = []
+    for output, tensor in zip(operands.outputs, operands.inputs, strict=True):
+        whole = flat(_dense(tensor))
+        chunks = list(whole.chunk(group.size())) if tensor.numel() else [whole] * group.size()
+        calls.append(_scattered(group, operands, output, [tensor], chunks))
+    return calls
+
+
+def _scattered(
+    group: NcclGroup, operands: Operands, output: Tensor, inputs: list[Tensor], chunks: list[Tensor]
+) -> Call:
+    reduction, factor = _reduction_and_factor(operands)
+    data, shape = flat(output), tuple(inputs[0].shape)
+    operation = group.operation("reduce_scatter", output, sum(each.nbytes for each in chunks), reduction, shape=shape)
+    return Call(operation, Scattered(data, chunks), _reads(inputs, chunks), [output], [inputs], factor)
+
+
+def exchanged(group: NcclGroup, operands: Operands) -> list[Call]:
+    """Each rank sends a part to each."""
+    outputs, inputs, splits = operands.outputs, operands.inputs, operands.splits
+    if splits is None:
+        received, sent = [flat(tensor) for tensor in outputs], [flat(tensor) for tensor in inputs]
+    else:
+        received = list(torch.split_with_sizes(flat(outputs[0]), splits[0]))
+        sent = list(torch.split_with_sizes(flat(inputs[0]), splits[1]))
+    operation = group.operation("all_to_all", inputs[0], sum(each.nbytes for each in sent))
+    partners = _partners(group.rank(), received, sent)
+    return [Call(operation, Exchanged(received, sent), _reads(inputs, sent), outputs, partners=partners)]
+
+
+def _reads(inputs: list[Tensor], parts: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor that is read, and what stands for it; or one tensor, and its parts."""
+    if len(inputs) == len(parts):
+        return list(zip(inputs, parts, strict=True))
+    return [(inputs[0], part) for part in parts]
+
+
+def _partners(mine: int, received: Sequence[Tensor], sent: Sequence[Tensor]) -> frozenset[int] | None:
+    """The ranks that this one exchanges anything with; None: all. Torch calls no send or receive of nothing."""
+    pairs = list(zip(received, sent, strict=True))
+    if all(there.numel() and here.numel() for there, here in pairs):
+        return None
+    return frozenset(
+        rank for rank, (there, here) in enumerate(pairs) if rank != mine and (there.numel() or here.numel())
+    )

@@ -17,7 +17,7 @@ from simdist.inside.torch import RECORDER_HEADER, Place, c10d_bindings
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._work import NcclWork
     from simdist.c10d.backends.nccl.kernels._preferences import Preferences
-    from simdist.c10d.surface._operation import Operation
+    from simdist.c10d.calls._operation import Operation
 
 __all__ = ["Hook", "WorkInfo", "estimated_us"]
 

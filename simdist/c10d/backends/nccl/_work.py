@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl.watch._watchdog import FAILED_LINES
+from simdist.c10d.calls._work import SimFuture
 from simdist.c10d.engine._stream_work import StreamWork
-from simdist.c10d.surface._work import SimFuture
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from simdist.c10d.surface._modes import dispatch_modes, function_modes
+from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.inside.torch import engine_words, keeps_gaussian, place_of_engine, without_functions, without_modes
 from simdist.process import GlobalGenerator, Patches, current_process, drawn_from
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,18 +11,19 @@ from simdist.c10d.backends.nccl.kernels import _folds
 from simdist.c10d.backends.nccl.kernels._collisions import LARGEST_LL, Plan, collide, collide_messages
 from simdist.c10d.backends.nccl.kernels._folds import Operand
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Brought, Exchanged, Gathered, Scattered
 from simdist.c10d.engine import Collision, StreamAlgorithm
 from simdist.c10d.engine._data import CHECKSUM_BYTES
-from simdist.c10d.surface import Operation
 from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.cluster import Cluster
 from simdist.native import copy_each
 
-__all__ = ["Calls", "NcclAlgorithm", "operands"]
+__all__ = ["Calls", "NcclAlgorithm", "brought", "operands"]
 
 Tensor = torch.Tensor
-Calls = Sequence[tuple[Operation, Any, Any]]
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+Calls = Sequence[Brought]
+_P = TypeVar("_P")
 
 
 class NcclAlgorithm(StreamAlgorithm):
@@ -99,7 +100,7 @@ class NcclAlgorithm(StreamAlgorithm):
         return collide_messages(pair, calls, left)
 
     def _all_reduce(self, calls: Calls) -> list[Tensor]:
-        datas = [inputs for _, inputs, _ in calls]
+        datas = brought(calls, Tensor)
         _folds.all_reduce(operands(calls, datas))
         return datas[:1]
 
@@ -138,6 +139,12 @@ def _ring(operation: Operation, ranks: int) -> tuple[int, float]:
     return ranks - 1, float(size)  # broadcast, reduce: a chain, in pieces
 
 
+def brought(calls: Calls, kind: type[_P]) -> list[_P]:
+    """The payloads of all ranks, which are of one kind."""
+    found: list[Any] = [call.payload for call in calls]
+    return found
+
+
 def operands(calls: Calls, datas: Sequence[Tensor]) -> list[Operand]:
     """What each rank puts in."""
     return [
@@ -147,15 +154,16 @@ def operands(calls: Calls, datas: Sequence[Tensor]) -> list[Operand]:
 
 
 def _reduce(calls: Calls) -> list[Tensor]:
-    datas = [inputs for _, inputs, _ in calls]
+    datas = brought(calls, Tensor)
     root = calls[0][0].root
     _folds.reduce_to(root, operands(calls, datas), datas[root])
     return [datas[root]]
 
 
 def _reduce_scatter(calls: Calls) -> list[Tensor]:
-    outputs = [output for _, (output, _), _ in calls]
-    wholes = [_joined(chunks) for _, (_, chunks), _ in calls]
+    payloads = brought(calls, Scattered)
+    outputs, given = [payload.filled for payload in payloads], [payload.given or [] for payload in payloads]
+    wholes = [_joined(chunks) for chunks in given]
     known = [whole for whole in wholes if whole is not None]
     done = _folds.reduce_scatter(operands(calls, known), outputs) if len(known) == len(wholes) else 0
     # An output may lie in the input of its rank, in which the totals of the others still have to be found.
@@ -165,7 +173,7 @@ def _reduce_scatter(calls: Calls) -> list[Tensor]:
         done -= begin
         if begin < output.numel():
             total = torch.empty_like(output)
-            _folds.reduce_to(owner, operands(calls, [chunks[owner] for _, (_, chunks), _ in calls]), total)
+            _folds.reduce_to(owner, operands(calls, [chunks[owner] for chunks in given]), total)
             totals.append((output[begin:], total[begin:]))
     for part, total in totals:
         part.copy_(total)
@@ -191,7 +199,7 @@ def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def _broadcast(calls: Calls) -> list[Tensor]:
-    datas = [inputs for _, inputs, _ in calls]
+    datas = brought(calls, Tensor)
     root = calls[0][0].root
     others = datas[:root] + datas[root + 1 :]
     _copy(others, [datas[root]] * len(others))
@@ -199,35 +207,39 @@ def _broadcast(calls: Calls) -> list[Tensor]:
 
 
 def _all_gather(calls: Calls) -> list[Tensor]:
-    sources = [data for _, (_, data), _ in calls]
-    _copy([output for _, (outputs, _), _ in calls for output in outputs], sources * len(calls))
+    payloads = brought(calls, Gathered)
+    sources = [payload.given for payload in payloads]
+    _copy([output for payload in payloads for output in payload.filled or ()], sources * len(calls))
     return sources
 
 
 def _all_to_all(calls: Calls) -> list[Tensor]:
-    filled = [output for _, (outputs, _), _ in calls for output in outputs]
-    _copy(filled, [inputs[target] for target in range(len(calls)) for _, (_, inputs), _ in calls])
+    payloads = brought(calls, Exchanged)
+    filled = [output for payload in payloads for output in payload.filled]
+    _copy(filled, [payload.given[target] for target in range(len(calls)) for payload in payloads])
     return filled
 
 
 def _exchange_fits(calls: Calls) -> bool:
+    payloads = brought(calls, Exchanged)
     return all(
-        output.numel() * output.element_size() == sent.numel() * sent.element_size()
-        for target, (_, (outputs, _), _) in enumerate(calls)
-        for output, sent in zip(outputs, [inputs[target] for _, (_, inputs), _ in calls], strict=True)
+        output.nbytes == sent.nbytes
+        for target, payload in enumerate(payloads)
+        for output, sent in zip(payload.filled, [other.given[target] for other in payloads], strict=True)
     )
 
 
 def _gather(calls: Calls) -> list[Tensor]:
-    outputs: list[Tensor] = calls[calls[0][0].root][1][0]
-    _copy(outputs, [data for _, (_, data), _ in calls])
+    payloads = brought(calls, Gathered)
+    outputs = payloads[calls[0].operation.root].filled or []
+    _copy(outputs, [payload.given for payload in payloads])
     return outputs
 
 
 def _scatter(calls: Calls) -> list[Tensor]:
-    outputs = [output for _, (output, _), _ in calls]
-    sent: list[Tensor] = calls[calls[0][0].root][1][1]
-    _copy(outputs, sent)
+    payloads = brought(calls, Scattered)
+    outputs = [payload.filled for payload in payloads]
+    _copy(outputs, payloads[calls[0].operation.root].given or [])
     return outputs
 
 

@@ -35,9 +35,9 @@ from simdist.c10d.backends.nccl.kernels._fifos import (
     simple,
 )
 from simdist.c10d.backends.nccl.kernels._folds import Operand, Tree
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine import Collision
 from simdist.c10d.engine._data import CHECKSUM_BYTES
-from simdist.c10d.surface import Operation
 from simdist.c10d.surface._memory import as_bytes, checksum
 
 __all__ = ["LARGEST_LL", "Plan", "collide", "collide_messages"]

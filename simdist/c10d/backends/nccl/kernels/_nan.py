@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from simdist.c10d.engine import read_by
-from simdist.c10d.surface import Operation
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Payload
+from simdist.c10d.calls._read import read_by
 
 __all__ = ["device_assert", "holds_nan"]
 
 
-def holds_nan(operation: Operation, inputs: Any, rank: int) -> bool:
+def holds_nan(operation: Operation, payload: Payload, rank: int) -> bool:
     """True if what a rank puts into an operation holds a NaN; what it only receives is not looked at."""
-    return any(_has_nan(tensor) for tensor in read_by(operation, inputs, rank))
+    return any(_has_nan(tensor) for tensor in read_by(operation, payload, rank))
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:

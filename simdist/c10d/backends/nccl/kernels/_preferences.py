@@ -18,31 +18,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.backends.nccl._words import nccl_error
+from simdist.c10d.calls import KERNELS
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import NCCL, NcclPlace
 
 if TYPE_CHECKING:
-    from simdist.c10d.surface import Operation
+    from simdist.c10d.calls._operation import Operation
 
 __all__ = ["Preferences", "preferences"]
 
-_FUNCTIONS = {
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "all_gather": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "all_reduce": "AllReduce",
-}
+_FUNCTIONS = {name: function for name, function in KERNELS.items() if name != "barrier"}
 _ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 _PROTOCOLS = ("ll", "ll128", "simple")
 _SWITCHES = frozenset(("collnetdirect", "nvls", "pat"))
-_POSSIBLE = {
-    "broadcast": frozenset(("ring",)),
-    "reduce": frozenset(("ring",)),
-    "all_gather": _SWITCHES | {"ring"},
-    "reduce_scatter": _SWITCHES | {"ring"},
-    "all_reduce": frozenset(_ALGORITHMS) - {"pat"},
-}
+_POSSIBLE = {name: frozenset(("ring",)) for name in _FUNCTIONS}
+_POSSIBLE |= dict.fromkeys(("all_gather", "reduce_scatter"), _SWITCHES | {"ring"})
+_POSSIBLE["all_reduce"] = frozenset(_ALGORITHMS) - {"pat"}
 _SIMULATED = frozenset(("ring", "tree"))
 _CHANNELS = 64  # at most
 _LISTS = ("NCCL_ALGO", "NCCL_PROTO")

@@ -17,19 +17,19 @@ from collections.abc import Sequence
 import torch
 
 from simdist.c10d.backends.nccl.kernels import _folds
-from simdist.c10d.backends.nccl.kernels._algorithm import Calls, NcclAlgorithm, operands
+from simdist.c10d.backends.nccl.kernels._algorithm import Calls, NcclAlgorithm, brought, operands
 from simdist.c10d.backends.nccl.kernels._collisions import Plan
 from simdist.c10d.backends.nccl.kernels._folds import Tree
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences
 from simdist.c10d.backends.nccl.kernels._tuning import Choice, Graph, choose, shrunk_channels
-from simdist.c10d.surface import Operation
+from simdist.c10d.calls import KERNELS
+from simdist.c10d.calls._operation import Operation
 from simdist.cluster import Cluster, NcclModel
 from simdist.errors import UnsupportedError
 
 __all__ = ["TunedAlgorithm", "graph_of", "trees_of"]
 
 Tensor = torch.Tensor
-_MODELLED = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "broadcast", "reduce")
 # GB/s that the search for a graph tries for a channel (graph/search.cc), the fastest first.
 _LOCAL_SPEEDS = (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0)
 _SPEEDS = (48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2, 0.24, 0.12)
@@ -78,7 +78,7 @@ class TunedAlgorithm(NcclAlgorithm):
 
     def costs_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> tuple[int, int]:
         """As the model estimates it; what is not modelled costs what it costs on the cluster's links."""
-        if operation.name not in _MODELLED or ranks == 1:
+        if operation.name not in KERNELS or ranks == 1:
             return super().costs_ns(operation, ranks, latency_ns, byte_ns)
         chosen = self.choice(operation)
         whole = round(chosen.time_us * 1000)
@@ -86,7 +86,7 @@ class TunedAlgorithm(NcclAlgorithm):
 
     def traffic(self, operation: Operation, ranks: int) -> Sequence[tuple[int, int, float]]:
         """The bytes that ranks send each other, on all channels."""
-        if operation.name not in _MODELLED or ranks == 1:
+        if operation.name not in KERNELS or ranks == 1:
             return super().traffic(operation, ranks)
         here, nodes = self.graph.per_node, self.graph.nodes
         if self.choice(operation).algorithm == "tree":
@@ -114,7 +114,7 @@ class TunedAlgorithm(NcclAlgorithm):
         return [self._plan(operation) for operation in operations]
 
     def _plan(self, operation: Operation) -> Plan:
-        if operation.name not in _MODELLED:
+        if operation.name not in KERNELS:
             return Plan("simple")
         chosen, preferences = self.choice(operation), self._preferences
         loop_bytes = 0 if preferences is None else preferences.loop_bytes(chosen.protocol, 0)
@@ -122,7 +122,7 @@ class TunedAlgorithm(NcclAlgorithm):
         return Plan(chosen.protocol, self.channels(operation), loop_bytes, trees)
 
     def _all_reduce(self, calls: Calls) -> list[Tensor]:
-        datas = [inputs for _, inputs, _ in calls]
+        datas = brought(calls, Tensor)
         operation = calls[0][0]
         chosen, channels = self.choice(operation), self.channels(operation)
         given = operands(calls, datas)

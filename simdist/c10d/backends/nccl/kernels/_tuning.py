@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl.kernels._preferences import Preferences
 
+from simdist.c10d.calls import RINGS
+
 __all__ = ["ALGORITHMS", "PROTOCOLS", "Choice", "Graph", "choose", "estimates", "shrunk_channels"]
 
 ALGORITHMS = ("tree", "ring")
@@ -132,9 +134,9 @@ def shrunk_channels(
 
 
 def _steps(graph: Graph, operation: str) -> int:
-    return {"all_reduce": 2 * (graph.ranks - 1), "all_gather": graph.ranks - 1, "reduce_scatter": graph.ranks - 1}.get(
-        operation, graph.ranks
-    )
+    if operation not in RINGS:
+        return graph.ranks
+    return (2 if operation == "all_reduce" else 1) * (graph.ranks - 1)
 
 
 def _bandwidth(graph: Graph, operation: str, algorithm: str, protocol: int) -> float:

@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from simdist.frames import foreign_lines
 from simdist.inside.torch import NCCL
 from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._work import NcclWork
 
-__all__ = ["Entry", "NcclRecorder", "Outcome", "stack"]
+__all__ = ["Entry", "NcclRecorder", "Outcome"]
 
 _LIBRARY = str(NCCL)
 Stack = Sequence[tuple[CodeType, int]]
-
-
-def stack() -> Stack:
-    """Where the program is: code and line, the innermost first, without simdist's own."""
-    return foreign_lines(sys._getframe(1))
 
 
 @dataclass(slots=True, eq=False)

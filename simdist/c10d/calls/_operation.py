@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Operation", "Shapes"]
+import torch
+
+__all__ = ["Key", "Operation", "Shapes", "key_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,24 @@ class Shapes:
         """Those of the inputs, and of the outputs, which are the inputs if nothing else is said."""
         inputs = tuple(tuple(tensor.shape) for tensor in tensors)
         return cls(inputs, inputs if outputs is None else tuple(tuple(shape) for shape in outputs))
+
+
+class Key(NamedTuple):
+    """The parameters of an operation, by which a group knows it."""
+
+    name: str
+    size: int = 0
+    element: int = 1
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    reduction: str = ""
+    root: int = -1
+    extra: Shapes | None = None
+
+
+# A key of all of its fields in order. Hot: what Python calls to make a named tuple is Python.
+key_of: Callable[[tuple[str, int, int, torch.dtype, tuple[int, ...], str, int, Shapes | None]], Key]
+key_of = functools.partial(tuple.__new__, Key)
 
 
 class Operation:
@@ -50,7 +71,7 @@ class Operation:
         name: str,
         size: int = 0,
         element: int = 1,
-        dtype: Any = None,
+        dtype: torch.dtype | None = None,
         shape: tuple[int, ...] = (),
         reduction: str = "",
         root: int = -1,

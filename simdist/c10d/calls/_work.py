@@ -20,22 +20,20 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
-from simdist.c10d.surface._compat import Future, Work
-from simdist.c10d.surface._events import WorkWaited
-from simdist.c10d.surface._polling import Polling
+from simdist.c10d.calls._events import WorkWaited
+from simdist.c10d.calls._polling import Polling
 from simdist.errors import SimdistError
+from simdist.inside import torch as inside
 from simdist.kernel import Task, Wait
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine._communicator import Member
+    from simdist.c10d.calls._member import Member
 
-__all__ = ["IN_PLACE", "Blockers", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
+__all__ = ["Blockers", "Future", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
 
-# Operations whose tensors hold something definite even after a failure: what the program put there, and sums of it. The
-# others fill tensors that may have held anything.
-IN_PLACE = ("all_reduce", "reduce", "sparse_all_reduce", "send")
-
+Work: Any = inside.Work
+Future: Any = torch.futures.Future
 _NO_TIMEOUT = timedelta(0)
 
 _torch: Any = torch  # has what the stubs leave out
