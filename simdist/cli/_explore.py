@@ -36,13 +36,14 @@ def explore_file(
     systematic: bool,
     one_outcome: bool,
     until_found: bool,
+    write: str | None,
 ) -> int:
     """Search the scenario's schedules and print what was found; the exit code.
 
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
     """
-    problems = output_problems({"--json": json_path, "--junit": junit}, inputs=[file])
+    problems = output_problems({"--json": json_path, "--junit": junit}, folders={"--write": write}, inputs=[file])
     if systematic and schedules:
         problems.append("--schedules: a systematic search draws none")
     if systematic and workers not in (None, 1):
@@ -67,7 +68,8 @@ def explore_file(
         )
     seconds = time.perf_counter() - started
     write_reports("explore", plan, report, seconds, json_path=json_path, junit=junit)
-    print_report(plan, report, f"{seconds:.2f} s")
+    written = [] if write is None else list(report.write(Path(write)))
+    print_report(plan, report, f"{seconds:.2f} s", written)
     return 0 if report.ok else 1
 
 

@@ -282,6 +282,7 @@ def sweep(
 @click.option("--one-outcome", is_flag=True, help="Fail if what ranks return depends on the schedule.")
 @click.option("--until-found", is_flag=True, help="Stop at the first failure.")
 @_with_workers_and_reports
+@click.option("--write", metavar="FOLDER", help="Write for each failure a scenario and a pytest test there.")
 @click.pass_context
 def explore(
     context: click.Context,
@@ -294,6 +295,7 @@ def explore(
     workers: int | str | None,
     json_path: str | None,
     junit: str | None,
+    write: str | None,
     *,
     systematic: bool,
     one_outcome: bool,
@@ -317,6 +319,7 @@ def explore(
         systematic=systematic,
         one_outcome=one_outcome,
         until_found=until_found,
+        write=write,
     )
     context.exit(code)
 

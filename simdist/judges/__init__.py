@@ -14,8 +14,9 @@ although nobody did, and although nothing fails. Each is one class (`Judge`) beh
 | `Samples` | samples that are read twice or never in an epoch, and epochs in the same order |
 
 `_court.py` holds the hearings of one world, `_instruments.py` makes the events that only judges want (`_events.py`):
-nothing of torch is hooked or wrapped before a judge listens to it. `_order.py` knows what happened before what. Nothing
-here is imported by worlds without judges. A judge changes nothing: a run with judges has the digest of the run without.
+nothing of torch is hooked or wrapped before a judge listens to it. `_order.py` knows what happened before what,
+`_contents.py` copies once what ranks hold alike, `_models.py` has the models in DDP. Nothing here is imported by worlds
+without judges. A judge changes nothing: a run with judges has the digest of the run without.
 
 Open `_judge.py` first, then `_samples.py` for a judge that is easily read, and `_replicas.py` for the hardest.
 """

@@ -26,6 +26,7 @@ __all__ = [
     "is_constant",
     "is_finite",
     "local_part",
+    "memory_of",
     "place_in_memory",
 ]
 
@@ -83,6 +84,18 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
         # Types of a byte have no such operator of their own.
         if data.is_floating_point() and not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
             return place
+    return None
+
+
+def memory_of(tensor: Any) -> tuple[int, int] | None:
+    """The address and the size of a plain, dense tensor of the CPU; None for others, and without memory."""
+    try:
+        if type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
+            address = tensor.data_ptr()
+            if address and not tensor.is_neg():
+                return address, tensor.nbytes
+    except (RuntimeError, NotImplementedError):
+        pass  # sparse, or a tensor of a mode
     return None
 
 

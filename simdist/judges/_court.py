@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simdist.judges._contents import Newest
 from simdist.judges._instruments import Instruments
 from simdist.judges._judge import Ending, Hearing, Judge
 from simdist.judges._names import judges_of
@@ -19,8 +20,9 @@ class Court:
 
     def __init__(self, wanted: bool | Sequence[str | Judge], bus: Bus, world_size: int, *, strict: bool) -> None:
         self._instruments = Instruments()
+        newest = Newest()
         self._hearings = [
-            Hearing(judge, bus, world_size, strict, self._instruments.prepare) for judge in judges_of(wanted)
+            Hearing(judge, bus, world_size, strict, self._instruments.prepare, newest) for judge in judges_of(wanted)
         ]
         self.names = tuple(hearing.judge.name for hearing in self._hearings)
 

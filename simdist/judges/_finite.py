@@ -99,9 +99,17 @@ class _Watch:
 
     def on_step(self, event: OptimizerStepped) -> None:
         """A step is done: its parameters are there. What was skipped before it is no matter any more."""
-        if not self._done:
+        if self._done:
+            return
+        groups = event.optimizer.param_groups
+        # Of ranks that hold the same one is looked at.
+        parameters = [each for group in groups for each in group["params"]]
+        content = self._hearing.newest.of((event.process, event.index, event.number), parameters)
+        if content is None or not content.finite:
             self._look(event, "parameter")
-            self._signs.pop((event.process.life, event.process.rank), None)
+            if content is not None:
+                content.finite = not self._done
+        self._signs.pop((event.process.life, event.process.rank), None)
 
     def _look(self, event: OptimizerBegins | OptimizerStepped, what: str) -> None:
         for place, group in enumerate(event.optimizer.param_groups):

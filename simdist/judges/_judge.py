@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
+from simdist.judges._contents import Newest
 from simdist.kernel import Bus, Verdict
 from simdist.process import SimProcess
 from simdist.result import Event, JudgeFinding
@@ -72,10 +73,19 @@ class Judge(ABC):
 class Hearing:
     """One judge in one world."""
 
-    def __init__(self, judge: Judge, bus: Bus, world_size: int, strict: bool, prepare: Callable[[type], None]) -> None:
+    def __init__(
+        self,
+        judge: Judge,
+        bus: Bus,
+        world_size: int,
+        strict: bool,
+        prepare: Callable[[type], None],
+        newest: Newest,
+    ) -> None:
         self.judge = judge
         self.world_size = world_size
         self.strict = strict  # then works and messages that are left over are errors of their ranks already
+        self.newest = newest  # what one judge has seen of parameters, and others need not look at again
         self._found: list[tuple[JudgeFinding, int]] = []  # each with how many events there were
         self._bus = bus
         self._prepare = prepare

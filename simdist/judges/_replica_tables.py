@@ -13,20 +13,17 @@ lists. What stands at a place on several ranks are *copies*. Three things say wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
-from simdist.judges._bits import bits_of, bits_of_each, is_constant, local_part, place_in_memory
+from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
+from simdist.judges._contents import Bits, Content, look_at, summed_content
 from simdist.judges._judge import Moment
 
-__all__ = ["Bits", "Copy", "Key", "Optimized", "Row", "Table", "bits_after_step", "copy_of", "mesh_peers"]
-__all__ += ["note_first_gradients"]
+__all__ = ["Copy", "Key", "Optimized", "Row", "Table", "copy_of", "mesh_peers", "note_first_gradients"]
 
 Key = tuple[Any, ...]
-Bits = tuple[int | None, int | None, int | None]
-"""Of a parameter, its gradient and its optimizer state; None where there is none, or none to be seen."""
 
 
 @dataclass(slots=True)
@@ -52,9 +49,18 @@ class Row:
     """The copies of one rank after one step."""
 
     moment: Moment
-    bits: list[Bits]
+    content: Content
     operations: int  # collectives and messages that the rank had called
     before: Row | None = None  # after the step before, until this one has been compared
+
+    @property
+    def bits(self) -> list[Bits]:
+        """The bits of each copy."""
+        return self.content.bits
+
+    def is_like(self, other: Row) -> bool:
+        """True if the copies of both are the same."""
+        return self.content is other.content or self.bits == other.bits
 
 
 @dataclass(slots=True)
@@ -82,6 +88,8 @@ class Table:
     ranks: dict[int, Optimized] = field(default_factory=dict)
     rows: dict[int, dict[int, Row]] = field(default_factory=dict)
     kept: set[tuple[int, ...]] = field(default_factory=set)  # ranks with copies that a step changed, and kept equal
+    latest: int = -1  # the latest step that a rank has taken
+    _content: Content | None = None  # of the first rank that took it
     _known: tuple[int, list[tuple[Key, list[int]]]] = (0, [])  # for how many ranks, and their sets
     _shared: tuple[object, dict[int, set[int]]] = (None, {})  # for which sets, and by rank the places in them
 
@@ -104,6 +112,21 @@ class Table:
             places = self.ranks[rank].places
             known[rank] = {places[key] for key, ranks in sets if rank in ranks}
         return known[rank]
+
+    def content_after(self, number: int, parameters: Sequence[Any], states: Mapping[Any, Any]) -> Content:
+        """What a rank holds after a step: the content of the first rank that took it, if it is the same."""
+        look = look_at(parameters, states)
+        first = self._content
+        if number > self.latest:
+            if first is not None and self.latest in self.rows:
+                first.settle()  # some ranks have still to take that step
+            self.latest = number
+            first = self._content = None if look is None else look.copy()
+            if first is not None:
+                return first
+        elif number == self.latest and first is not None and look is not None and first.is_at(look):
+            return first
+        return summed_content(parameters, states)
 
     def bits(self, rank: int, row: Row, key: Key) -> Bits:
         """The bits of one place in a row."""
@@ -198,24 +221,3 @@ def mesh_peers(tensor: Any) -> tuple[int, ...]:
     )
     ranks = mesh.mesh[at].reshape(-1).tolist()
     return tuple(sorted(ranks)) if len(ranks) > 1 else ()
-
-
-def bits_after_step(parameters: Sequence[Any], states: Mapping[Any, Any]) -> list[Bits]:
-    """The bits of each parameter, its gradient and what its optimizer keeps for it; nothing for what is None."""
-    gradients = [None if each is None else each.grad for each in parameters]
-    kept: Iterable[int | None] = repeat(None)
-    if states:
-        kept = [None if each is None else _bits_of_state(states.get(each)) for each in parameters]
-    return list(zip(bits_of_each(parameters), bits_of_each(gradients), kept, strict=False))
-
-
-def _bits_of_state(state: Any) -> int | None:
-    if not state:
-        return None
-    total = 0
-    for value in state.values():
-        crc = bits_of(value) if hasattr(value, "untyped_storage") else hash(value) if type(value) in (int, float) else 0
-        if crc is None:
-            return None
-        total = (total * 1_000_003 + crc) & 0xFFFF_FFFF_FFFF
-    return total

@@ -28,23 +28,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch.distributed as dist
-
 from simdist.c10d import WorkIssued
 from simdist.judges._bits import bits_of, place_in_memory
+from simdist.judges._contents import Content
 from simdist.judges._events import ModelWrapped, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Ending, Hearing, Judge
+from simdist.judges._models import WrappedModel, wrapped_model
 from simdist.judges._parameter_names import name_in_group, names_in_frames
-from simdist.judges._replica_tables import (
-    Bits,
-    Key,
-    Optimized,
-    Row,
-    Table,
-    bits_after_step,
-    copy_of,
-    note_first_gradients,
-)
+from simdist.judges._replica_tables import Key, Optimized, Row, Table, copy_of, note_first_gradients
 from simdist.process import SimProcess
 from simdist.values import rank_text
 
@@ -97,28 +88,13 @@ class _Suspicion:
     held: dict[int, Any]  # the copies as the program leaves them, by rank
 
 
-@dataclass(slots=True)
-class _Model:
-    """A model in DDP, on one rank."""
-
-    model: weakref.ref[Any]
-    number: int
-    ranks: tuple[int, ...]
-    names: dict[int, tuple[weakref.ref[Any], str]]  # by the parameter's id
-
-    def name_of(self, parameter: Any) -> str | None:
-        """What a parameter is called in the model; None if it is none of its own."""
-        known = self.names.get(id(parameter))
-        return None if known is None or known[0]() is not parameter else known[1]
-
-
 class _Watch:
     """What the judge remembers of one world."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._tables: dict[tuple[int, int], Table] = {}  # by life, and index of the optimizer
-        self._models: dict[tuple[int, int], list[_Model]] = {}  # by life and rank
+        self._models: dict[tuple[int, int], list[WrappedModel]] = {}  # by life and rank
         self._synced: dict[tuple[int, int], set[int]] = {}  # addresses that collectives filled before the first step
         self._stepped: set[tuple[int, int]] = set()  # lives and ranks that have taken a step
         # By life, rank and optimizer: a row whose bits are still to be computed; the arguments of `_complete`.
@@ -130,16 +106,8 @@ class _Watch:
 
     def on_model(self, event: ModelWrapped) -> None:
         """A model in DDP: all of its parameters are replicas over its group."""
-        model, process = event.model, event.process
-        known = self._models.setdefault((process.life, process.rank), [])
-        ranks = tuple(dist.get_process_group_ranks(model.process_group))
-        ignored = set(model.parameters_to_ignore)
-        names = {
-            id(parameter): (weakref.ref(parameter), name)
-            for name, parameter in model.module.named_parameters()
-            if name not in ignored
-        }
-        known.append(_Model(weakref.ref(model), len(known), ranks, names))
+        known = self._models.setdefault((event.process.life, event.process.rank), [])
+        known.append(wrapped_model(event, len(known)))
 
     def on_work(self, event: WorkIssued) -> None:
         """A collective that may fill parameters before the first step."""
@@ -158,7 +126,7 @@ class _Watch:
         if event.number == 0:
             table = self._tables.setdefault((process.life, event.index), Table())
             table.ranks[process.rank] = self._register(event)
-            self._add(table, -1, process, event.where, first=True)
+            self._add(table, -1, process, event)
             return
         if self._suspicion is not None:
             self._look_again()
@@ -175,7 +143,7 @@ class _Watch:
         optimized = table.ranks[process.rank]
         optimized.steps = event.number + 1
         optimized.joins = optimized.joins or self._joins(process)
-        self._add(table, event.number, process, event.where)
+        self._add(table, event.number, process, event)
 
     def _register(self, event: OptimizerBegins) -> Optimized:
         process, optimizer = event.process, event.optimizer
@@ -194,19 +162,17 @@ class _Watch:
                     continue
                 name = owner.name_of(parameter) or ""
                 copy = copy_of(("ddp", owner.number, name), name, parameter, set())
-                model = owner.model()
                 copy.ranks = owner.ranks if len(owner.ranks) > 1 else ()
-                copy.strict = model is None or not model._comm_hooks  # which may average later, or never
+                copy.strict = owner.has_no_hook()
                 copies.append(copy)
         moment = self._hearing.moment(process, event.where)
         places = {copy.key: place for place, copy in enumerate(copies)}
         return Optimized(weakref.ref(optimizer), moment, copies, places)
 
     def _joins(self, process: SimProcess) -> bool:
-        models = [each.model() for each in self._models.get((process.life, process.rank), ())]
-        return any(model is not None and model._join_config.enable for model in models)
+        return any(model.joins() for model in self._models.get((process.life, process.rank), ()))
 
-    def _add(self, table: Table, number: int, process: SimProcess, where: str, *, first: bool = False) -> None:
+    def _add(self, table: Table, number: int, process: SimProcess, event: OptimizerBegins | OptimizerStepped) -> None:
         """Keep a rank's bits after a step; the last to have theirs compares."""
         optimized = table.ranks[process.rank]
         # The places that are looked at: all, as long as ranks are missing.
@@ -215,19 +181,20 @@ class _Watch:
             wanted = table.shared_places(process.rank)
             if not wanted and number >= 0:
                 return
-        if first:
-            bits: list[Bits] = [(copy.first, None, None) for copy in optimized.copies]
+        if number < 0:
+            content = Content([(copy.first, None, None) for copy in optimized.copies], (), ())
         else:
             if number == 0:
                 note_first_gradients(optimized.copies)
             optimizer = optimized.optimizer()
             states = {} if optimizer is None else optimizer.state
             tensors = [copy.tensor() if place in wanted else None for place, copy in enumerate(optimized.copies)]
-            bits = bits_after_step(tensors, states)
-        row = Row(self._hearing.moment(process, where), bits, process.operations, optimized.last)
+            content = table.content_after(number, tensors, states)
+            self._hearing.newest.note((process, event.index, number), tensors, content)
+        row = Row(self._hearing.moment(process, event.where), content, process.operations, optimized.last)
         if number >= 0:
             optimized.last = row
-        if [place for place in wanted if bits[place][0] is None]:  # on a device, they are still to be computed
+        if not content.is_there(wanted):  # on a device, it is still to be computed
             index = next(index for (_, index), each in self._tables.items() if each is table)
             self._late[process.life, process.rank, index] = table, number, row, process.rank
         else:
@@ -236,10 +203,11 @@ class _Watch:
     def _complete(self, table: Table, number: int, row: Row, rank: int) -> None:
         """Before the next step the parameters are as this one left them: see what could not be seen then."""
         copies = table.ranks[rank].copies
-        row.bits = [
+        bits = [
             (bits_of(tensor), *bits[1:]) if bits[0] is None and (tensor := copy.tensor()) is not None else bits
             for bits, copy in zip(row.bits, copies, strict=True)
         ]
+        row.content = Content(bits, (), ())
         self._put(table, number, row, rank)
 
     def _put(self, table: Table, number: int, row: Row, rank: int) -> None:
@@ -259,7 +227,7 @@ class _Watch:
     def _compare(self, table: Table, number: int, rows: dict[int, Row]) -> None:
         """All ranks have taken a step: are those equal that should be?"""
         first, *others = rows
-        if all(rows[rank].bits == rows[first].bits for rank in others) and all(
+        if all(rows[rank].is_like(rows[first]) for rank in others) and all(
             table.ranks[rank].places == table.ranks[first].places for rank in others
         ):
             if self._suspicion is not None and self._suspicion.table is table:

@@ -14,18 +14,21 @@ __all__ = ["calling_site", "site_of"]
 
 def site_of(frame: FrameType | None) -> str:
     """`train.py:12 in step`: the innermost line from `frame` outwards in a file of the user's; or nothing."""
+    known = _of_the_program
     while frame is not None:
         code = frame.f_code
-        if _is_of_the_program(code.co_filename):
-            return _written(code.co_filename, frame.f_lineno, code.co_name)
+        filename = code.co_filename
+        is_of_it = known.get(filename)
+        if is_of_it is None:
+            is_of_it = known[filename] = is_user_file(filename) and not is_internal_file(filename)
+        if is_of_it:
+            return _written(filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return ""
 
 
-# Remembered, for torch is imported here: which files are torch's changes no more.
-@functools.lru_cache(maxsize=4096)
-def _is_of_the_program(filename: str) -> bool:
-    return is_user_file(filename) and not is_internal_file(filename)
+# Remembered, for torch is imported here: which files are torch's changes no more. Hot: a dictionary's own look-up.
+_of_the_program: dict[str, bool] = {}
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,11 +6,13 @@ the other ranks. A vector clock for each thread says what is in order: a thread 
 and goes on after what those did who gave back the lock, the item or the end of a thread that it takes.
 
 Doubts: two threads that take turns with a lock count as in order, though which of them goes first is not said: that
-hides a race, and never makes one up. One that asks a plain variable again and again learns nothing by it.
+hides a race, and never makes one up. So does whoever reads from any socket after another thread has written to one. A
+thread that asks a plain variable again and again learns nothing by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,6 +42,7 @@ class ThreadOrder:
         self._hearing = hearing
         self._clocks: dict[Task, _News] = {}  # of threads beside the main one, and of those that started some
         self._given: WeakKeyDictionary[Any, _News] = WeakKeyDictionary()  # by lock
+        self._given_by_lasting: dict[Any, _News] = {}  # likewise, by what can't be referred to weakly
         self._uses: dict[Any, dict[Task, _Use]] = {}  # by member and thread
         self._found = False
         hearing.listen(ThreadBegan, self._on_thread)
@@ -86,12 +89,14 @@ class ThreadOrder:
         clock = self._clocks.get(event.task)
         if clock is None:
             return  # hot: the rank has one thread
+        given: MutableMapping[Any, _News] = self._given
         try:
-            known = self._given.get(event.thing)
-        except TypeError:
-            return  # nothing that can be remembered
+            known = given.get(event.thing)
+        except TypeError:  # a lock of `multiprocessing`; the world keeps those anyway
+            given = self._given_by_lasting
+            known = given.get(event.thing)
         if event.gives:
-            self._given[event.thing] = clock.copy() if known is None else _later(known, clock)
+            given[event.thing] = clock.copy() if known is None else _later(known, clock)
             clock[event.task] += 1
         elif known is not None:
             clock.update(_later(known, clock))

@@ -11,16 +11,14 @@ told by their memory, so that one over a bucket of several gradients counts for 
 from __future__ import annotations
 
 import sys
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch.distributed as dist
 
 from simdist.c10d import WorkIssued
 from simdist.judges._bits import local_part, place_in_memory
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins
 from simdist.judges._judge import Hearing, Moment
+from simdist.judges._models import WrappedModel, wrapped_model
 from simdist.judges._parameter_names import name_in_group, names_in_frames
 
 __all__ = ["TwiceReduced"]
@@ -45,8 +43,10 @@ class _Rank:
     """What a rank has reduced since it last went backward."""
 
     by_program: list[_Reduction] = field(default_factory=list)
-    models: list[weakref.ref[Any]] = field(default_factory=list)  # in DDP
-    averaged: list[Any] = field(default_factory=list)  # those whose gradients DDP averages in this backward pass
+    models: list[WrappedModel] = field(default_factory=list)
+    averaged: list[WrappedModel] = field(
+        default_factory=list
+    )  # those whose gradients DDP averages in this backward pass
 
 
 class TwiceReduced:
@@ -80,16 +80,11 @@ class TwiceReduced:
     def _on_backward(self, event: BackwardCalled) -> None:
         rank = self._of(event.process)
         rank.by_program.clear()
-        models = (kept() for kept in rank.models)
-        # Not in `no_sync`; and not with a hook, which may average later, or never.
-        rank.averaged = [
-            kept
-            for kept, model in zip(rank.models, models, strict=True)
-            if model is not None and model.require_backward_grad_sync and not model._comm_hooks
-        ]
+        rank.averaged = [model for model in rank.models if model.averages()]
 
     def _on_model(self, event: ModelWrapped) -> None:
-        self._of(event.process).models.append(weakref.ref(event.model))
+        models = self._of(event.process).models
+        models.append(wrapped_model(event, len(models)))
 
     def _on_step(self, event: OptimizerBegins) -> None:
         rank = self._of(event.process)
@@ -107,9 +102,8 @@ class TwiceReduced:
                 ]
                 earlier = self._earlier(rank, parameter, mine)
                 if earlier:
-                    name = _name_of(rank, parameter) or name_in_group(
-                        group, place, index, names_in_frames(sys._getframe(1))
-                    )
+                    name = next(filter(None, (model.name_of(parameter) for model in rank.models)), None)
+                    name = name or name_in_group(group, place, index, names_in_frames(sys._getframe(1)))
                     self._tell(name, mine[-1], earlier)
                     return
 
@@ -121,13 +115,8 @@ class TwiceReduced:
         for each in mine[:-1]:
             if each.group is last.group:
                 return f"{each.what} ({each.moment.where})"
-        for kept in rank.averaged:
-            model = kept()
-            if model is None or tuple(dist.get_process_group_ranks(model.process_group)) != _ranks_of(last.group):
-                continue
-            ignored = set(model.parameters_to_ignore)
-            named = model.module.named_parameters()
-            if any(each is parameter and name not in ignored for name, each in named):
+        for model in rank.averaged:
+            if model.ranks == _ranks_of(last.group) and model.name_of(parameter) is not None:
                 return "DistributedDataParallel"
         return ""
 
@@ -156,12 +145,3 @@ def _bytes_of(tensor: Any) -> tuple[int, int, int] | None:
 
 def _ranks_of(group: Any) -> tuple[int, ...]:
     return tuple(-1 if member is None else member.process.rank for member in group.members)
-
-
-def _name_of(rank: _Rank, parameter: Any) -> str | None:
-    for kept in rank.models:
-        model = kept()
-        for name, each in () if model is None else model.module.named_parameters():
-            if each is parameter:
-                return str(name)
-    return None

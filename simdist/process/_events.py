@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from simdist.kernel import Task
     from simdist.process._process import SimProcess
 
-__all__ = ["HandedOver", "PointReached", "RankBegan", "StepReached", "ThreadBegan"]
+__all__ = ["HandedOver", "PointReached", "RankBegan", "StepReached", "ThreadBegan", "tell_of_hand_over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,18 @@ class ThreadBegan:
 class HandedOver:
     """Told: a thread of a rank has taken `thing`, or (`gives`) given it back for others.
 
-    `thing` is a lock, a `SimpleQueue`, of which items are meant, or what stands for the end of a thread.
+    `thing` is a lock, a `SimpleQueue`, of which items are meant, or what stands for the end of a thread, for a pipe, or
+    for all sockets of the world, of which bytes are meant.
     """
 
     task: Task
     thing: Any
     gives: bool
+
+
+def tell_of_hand_over(task: Task | None, thing: Any, *, gives: bool) -> None:
+    """Have those who listen hear that a thread has taken a thing, or given it back."""
+    if task is not None:
+        bus = task.simulation.bus
+        if bus.heard and bus.hears(HandedOver):
+            bus.tell(HandedOver(task, thing, gives))

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simdist.errors import ArgumentError
 from simdist.programs import Attempt, died_words
-from simdist.scenario import Plan, scenario_text
+from simdist.scenario import Plan
 from simdist.searches._outcomes import Cause
 from simdist.searches._report import SearchReport
-from simdist.sweeps import test_text
+from simdist.searches._written import write_failures
 
 __all__ = ["Bug", "FuzzReport"]
 
@@ -106,21 +105,4 @@ class FuzzReport(SearchReport):
         Raises:
             ArgumentError: the search was one of a function.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, bug in enumerate(self.bugs, 1):
-            if bug.plan is None:
-                raise ArgumentError("write", ["a function has no scenario; each bug's replay is a call"])
-            name = f"{bug.plan.name}_{number}"
-            path = folder / f"{name}.toml"
-            text = scenario_text(bug.plan, bug.attempt.faults, folder.resolve(), comment=str(bug.cause))
-            path.write_text(text, encoding="utf-8")
-            yield path
-            function = "".join(letter if letter.isalnum() else "_" for letter in name)
-            test = folder / f"test_{function}.py"
-            test.write_text(
-                test_text(
-                    f"A failure of {bug.plan.name}, found by `simdist fuzz`", function, str(bug.cause), path.name
-                ),
-                encoding="utf-8",
-            )
-            yield test
+        yield from write_failures("fuzz", folder, ((bug.plan, bug.attempt, bug.cause) for bug in self.bugs))

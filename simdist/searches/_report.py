@@ -6,12 +6,16 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from simdist.errors import RunFailedError
 from simdist.programs import Attempt, died_words
+from simdist.scenario import Plan
 from simdist.searches._depth_first import Coverage
 from simdist.searches._outcomes import Cause
+from simdist.searches._shrinking import ShrunkOrder
+from simdist.searches._written import write_failures
 from simdist.values import format_duration
 
 __all__ = ["ExploreReport", "Outcome", "Schedule", "SearchReport", "TurningPoint"]
@@ -59,7 +63,9 @@ class TurningPoint:
 class Schedule:
     """Schedules that fail for the same `cause`: how many, and the `first` of them (counted from 0), with its replay.
 
-    `turning_point` is None if nobody looked for it, or if no new draw passes at all.
+    `turning_point` is None if nobody looked for it, or if no new draw passes at all. Of a systematic search `attempt`
+    is the plainest order that still fails, `shrunk` how it was found. `token` is the word for `simdist replay`, `plan`
+    the scenario.
     """
 
     cause: Cause
@@ -68,6 +74,21 @@ class Schedule:
     attempt: Attempt
     replay: str
     turning_point: TurningPoint | None = None
+    shrunk: ShrunkOrder | None = None
+    token: str = ""
+    plan: Plan | None = field(default=None, compare=False)
+
+    def lines(self, runs: int) -> Iterator[str]:
+        """The failure as a report of so many runs has it."""
+        yield f"found: {self.cause}"
+        yield f"  {self.count} of {runs} schedules, first number {self.first}"
+        if self.turning_point is not None:
+            yield from (f"  {line}" for line in str(self.turning_point).splitlines())
+        if self.shrunk is not None:
+            order = self.shrunk
+            left = "" if order.minimal else "; there may be a plainer one"
+            yield f"  schedule: {self.attempt.policy}, {order.choices} of {order.of_choices} choices are left{left}"
+        yield f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
 
 
 class SearchReport(ABC):
@@ -153,11 +174,7 @@ class ExploreReport(SearchReport):
         if len(self.outcomes) > _OUTCOMES:
             yield f"  and {len(self.outcomes) - _OUTCOMES} more"
         for failure in self.failures:
-            yield f"found: {failure.cause}"
-            yield f"  {failure.count} of {self.runs} schedules, first number {failure.first}"
-            if failure.turning_point is not None:
-                yield from (f"  {line}" for line in str(failure.turning_point).splitlines())
-            yield f"  replay: {failure.replay}"
+            yield from failure.lines(self.runs)
         if self.one_outcome and len(self.outcomes) > 1:
             yield "found: the outcome depends on the schedule"
         for name, held in self.sometimes.items():
@@ -185,6 +202,8 @@ class ExploreReport(SearchReport):
                     "count": each.count,
                     "first": each.first,
                     "replay": each.replay,
+                    "token": each.token,
+                    "shrunk": None if each.shrunk is None else _shrinking(each.shrunk),
                     "inevitable": None if each.turning_point is None else _turning(each.turning_point),
                 }
                 for each in self.failures
@@ -194,9 +213,26 @@ class ExploreReport(SearchReport):
             "coverage": None if self.coverage is None else asdict(self.coverage),
         }
 
+    def write(self, folder: Path) -> Iterator[Path]:
+        """Write for each failure a scenario that replays it, and a pytest test; their paths. For searches of scenarios.
+
+        Raises:
+            ArgumentError: the search was one of a function.
+        """
+        yield from write_failures("explore", folder, ((each.plan, each.attempt, each.cause) for each in self.failures))
+
 
 def _is_further(line: str) -> bool:
     return line.startswith(" ")
+
+
+def _shrinking(order: ShrunkOrder) -> dict[str, Any]:
+    return {
+        "choices": order.choices,
+        "of_choices": order.of_choices,
+        "runs": order.runs,
+        "minimal": order.minimal,
+    }
 
 
 def _turning(point: TurningPoint) -> dict[str, Any]:

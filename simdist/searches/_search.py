@@ -10,11 +10,13 @@ from functools import partial
 from simdist._quiet import no_logs_of_ranks
 from simdist.errors import SimdistError
 from simdist.kernel import guided_by
-from simdist.programs import Attempt, EndlessError, Program, Ran, Workers
+from simdist.programs import Attempt, Bounds, EndlessError, PlanProgram, Program, Ran, Workers
 from simdist.searches._attempts import schedule
 from simdist.searches._depth_first import DepthFirst
 from simdist.searches._outcomes import Cause, cause_of, outcome_of
 from simdist.searches._report import ExploreReport, Outcome, Schedule
+from simdist.searches._shrinking import shrunk_order
+from simdist.searches._tokens import token_of
 from simdist.searches._trials import Judging, Trial, bounds_of, elsewhere
 from simdist.searches._turning_point import turning_point
 
@@ -131,7 +133,23 @@ class Search:
                     raise SimdistError(_DIVERGED)
                 if self.until_found and self._has_found:
                     break
+            for key, (seen, failure) in self._failures.items():
+                self._failures[key] = seen, self._shrunk(failure, bounds)
             return replace(self._report(done), coverage=orders.coverage(over=over))
+
+    def _shrunk(self, failure: Schedule, bounds: Bounds | None) -> Schedule:
+        """The failure with the plainest order that still shows it."""
+
+        def fails(attempt: Attempt) -> bool:
+            cause = cause_of(self.program.run(attempt, bounds))
+            return cause is not None and cause.key == failure.cause.key
+
+        order = shrunk_order(failure.attempt, fails)
+        attempt, program = order.attempt, self.program
+        failure = replace(failure, attempt=attempt, replay=program.replay(attempt), shrunk=order)
+        if isinstance(program, PlanProgram):
+            failure = replace(failure, token=token_of(program.plan, attempt), plan=program.planned(attempt))
+        return failure
 
     @property
     def _has_found(self) -> bool:
@@ -148,7 +166,8 @@ class Search:
             return
         if cause.key not in self._failures:
             turn = turning_point(attempt, run) if self.inevitable and run is not None else None
-            failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), turn)
+            plan = self.program.planned(attempt) if isinstance(self.program, PlanProgram) else None
+            failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), turn, plan=plan)
             self._failures[cause.key] = _Seen(number, attempt), failure
         self._failures[cause.key][0].count += 1
 

@@ -1,5 +1,7 @@
 """The smallest attempt that still fails in the same way: fewest faults, ranks, steps, and the plainest schedule.
 
+Of an order that a systematic search has found, as few choices as can be are other than the first task.
+
 Greedy, as fault plans are short: leave out each fault, then whatever else is simpler, and begin again after each
 success, until nothing more can be left out. "The same way" is one cause: see `Cause.key`.
 """
@@ -14,11 +16,12 @@ from simdist.errors import SimdistError
 from simdist.faults import Fault, fields_of
 from simdist.programs import Attempt, Program
 
-__all__ = ["Shrunk", "shrunk"]
+__all__ = ["Shrunk", "ShrunkOrder", "shrunk", "shrunk_order"]
 
 _MOST = 150  # runs
 _DURATIONS = ("duration_ns", "delay_ns", "down_ns")
 _MS = 1_000_000
+_ORDER = "order:"
 _COMMON = ("name", "after", "optional")
 
 
@@ -49,6 +52,66 @@ def shrunk(program: Program, attempt: Attempt, fails: Callable[[Program, Attempt
                 break
         else:
             return Shrunk(program, attempt, runs, minimal=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ShrunkOrder:
+    """The plainest order that fails: at so many `choices`, of those that the first had, not the first task goes next.
+
+    It took `runs`. With `minimal` False they were used up.
+    """
+
+    attempt: Attempt
+    choices: int
+    of_choices: int
+    runs: int
+    minimal: bool
+
+
+def shrunk_order(attempt: Attempt, fails: Callable[[Attempt], bool]) -> ShrunkOrder:
+    """Leave choices out of an order, many at once and then each, and take earlier tasks at those that are left.
+
+    `fails` says whether an attempt still fails in the same way. Whoever runs in the place of a task that is left out
+    may change what there is to choose later; that it still fails is all that counts.
+    """
+    first = [int(place) for place in attempt.policy.removeprefix(_ORDER).split(".")]
+    runs = 0
+
+    def still(tried: list[int]) -> bool:
+        nonlocal runs
+        runs += 1
+        try:
+            return fails(_ordered(attempt, tried))
+        except SimdistError:  # it does not fit the program any more
+            return False
+
+    places = first
+    while runs < _MOST:
+        simpler = next((tried for tried in _simpler_orders(places) if runs < _MOST and still(tried)), None)
+        if simpler is None:
+            break
+        places = simpler
+    counts = [sum(map(bool, each)) for each in (places, first)]
+    return ShrunkOrder(_ordered(attempt, places), *counts, runs, minimal=runs < _MOST)
+
+
+def _ordered(attempt: Attempt, places: list[int]) -> Attempt:
+    last = max((index for index, place in enumerate(places) if place), default=0)
+    return replace(attempt, policy=_ORDER + ".".join(map(str, places[: last + 1])))
+
+
+def _simpler_orders(places: list[int]) -> Iterator[list[int]]:
+    """The order with fewer choices, the plainest first; then with earlier tasks."""
+    chosen = [index for index, place in enumerate(places) if place]
+    size = len(chosen)
+    while size:
+        for start in range(0, len(chosen), size):
+            left_out = chosen[start : start + size]
+            yield [0 if index in left_out else place for index, place in enumerate(places)]
+        size //= 2
+    for index in chosen:
+        for lower in range(1, places[index]):
+            yield [*places[:index], lower, *places[index + 1 :]]
 
 
 def _still(fails: Callable[[Program, Attempt], bool], program: Program, attempt: Attempt) -> bool:

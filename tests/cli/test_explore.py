@@ -72,6 +72,23 @@ def test_a_systematic_search_reports_what_it_has_had(tmp_path: Path) -> None:
     assert "every order that can differ was tried" in result.output
 
 
+def test_a_failure_of_a_systematic_search_is_a_token_a_scenario_and_a_test(tmp_path: Path) -> None:
+    words = ("--systematic", "--json", str(tmp_path / "report.json"), "--write", str(tmp_path / "out"))
+
+    result = _explore(tmp_path, *words, wanted=1)
+    (failure,) = json.loads((tmp_path / "report.json").read_text())["failures"]
+    again = CliRunner().invoke(main, ["replay", failure["token"]])
+    written = CliRunner().invoke(main, ["run", str(tmp_path / "out" / "scenario_1.toml")])
+
+    assert result.exit_code == 1, result.output
+    assert failure["shrunk"]["choices"] == 1
+    assert f"replay: simdist replay {failure['token']}" in result.output
+    for each in (again, written):
+        assert each.exit_code == 1, each.output
+        assert "out of order" in each.output
+    assert "simdist explore" in (tmp_path / "out" / "test_scenario_1.py").read_text()
+
+
 def test_a_systematic_search_has_no_seed_of_schedules(tmp_path: Path) -> None:
     result = _explore(tmp_path, "--systematic", "--schedules", "3")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from simdist.faults import Crash, LinkDelay, SlowRank
+from simdist.faults import KINDS, Crash, LinkDelay, SlowRank
 from simdist.hardware import Nodes
 from simdist.hardware._device import nccl_environment, with_backend
 from simdist.hardware._job import Job
@@ -231,3 +231,16 @@ def test_a_workload_that_asks_for_gloo_gets_nccl_on_its_gpu(asked: str | None, g
 
     assert wrapped(asked, timeout=3) == (given, 3, "cuda:1")
     assert wrapped(asked, device_id="cuda:2") == (given, None, "cuda:2")
+
+
+_SIMULATED_ONLY = {
+    *("bit_flip", "bit_rot", "disk_full", "host_crash", "io_error", "lost_sync", "short_write", "slow_disk"),
+}
+
+
+def test_every_kind_of_fault_that_real_processes_can_have_is_in_the_parity_suite() -> None:
+    plans = [load(str(path)) for path in sorted(Path("scenarios").glob("*.toml"))]
+
+    replayed = {fault.kind for plan in plans if plan.portable for fault in plan.faults}
+
+    assert set(KINDS) - replayed == _SIMULATED_ONLY

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -204,12 +206,27 @@ def in_threads(*, group_of_its_own: bool = False, waits: str = "") -> Body:
         other = dist.new_group() if group_of_its_own else None
         begin, done = threading.Event(), threading.Event()
         items: queue.Queue[int] = queue.Queue()
+        simple: queue.SimpleQueue[int] = queue.SimpleQueue()
+        between_processes = multiprocessing.get_context("fork").Semaphore(0)
+        packets = multiprocessing.get_context("fork").Queue()
+        reads, writes = multiprocessing.Pipe()
+        one, other_end = socket.socketpair()
 
         def beside() -> None:
             if waits == "event":
                 begin.wait()
             elif waits == "queue":
                 items.get()
+            elif waits == "simple queue":
+                simple.get()
+            elif waits == "semaphore of multiprocessing":
+                between_processes.acquire()
+            elif waits == "queue of multiprocessing":
+                packets.get()
+            elif waits == "pipe":
+                reads.recv()
+            elif waits == "socket":
+                one.recv(1)
             dist.all_reduce(torch.ones(1), group=other)  # beside
             done.set()
 
@@ -220,11 +237,19 @@ def in_threads(*, group_of_its_own: bool = False, waits: str = "") -> Body:
         dist.all_reduce(torch.ones(1))  # in front
         begin.set()
         items.put(0)
-        if waits in ("event", "queue"):
+        simple.put(0)
+        between_processes.release()
+        packets.put(0)
+        writes.send(0)
+        other_end.send(b"0")
+        if waits not in ("", "join"):
             time.sleep(1)  # the other one is over long before somebody looks
             done.wait()
             dist.all_reduce(torch.ones(1))
         thread.join()
+        for end in (reads, writes, one, other_end):
+            end.close()
+        packets.close()
         dist.all_reduce(torch.ones(1))
 
     return body
@@ -245,7 +270,19 @@ def test_two_threads_that_use_a_group_in_no_order_are_found() -> None:
     assert found.problem.endswith("and neither waits for the other")
 
 
-@pytest.mark.parametrize("waits", ["join", "event", "queue"])
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "join",
+        "event",
+        "queue",
+        "simple queue",
+        "semaphore of multiprocessing",
+        "queue of multiprocessing",
+        "pipe",
+        "socket",
+    ],
+)
 def test_threads_that_wait_for_each_other_are_left_alone(waits: str) -> None:
     assert run(in_threads(waits=waits)).findings == ()
 

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 import simdist
 from simdist.errors import ArgumentError, SimdistError
 from simdist.kernel import EVERYTHING, Simulation, guided_by, make_policy
+from simdist.searches import Attempt
 from simdist.searches._depth_first import DepthFirst
 from simdist.searches._outcomes import outcome_of
+from simdist.searches._shrinking import shrunk_order
 from tests.searches.programs import all_together, first_come, lost_update
 
 stores: Any = dist  # torch's stubs leave them out
@@ -115,6 +117,39 @@ def test_an_update_is_lost_in_an_order_that_can_be_replayed() -> None:
 
     assert failure.attempt.policy.startswith("order:")
     assert "1 of 2 updates" in str(again.first_failure())
+
+
+def test_of_an_order_that_fails_the_fewest_choices_are_left() -> None:
+    def fails(attempt: Attempt) -> bool:
+        places = [*map(int, attempt.policy.removeprefix("order:").split(".")), *[0] * 9]
+        return bool(places[3]) and places[7] >= 2
+
+    order = shrunk_order(Attempt(policy="order:1.0.2.3.1.0.1.4.1"), fails)
+
+    assert (order.attempt.policy, order.choices, order.of_choices) == ("order:0.0.0.1.0.0.0.2", 2, 7)
+    assert order.minimal
+    assert order.runs < 40
+
+
+def test_an_order_without_which_it_fails_as_well_is_the_usual_one() -> None:
+    order = shrunk_order(Attempt(policy="order:1.1"), lambda attempt: True)
+
+    assert (order.attempt.policy, order.choices, order.runs) == ("order:0", 0, 1)
+
+
+def test_an_order_that_a_search_has_found_is_shrunk_and_fails_in_the_same_way() -> None:
+    report = simdist.explore(lost_update, world_size=2, kwargs={"wait_ms": 0}, systematic=True)
+    (failure,) = report.failures
+    places = failure.attempt.policy.removeprefix("order:").split(".")
+
+    assert failure.shrunk is not None
+    assert failure.shrunk.minimal
+    assert failure.shrunk.choices == len(places) - places.count("0") <= failure.shrunk.of_choices
+    assert f"schedule: {failure.attempt.policy}, {failure.shrunk.choices} of" in str(report)
+    for place, chosen in enumerate(places):
+        if chosen != "0":
+            policy = f"order:{'.'.join([*places[:place], '0', *places[place + 1 :]])}"
+            assert simdist.run(lost_update, world_size=2, kwargs={"wait_ms": 0}, policy=policy, judges=True).ok
 
 
 def test_operations_of_all_together_leave_few_orders_that_differ() -> None:

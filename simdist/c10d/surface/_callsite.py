@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import FrameType
 
@@ -24,16 +23,23 @@ def issued_by_torch(frame: FrameType | None) -> bool:
 
     What a program calls itself passes through the front of torch.distributed, and nothing else of torch.
     """
+    known = _of_torch
     while frame is not None:
-        of_torch = _is_of_torch(frame.f_code.co_filename)
+        filename = frame.f_code.co_filename
+        if filename in known:
+            of_torch = known[filename]
+        else:
+            of_torch = known[filename] = _is_of_torch(filename)
         if of_torch is not None:
             return of_torch
         frame = frame.f_back
     return False
 
 
-# Remembered, for torch is imported here: which files are torch's changes no more.
-@functools.lru_cache(maxsize=4096)
+# Remembered, for torch is imported here: which files are torch's changes no more. Hot: a dictionary's own look-up.
+_of_torch: dict[str, bool | None] = {}
+
+
 def _is_of_torch(filename: str) -> bool | None:
     """True for a file of torch, False for one of a program; None for what lies between a program and an operation."""
     torchs = torch_folder()

@@ -15,7 +15,7 @@ from simdist.inside._facts import fact
 from simdist.inside.python._functions import original
 
 __all__ = ["MappedFile", "address_of_buffer", "bytes_at", "mapped_file", "number_kinds", "own_random_words", "word_in"]
-__all__ += ["words_at"]
+__all__ += ["copied_bytes", "holds_bytes", "words_at"]
 
 _RANDOM_WORDS = 624
 _BUFFER_BYTES = 128  # more than a `Py_buffer` takes
@@ -44,6 +44,34 @@ def bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
     if make is None:
         make = _bytes[size] = (ctypes.c_char * size).from_address
     return make(address)
+
+
+def copied_bytes(address: int, size: int) -> bytes:
+    """A copy of some bytes in memory."""
+    return ctypes.string_at(address, size)
+
+
+def _held_as_copied(address: int, expected: bytes, size: int) -> int:
+    return ctypes.string_at(address, size) != expected
+
+
+def _comparing() -> Callable[[int, bytes, int], int]:
+    """The C library's `memcmp`, where it is to be had."""
+    try:
+        compare = ctypes.PyDLL(None).memcmp  # with the GIL, as it is soon over
+    except (TypeError, OSError, AttributeError):  # not on Windows
+        return _held_as_copied
+    compare.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+    compare.restype = ctypes.c_int
+    return compare  # type: ignore[no-any-return] # a function of C
+
+
+_compare = _comparing()
+
+
+def holds_bytes(address: int, expected: bytes) -> bool:
+    """True if these bytes lie at an address in memory."""
+    return not _compare(address, expected, len(expected))
 
 
 def word_in(thing: object) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 
 from simdist.inside.python import original
 from simdist.kernel import Task, TaskKilled
+from simdist.process._events import tell_of_hand_over
 from simdist.process._process import SimProcess
 from simdist.process._waiting_words import parked_in
 
@@ -32,7 +33,7 @@ __all__ = ["Pipes"]
 class _Channel:
     """One pipe, no matter who has its ends: the tasks that wait for something to happen to it."""
 
-    __slots__ = ("waiting",)
+    __slots__ = ("__weakref__", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[Task, None] = {}
@@ -213,6 +214,7 @@ class Pipes:
                 if end not in self._channels:  # closed meanwhile, by a handler of a signal or by another thread
                     raise OSError(9, "Bad file descriptor") from None
             else:
+                tell_of_hand_over(process.simulation.current, channel, gives=False)
                 self._tell(channel)
                 return found
 
@@ -230,6 +232,7 @@ class Pipes:
                     raise OSError(9, "Bad file descriptor") from None
             else:
                 left = left[written:]
+                tell_of_hand_over(process.simulation.current, channel, gives=True)
                 self._tell(channel)
         return size
 

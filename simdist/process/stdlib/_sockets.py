@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import BEYOND, Task, TaskKilled
+from simdist.process._events import tell_of_hand_over
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
@@ -160,6 +161,7 @@ class Sockets:
         """
         own, other = names
         simulation = process.simulation
+        tell_of_hand_over(simulation.current, self, gives=reader is None)
         for task, wait in list(self._waits.items()):
             meant = wait.names in ((other, own), (other, None))
             if not meant or (reader is not None and wait.event == _READ):
@@ -307,6 +309,7 @@ def _accept(original: Any) -> Any:
         sockets, process = known
         sockets.wait(self, process, _READ, "wait for a connection to")
         number, address = original(self)
+        tell_of_hand_over(process.simulation.current, sockets, gives=False)
         sockets.forget(number)
         sockets.name(self, process, number)
         return number, address

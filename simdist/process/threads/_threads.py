@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled, TaskState
-from simdist.process._events import HandedOver, ThreadBegan
+from simdist.process._events import ThreadBegan, tell_of_hand_over
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime, current_process, current_runtime
@@ -140,19 +140,13 @@ class Handle:
             while not self._done and simulation.park(wait, deadline_ns):
                 process.drain()
             if self._done and simulation.current is not None:
-                _tell_of_end(simulation.current, self, gives=False)
+                tell_of_hand_over(simulation.current, self, gives=False)
 
     def _set_done(self) -> None:
-        _tell_of_end(self._task, self, gives=True)
+        tell_of_hand_over(self._task, self, gives=True)
         self._done = True
         if not self._task.doomed:
             self._task.context.wake()
-
-
-def _tell_of_end(task: Task, end: Handle, *, gives: bool) -> None:
-    bus = task.simulation.bus
-    if bus.heard and bus.hears(HandedOver):
-        bus.tell(HandedOver(task, end, gives))
 
 
 # -- begin and end ---------------------------------------------------------------------------------------------------

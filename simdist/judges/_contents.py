@@ -1,0 +1,166 @@
+"""What a rank's optimizer holds after a step, copied once for all ranks that hold the same.
+
+Ranks that are replicas hold the same bytes at every step, so a sum over them need not be computed: the first rank's are
+copied, those of the others compared with the copy, and whoever finds them equal shares its content. A sum is computed
+only where ranks differ, or one runs ahead of the others: of the copy, which is given up then.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from simdist.inside.python import copied_bytes, holds_bytes
+from simdist.judges._bits import bits_of, bits_of_each, memory_of
+
+__all__ = ["Bits", "Content", "Look", "Newest", "look_at", "summed_content"]
+
+Bits: TypeAlias = tuple[int | None, int | None, int | None]
+"""Of a parameter, its gradient and its optimizer state; None where there is none, or none to be seen."""
+
+_MOST_BYTES = 64 << 20  # that a content may copy
+_Place: TypeAlias = tuple[int, int] | None  # an address and a size
+_State: TypeAlias = tuple[int | None, ...]  # of what an optimizer keeps: None for a tensor, or what stands for the rest
+
+
+class Content:
+    """Parameters with their gradients and their optimizer's state, in an optimizer's order."""
+
+    __slots__ = ("_bits", "_copies", "_states", "finite")
+
+    def __init__(self, bits: list[Bits] | None, copies: Sequence[bytes | None], states: Sequence[_State]) -> None:
+        self._bits = bits
+        # Until there are bits: of each parameter and its gradient, in turn, and then of the tensors in the states.
+        self._copies: Sequence[bytes | None] | None = None if bits is not None else copies
+        self._states = states
+        self.finite = False  # somebody has looked, and all parameters are
+
+    def settle(self) -> None:
+        """Give up the copy."""
+        _ = self.bits
+
+    @property
+    def bits(self) -> list[Bits]:
+        """The sums over each parameter, its gradient and its state."""
+        if self._bits is None:
+            sums = [None if copy is None else zlib.crc32(copy) for copy in self._copies or ()]
+            self._copies = None
+            ends = 2 * len(self._states)
+            kept = iter(sums[ends:])
+            states = [_sum_of_state(next(kept) if each is None else each for each in state) for state in self._states]
+            self._bits = list(zip(sums[:ends:2], sums[1:ends:2], states, strict=True))
+        return self._bits
+
+    def is_there(self, wanted: Collection[int]) -> bool:
+        """True if these of the parameters were to be seen."""
+        if self._bits is None:
+            return self._copies is not None and None not in [self._copies[2 * place] for place in wanted]
+        return None not in [self._bits[place][0] for place in wanted]
+
+    def is_at(self, look: Look) -> bool:
+        """True if this is what lies there; False also if there is no copy any more."""
+        copies = self._copies
+        if copies is None or len(copies) != len(look.places) or look.states != self._states:
+            return False
+        for copy, place in zip(copies, look.places, strict=True):
+            if copy is None or place is None:
+                if copy is not place:
+                    return False
+            elif len(copy) != place[1] or not holds_bytes(place[0], copy):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Where parameters, their gradients and their optimizer's state lie now."""
+
+    places: Sequence[_Place]
+    states: Sequence[_State]
+
+    def copy(self) -> Content | None:
+        """The content with a copy of all that; None if that is too much."""
+        if sum(place[1] for place in self.places if place is not None) > _MOST_BYTES:
+            return None
+        return Content(None, [None if place is None else copied_bytes(*place) for place in self.places], self.states)
+
+
+def look_at(parameters: Sequence[Any], kept: Mapping[Any, Any]) -> Look | None:
+    """Where parameters lie, those that are not None; None if one has no memory of the CPU to itself."""
+    places: list[_Place] = []
+    for each in parameters:
+        gradient = None if each is None else each.grad
+        place, of_gradient = memory_of(each), memory_of(gradient)
+        if (place is None and each is not None) or (of_gradient is None and gradient is not None):
+            return None
+        places += (place, of_gradient)
+    if not kept:
+        return Look(places, _NO_STATE * len(parameters))
+    states = []
+    for each in parameters:
+        state: list[int | None] = []
+        for value in ((kept.get(each) or {}) if each is not None else {}).values():
+            if hasattr(value, "untyped_storage"):
+                place = memory_of(value)
+                if place is None:
+                    return None
+                places.append(place)
+                state.append(None)
+            else:
+                state.append(_standing_for(value))
+        states.append(tuple(state))
+    return Look(places, states)
+
+
+def summed_content(parameters: Sequence[Any], kept: Mapping[Any, Any]) -> Content:
+    """The content of parameters as sums."""
+    gradients = [None if each is None else each.grad for each in parameters]
+    states: list[int | None] = [None] * len(parameters)
+    if kept:
+        states = [None if each is None else _bits_of_state(kept.get(each)) for each in parameters]
+    bits = zip(bits_of_each(parameters), bits_of_each(gradients), states, strict=True)
+    return Content(list(bits), (), ())
+
+
+@dataclass(slots=True)
+class Newest:
+    """The content that a judge has seen last, for the others. It keeps no tensor."""
+
+    step: object = None  # what says of which rank's step it is
+    parameters: Sequence[int] = ()  # their ids
+    content: Content | None = None
+
+    def note(self, step: object, parameters: Iterable[Any], content: Content) -> None:
+        """Some parameters had this content after a step."""
+        self.step, self.parameters, self.content = step, [*map(id, parameters)], content
+
+    def of(self, step: object, parameters: Iterable[Any]) -> Content | None:
+        """The content of just these parameters after a step; None if nobody has looked at it."""
+        return self.content if self.step == step and self.parameters == [*map(id, parameters)] else None
+
+
+_NO_STATE: tuple[_State] = ((),)
+
+
+def _standing_for(value: Any) -> int:
+    """Of what is no tensor."""
+    return hash(value) if type(value) in (int, float) else 0
+
+
+def _bits_of_state(state: Any) -> int | None:
+    values = (state or {}).values()
+    return _sum_of_state(
+        bits_of(value) if hasattr(value, "untyped_storage") else _standing_for(value) for value in values
+    )
+
+
+def _sum_of_state(parts: Iterable[int | None]) -> int | None:
+    """One sum of several; None if one is not to be seen, or there are none."""
+    total, empty = 0, True
+    for each in parts:
+        if each is None:
+            return None
+        total, empty = (total * 1_000_003 + each) & 0xFFFF_FFFF_FFFF, False
+    return None if empty else total

@@ -1,0 +1,55 @@
+"""Models in `DistributedDataParallel`: which parameters they have, under which names, and over which ranks."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from simdist.judges._events import ModelWrapped
+
+__all__ = ["WrappedModel", "wrapped_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedModel:
+    """A model in DDP, on one rank. It keeps neither the model nor its parameters."""
+
+    model: weakref.ref[Any]
+    number: int  # of the rank's models
+    ranks: tuple[int, ...]
+    names: dict[int, tuple[weakref.ref[Any], str]]  # by the parameter's id, those that DDP takes care of
+
+    def name_of(self, parameter: Any) -> str | None:
+        """What a parameter is called in the model; None if it is none of its own, or DDP ignores it."""
+        known = self.names.get(id(parameter))
+        return None if known is None or known[0]() is not parameter else known[1]
+
+    def averages(self) -> bool:
+        """True if DDP averages gradients in a backward pass now: not in `no_sync`, nor if a hook does it instead."""
+        model = self.model()
+        return model is not None and model.require_backward_grad_sync and self.has_no_hook()
+
+    def has_no_hook(self) -> bool:
+        """False with a communication hook, which may average later, or never."""
+        model = self.model()
+        return model is None or not model._comm_hooks
+
+    def joins(self) -> bool:
+        """True in DDP's `join`, where ranks may take fewer steps."""
+        model = self.model()
+        return model is not None and bool(model._join_config.enable)
+
+
+def wrapped_model(event: ModelWrapped, number: int) -> WrappedModel:
+    """What there is to know of a model when it is wrapped."""
+    model = event.model
+    ignored = set(model.parameters_to_ignore)
+    names = {
+        id(parameter): (weakref.ref(parameter), name)
+        for name, parameter in model.module.named_parameters()
+        if name not in ignored
+    }
+    return WrappedModel(weakref.ref(model), number, tuple(dist.get_process_group_ranks(model.process_group)), names)
