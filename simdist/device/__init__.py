@@ -28,7 +28,7 @@ Open `_install.py` first, then `kernels/_kernels.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release, values_now
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from simdist.device.kernels._compiled import build_kernels, built_kernels, compiler, remove_old_builds
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in ("build_kernels", "built_kernels", "compiler", "remove_old_builds"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from simdist.device.kernels import _compiled  # which worlds without devices do not need

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -44,15 +44,15 @@ _OF_SYMMETRIC_MEMORY = ("empty_strided_p2p", "rendezvous", "get_mempool_allocato
 
 
 def _refusing(text: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise UnsupportedError(text)
 
     return refuse
 
 
-def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    def make(original: Any) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+def _on_ranks(replacement: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
             return (original if current_process() is None else replacement)(*args, **kwargs)
 
         return call
@@ -60,8 +60,8 @@ def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., 
     return make
 
 
-def _of_class(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
+def _of_class(replacement: Callable[..., object]) -> Callable[[Callable[..., object]], object]:
+    def make(original: Callable[..., object]) -> object:
         return staticmethod(_on_ranks(replacement)(original))
 
     return make
@@ -84,19 +84,19 @@ def _broadcast_coalesced(tensors: list[torch.Tensor], devices: list[int], _: int
     return [[tensor.to(torch.device("cuda", index)) for tensor in tensors] for index in devices]
 
 
-def _chunks(tensor: torch.Tensor, sizes: Any, count: int, dim: int) -> list[torch.Tensor]:
+def _chunks(tensor: torch.Tensor, sizes: Sequence[int] | None, count: int, dim: int) -> list[torch.Tensor]:
     return list(tensor.chunk(count, dim) if sizes is None else torch.split_with_sizes(tensor, list(sizes), dim))
 
 
 def _scatter(
-    tensor: torch.Tensor, devices: list[int], sizes: Any = None, dim: int = 0, streams: Any = None
+    tensor: torch.Tensor, devices: list[int], sizes: Sequence[int] | None = None, dim: int = 0, streams: object = None
 ) -> list[torch.Tensor]:
     chunks = _chunks(tensor, sizes, len(devices), dim)
     return [chunk.to(torch.device("cuda", index)) for chunk, index in zip(chunks, devices, strict=False)]
 
 
 def _scatter_out(
-    tensor: torch.Tensor, out: list[torch.Tensor], dim: int = 0, streams: Any = None
+    tensor: torch.Tensor, out: list[torch.Tensor], dim: int = 0, streams: object = None
 ) -> list[torch.Tensor]:
     sizes = [each.size(dim) for each in out]
     for each, chunk in zip(out, _chunks(tensor, sizes, len(out), dim), strict=True):
@@ -121,27 +121,27 @@ def _folded(inputs: list[torch.Tensor], op: int) -> torch.Tensor:
     return total
 
 
-def _all_reduce(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: int = 0, *_: Any) -> None:
+def _all_reduce(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: int = 0, *_: object) -> None:
     total = _folded(inputs, op)
     for output in outputs:
         output.copy_(total)
 
 
-def _reduce(inputs: list[torch.Tensor], output: torch.Tensor, root: int = 0, op: int = 0, *_: Any) -> None:
+def _reduce(inputs: list[torch.Tensor], output: torch.Tensor, root: int = 0, op: int = 0, *_: object) -> None:
     output.copy_(_folded(inputs, op))
 
 
-def _broadcast_from(inputs: list[torch.Tensor], root: int = 0, *_: Any) -> None:
+def _broadcast_from(inputs: list[torch.Tensor], root: int = 0, *_: object) -> None:
     for each in inputs:
         each.copy_(inputs[root])
 
 
-def _all_gather(inputs: list[torch.Tensor], outputs: list[torch.Tensor], *_: Any) -> None:
+def _all_gather(inputs: list[torch.Tensor], outputs: list[torch.Tensor], *_: object) -> None:
     for output in outputs:
         output.copy_(torch.cat([each.flatten().to(output.device) for each in inputs]).view(output.shape))
 
 
-def _reduce_scatter(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: int = 0, *_: Any) -> None:
+def _reduce_scatter(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: int = 0, *_: object) -> None:
     chunks = _folded(inputs, op).flatten().chunk(len(outputs))
     for output, chunk in zip(outputs, chunks, strict=True):
         output.copy_(chunk.view(output.shape))
@@ -165,7 +165,7 @@ def _only_off(enabled: bool = True) -> None:
         raise UnsupportedError(_TUNING)
 
 
-def refuse_symmetric_memory(*_: Any, **__: Any) -> NoReturn:
+def refuse_symmetric_memory(*_: object, **__: object) -> NoReturn:
     """The kernel of operators that work on it.
 
     Raises:
@@ -175,7 +175,7 @@ def refuse_symmetric_memory(*_: Any, **__: Any) -> NoReturn:
 
 
 # Functions of `torch._C` in a CUDA build.
-BINDINGS: dict[str, Callable[..., Any]] = {
+BINDINGS: dict[str, Callable[..., object]] = {
     "_broadcast": _broadcast,
     "_broadcast_out": _broadcast_out,
     "_broadcast_coalesced": _broadcast_coalesced,
@@ -217,7 +217,7 @@ BINDINGS: dict[str, Callable[..., Any]] = {
 # -- profilers and compilers -----------------------------------------------------------------------------------------
 
 
-def _enter_nvtx(self: Any) -> Any:
+def _enter_nvtx(self: torch.autograd.profiler.emit_nvtx) -> object:
     if self.enabled:
         if self.entered:
             raise RuntimeError("NVTX annotation context manager is not reentrant")
@@ -227,15 +227,15 @@ def _enter_nvtx(self: Any) -> Any:
     return None
 
 
-def _leave_nvtx(self: Any, *_: Any) -> Any:
+def _leave_nvtx(self: torch.autograd.profiler.emit_nvtx, *_: object) -> object:
     if self.enabled:
         torch.cuda.synchronize()
     return False if self.enabled else None
 
 
-def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _compiling(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def compile_with_inductor(self: Any, model: Any, inputs: Any, **kwargs: Any) -> Any:
+    def compile_with_inductor(self: object, model: object, inputs: Iterable[object], **kwargs: object) -> object:
         if current_process() is None or not _has_devices(model, inputs):
             return original(self, model, inputs, **kwargs)
         return compile_without_inductor(model, inputs)
@@ -243,7 +243,7 @@ def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
     return compile_with_inductor
 
 
-def _has_devices(model: Any, inputs: Any) -> bool:
+def _has_devices(model: object, inputs: Iterable[object]) -> bool:
     held = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     if any(each.is_cuda for each in (*inputs, *held) if isinstance(each, torch.Tensor)):
         return True
@@ -260,7 +260,7 @@ def install(patches: Patches) -> None:
         graph = compiled_base(graph)  # a dummy, which refuses to be made
     make = graph.__new__
 
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: object, **kwargs: object) -> object:
         if current_process() is None:
             return make(cls, *args, **kwargs)
         raise UnsupportedError(_GRAPHS)

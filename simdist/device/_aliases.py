@@ -12,7 +12,7 @@ by them. A storage of theirs gets a `Block` when somebody asks for it, which tak
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -21,10 +21,32 @@ from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import negated_view, on_cpu, on_device, to_capsule
 
-__all__ = ["NotYet", "account_holding", "block_of", "block_of_storage", "host", "lowered", "memory", "raised", "refuse"]
-__all__ += ["use"]
+__all__ = ["Compiled", "NotYet", "account_holding", "block_of", "block_of_storage", "host", "lowered", "memory"]
+__all__ += ["raised", "refuse", "use"]
 
 Tensor = torch.Tensor
+
+
+class _Figures(Protocol):
+    """The figures of an account, as kernels in C++ keep them."""
+
+    index: int
+
+
+class Compiled(Protocol):
+    """The module with kernels in C++ (`kernels/native/kernels.cpp`)."""
+
+    Figures: type  # the base class of accounts
+    connect: Callable[..., None]
+    enable: Callable[[list[str]], None]
+    disable: Callable[[], None]
+    observe: Callable[[bool], None]
+    adopt: Callable[[torch.UntypedStorage], tuple[_Figures, int, Tensor] | None]
+    adopted: Callable[[torch.UntypedStorage, Block], None]
+    account_holding: Callable[[Tensor], object]
+    host: Callable[[Tensor], Tensor]
+    memory: Callable[[Tensor], Tensor]
+    raised: Callable[[Tensor, Account], Tensor]
 
 
 class NotYet(Exception):  # no error: what is asked for comes later
@@ -35,25 +57,25 @@ class NotYet(Exception):  # no error: what is asked for comes later
         self.wait = wait
 
 
-_compiled: Any = None  # the module with kernels in C++, in worlds that have them
-_known: Any = None  # the same in all later worlds, for tensors that have outlived theirs
+_compiled: Compiled | None = None  # the module with kernels in C++, in worlds that have them
+_known: Compiled | None = None  # the same in all later worlds, for tensors that have outlived theirs
 
 
-def use(compiled: Any) -> None:
+def use(compiled: Compiled | None) -> None:
     """From now on tensors are made by the module with kernels in C++; or, None, by Python."""
     global _compiled, _known
     _compiled = compiled
     _known = compiled or _known
 
 
-def block_of(tensor: Tensor) -> Any:
+def block_of(tensor: Tensor) -> Block | None:
     """The block of a tensor's storage; None where torch made the storage itself."""
     return block_of_storage(tensor.untyped_storage())
 
 
-def block_of_storage(storage: Any) -> Any:
+def block_of_storage(storage: torch.UntypedStorage) -> Block | None:
     """The block of a storage; None where torch made it itself."""
-    block = getattr(storage, "block", None)
+    block: Block | None = getattr(storage, "block", None)
     if block is None and _known is not None:
         known = _known.adopt(storage)
         if known is not None:
@@ -62,7 +84,7 @@ def block_of_storage(storage: Any) -> Any:
                 account = account_class()(Device(1 << 62), account.index, 0)
             block = Block(account, size)
             block.host = made
-            storage.block = block
+            storage.block = block  # type: ignore[attr-defined]  # ours
             _known.adopted(storage, block)
     return block
 
@@ -95,7 +117,7 @@ def lowered(tensor: Tensor) -> Tensor:
         NotYet: an operation has still to fill the memory.
     """
     if _compiled is not None and not (tensor.is_conj() or tensor.is_neg()):
-        return _compiled.host(tensor)  # type: ignore[no-any-return]  # C code without types
+        return _compiled.host(tensor)
     block = getattr(tensor.untyped_storage(), "block", None)
     if block is not None:
         known = block.host
@@ -119,7 +141,7 @@ def lowered(tensor: Tensor) -> Tensor:
 def memory(tensor: Tensor) -> Tensor:
     """As `host`, of a tensor that is read as it lies there; always made anew."""
     if _compiled is not None:
-        return _compiled.memory(tensor)  # type: ignore[no-any-return]  # C code without types
+        return _compiled.memory(tensor)
     return on_cpu(tensor)
 
 
@@ -131,7 +153,7 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
         UnsupportedError: it is a sparse or quantized tensor.
     """
     if _compiled is not None and isinstance(account, _compiled.Figures):
-        return _compiled.raised(tensor, account)  # type: ignore[no-any-return]  # C code without types
+        return _compiled.raised(tensor, account)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     try:
@@ -142,7 +164,6 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
             raise
         refuse(tensor, error)
     block.host = tensor
-    result: Any
     try:
         result = on_device(capsule, account.index)
     except (
@@ -153,8 +174,8 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
         capsule = to_capsule(tensor)
         with core().begun():
             result = on_device(capsule, account.index)
-    result.untyped_storage().block = block
-    return result  # type: ignore[no-any-return]  # `block` is an attribute that we give
+    result.untyped_storage().block = block  # type: ignore[attr-defined]  # ours
+    return result
 
 
 def refuse(tensor: Tensor, cause: BaseException | None = None) -> NoReturn:

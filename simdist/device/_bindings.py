@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -137,11 +138,11 @@ def _synchronize() -> None:
     present().streams.synchronize_device(core().current())
 
 
-def _stream_of(index: int | None) -> Any:
+def _stream_of(index: int | None) -> torch.Stream:
     return torch.cuda.current_stream(index)
 
 
-def _set_stream_object(stream: Any) -> None:
+def _set_stream_object(stream: torch.Stream) -> None:
     _set_stream(stream.stream_id, stream.device_index, _CUDA)
 
 
@@ -164,10 +165,11 @@ def _delete_raw(address: int) -> None:
 
 
 def _empty_cache() -> None:
-    for account in present().accounts:
+    devices = present()
+    for account in devices.accounts:
         account.release_unused()
-        if present().history is not None:
-            present().history.released(account)
+        if devices.history is not None:
+            devices.history.released(account)
 
 
 def _record_history(*settings: Any) -> None:
@@ -181,7 +183,7 @@ def _record_history_as_before(enabled: bool, keeps: bool, most: int, traces: boo
     _record_history("all" if enabled else None, context, "python", most, clear, *others)
 
 
-def _host_statistics() -> dict[str, Any]:
+def _host_statistics() -> dict[str, object]:
     figures = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
     names = ("allocations", "segments", "allocated_bytes", "reserved_bytes", "host_alloc_time", "host_free_time")
     return {"num_host_alloc": 0, "num_host_free": 0} | dict.fromkeys(names, figures)
@@ -192,7 +194,7 @@ def _memory_info(index: int) -> tuple[int, int]:
     return device.free, device.capacity
 
 
-def _nothing(*_: Any) -> None: ...
+def _nothing(*_: object) -> None: ...
 
 
 class Markers(threading.local):
@@ -227,7 +229,7 @@ class _Error(int):
     success = 0
 
 
-def runtime_library() -> Any:
+def runtime_library() -> object:
     """What `torch.cuda.cudart()` returns."""
     return types.SimpleNamespace(
         cudaError=_Error,
@@ -258,7 +260,7 @@ def _reset_workspace(kind: str) -> None:
     present().workspaces.pop(kind, None)
 
 
-def _attach_observer(observer: Any) -> None:
+def _attach_observer(observer: Callable[[int, int, int, int], object]) -> None:
     """Call it when an allocation fails, with the device, the bytes asked for, what there is and what is free."""
     for account in present().accounts:
         account.observers = (*account.observers, observer)
@@ -267,10 +269,10 @@ def _attach_observer(observer: Any) -> None:
 _AS_BUILT = ("_cuda_getArchFlags", "_cuda_getCompiledVersion")  # which a CUDA build answers for itself
 
 
-def bindings() -> dict[str, Any]:
+def bindings() -> dict[str, Callable[..., object]]:
     """The functions, by their names in `torch._C`."""
     streams = torch_streams()
-    made = {
+    made: dict[str, Callable[..., object]] = {
         "_CudaStreamBase": compiled_base(streams.Stream),
         "_CudaEventBase": compiled_base(streams.Event),
         "_CudaDeviceProperties": DeviceProperties,

@@ -11,11 +11,12 @@ claims cost nothing where there are none. It does not keep the block: memory tha
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from simdist.device._aliases import NotYet, block_of, host, memory
+from simdist.device._memory import Block
 from simdist.device._state import account_of
 
 __all__ = ["Claimant", "Follower", "Outstanding", "claim", "memory_of", "release", "values_now"]
@@ -30,7 +31,7 @@ class Claimant(Protocol):
         """Park until it has read what it reads and written what it writes; called on a thread of its rank, or not."""
         ...
 
-    def copy_inputs(self, block: Any) -> None:
+    def copy_inputs(self, block: Block) -> None:
         """Keep what a block that it reads holds now."""
         ...
 
@@ -48,7 +49,7 @@ class Outstanding:
 
     __slots__ = ("_block", "claims", "followers", "host")
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Block) -> None:
         self._block = weakref.ref(block)
         self.host = block.host
         self.claims: dict[Claimant, bool] = {}  # in the order of the calls: whether they write

@@ -26,7 +26,7 @@ from simdist.inside.torch import Operator, schema_of
 __all__ = ["timed"]
 
 Tensor = torch.Tensor
-Kernel = Callable[..., Any]
+Kernel = Callable[..., object]
 _COPIES = ("aten._to_copy.default", "aten.copy_.default", "aten._local_scalar_dense.default")
 
 
@@ -49,7 +49,7 @@ def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
             if each.alias_info is not None and each.alias_info.is_write and not each.kwarg_only
         ]
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             result = kernel(*args, **kwargs)
             read = list(_on_device((*args, *kwargs.values())))  # or written, if the caller has given it for that
             written = [*_on_device(args[place] for place in changed), *(_on_device((result,)) if makes else ())]
@@ -68,7 +68,7 @@ def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
 def _copy(kernel: Kernel, model: DeviceModel, *, reads_value: bool) -> Kernel:
     """A copy takes its time before the values are there: to wait for them is to wait for it."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: Any) -> object:
         (source, *more) = reversed([each for each in args[:2] if isinstance(each, Tensor)])
         target = more[0].device if more else kwargs.get("device") or source.device
         if reads_value:
@@ -104,7 +104,7 @@ def _take(index: int, name: str, duration_ns: int, and_then: int | None = None) 
         streams.wait(and_then, core().stream(and_then), streams.mark(index, number))
 
 
-def _on_device(values: Iterable[Any]) -> Iterable[Tensor]:
+def _on_device(values: Iterable[object]) -> Iterable[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             if value.is_cuda:

@@ -22,10 +22,11 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
+from simdist.device._memory import Account
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import (
     CPU,
@@ -44,7 +45,7 @@ from simdist.inside.torch import (
 
 __all__ = ["Tenancy", "cudnn_versions", "early", "others", "refused_bindings", "refusing", "require_unused", "tenancy"]
 
-Kernel = Callable[..., Any]
+Kernel = Callable[..., object]
 
 
 def require_unused() -> None:
@@ -120,7 +121,7 @@ def _by_composite(name: str) -> Kernel:
     """The CPU's kernel, which calls operators one by one: of the tensors as they are."""
     calls: list[Kernel] = []
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         if not calls:
             calls.append(redispatching(find_operator(name)))
         return calls[0](CPU, *args, **kwargs)
@@ -142,7 +143,7 @@ def refusing(what: str, hint: str = "use operators that run on the CPU too, or r
     """A function that refuses whatever it is given."""
     text = f"{what}; {hint}" if hint else f"{what}; use operators that run on the CPU too, or run this part there"
 
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise UnsupportedError(text)
 
     return refuse
@@ -159,22 +160,22 @@ def refused_bindings(ours: set[str]) -> dict[str, Kernel]:
     }
 
 
-def early(make: Callable[..., Any], real: type, is_inside: Callable[[], bool]) -> Any:
+def early(make: Callable[..., object], real: type, is_inside: Callable[[], bool]) -> object:
     """A `__new__` for a class of torch's that a module took early: inside it makes one of ours, elsewhere torch's own.
 
     The base of these classes is a C type here, which can't be changed.
     """
-    original = real.__new__
+    original: Callable[..., object] = real.__new__
 
     @functools.wraps(original)
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: object, **kwargs: object) -> object:
         return make(*args, **kwargs) if is_inside() else original(cls, *args, **kwargs)
 
     return staticmethod(new)
 
 
 @functools.cache
-def cudnn_versions() -> dict[str, Callable[[], Any]]:
+def cudnn_versions() -> dict[str, Callable[[], object]]:
     """What `torch._C._cudnn` says of the library that lies there; inside, where C++ finds no cuDNN, it can't be asked.
 
     Asked outside worlds.
@@ -186,7 +187,7 @@ def cudnn_versions() -> dict[str, Callable[[], Any]]:
     return {name: functools.partial(_same, version) for name, version in versions.items()}
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
@@ -207,9 +208,9 @@ class Tenancy:
     """
 
     def __init__(self) -> None:
-        self.accounts: list[Any] = []  # all on which something was allocated
+        self.accounts: list[Account] = []  # all on which something was allocated
         self._give_back: Callable[[], None] | None = None  # None: CUDA has its places itself
-        self._begin_cuda: Any = None  # torch's own function, while CUDA must not begin
+        self._begin_cuda: Callable[[], None] | None = None  # torch's own function, while CUDA must not begin
 
     def begin(self, give_back: Callable[[], None]) -> None:
         """A world begins; `give_back` is called when the places are no longer needed."""

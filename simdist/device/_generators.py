@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from simdist.inside.torch import address_of_generator, say_device
 __all__ = ["DeviceGenerator", "Numbers", "device_generator"]
 
 _DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val, of generators that a program makes
-_Generator: Any = torch.Generator  # itself: inside a world the name stands for a class that makes either kind
+_Generator = torch.Generator  # itself: inside a world the name stands for a class that makes either kind
 _STEP = 4  # numbers in a block of Philox; DTensor wants offsets that are multiples of it
 _MIX = 0x9E3779B97F4A7C15  # an odd number that spreads seeds over 64 bits
 _WORD = 1 << 64
@@ -32,8 +31,7 @@ class Numbers:
 
     def generator(self) -> torch.Generator:
         """A CPU generator that gives them from the first on."""
-        made: torch.Generator = _Generator().manual_seed(self.seed)
-        return made
+        return _Generator().manual_seed(self.seed)
 
 
 class DeviceGenerator(torch.Generator):
@@ -120,11 +118,11 @@ class DeviceGenerator(torch.Generator):
 
     graphsafe_get_state = clone_state
 
-    def graphsafe_set_state(self, state: Any) -> DeviceGenerator:
+    def graphsafe_set_state(self, state: torch.Generator) -> DeviceGenerator:
         """Take over another one's state."""
         return self.set_state(state.get_state())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[torch.Generator], tuple[torch.device], tuple[int, int | None, torch.Tensor]]:
         return torch.Generator, (self.device,), (self._seed, self._offset, self.get_state())
 
     def __setstate__(self, state: tuple[int, int | None, torch.Tensor]) -> None:

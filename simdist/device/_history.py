@@ -14,7 +14,8 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from types import FrameType
+from typing import TypedDict
 
 import torch
 
@@ -26,10 +27,20 @@ from simdist.device._torch_core import current_stream
 from simdist.frames import is_ours
 from simdist.inside.torch import Operator
 
-__all__ = ["History", "allocation_traceback", "base_of", "record", "recorded"]
+__all__ = ["History", "Place", "allocation_traceback", "base_of", "record", "recorded"]
 
 Tensor = torch.Tensor
-Frames = list[dict[str, Any]]
+
+
+class Frame(TypedDict):
+    """A line that allocated, as torch shows it."""
+
+    filename: str
+    line: int
+    name: str
+
+
+Frames = list[Frame]
 _ADDRESS = 0x7F00_0000_0000  # of the first device's segment; the next ones follow a terabyte apart
 _ENABLED = (("state", "all"), "expected state to be 'state', 'all', or None")
 _CONTEXT = (("state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
@@ -42,7 +53,7 @@ def base_of(index: int) -> int:
     return _ADDRESS + (index << 40)
 
 
-class _Place:
+class Place:
     """Memory that was allocated while the history was recorded."""
 
     __slots__ = ("account", "address", "frames", "history", "pointer", "size", "stream")
@@ -60,7 +71,7 @@ class _RecordedBlock(Block):
     __slots__ = ()
 
     def resize(self, size: int) -> None:
-        place: _Place = self.place
+        place = self.place
         place.history.freed(place)
         super().resize(size)
         if self.size:
@@ -79,19 +90,19 @@ class History:
         self._skipped = frozenset(skipped)
         self._floors = [base_of(account.index) + account.used for account in accounts]
         self._reserved = [account.reserved for account in accounts]
-        self._places: list[list[_Place]] = [[] for _ in accounts]  # by address
-        self.traces: list[deque[dict[str, Any]]] = [deque(maxlen=most) for _ in accounts]
+        self._places: list[list[Place]] = [[] for _ in accounts]  # by address
+        self.traces: list[deque[dict[str, object]]] = [deque(maxlen=most) for _ in accounts]
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def taken(self, account: Account, size: int, pointer: int) -> _Place:
+    def taken(self, account: Account, size: int, pointer: int) -> Place:
         """Memory was allocated."""
         index = account.index
         if account.reserved > self._reserved[index]:
             grown = account.reserved - self._reserved[index]
             self._note("segment_alloc", index, base_of(index) + self._reserved[index], grown, 0, _frames())
         self._reserved[index] = account.reserved
-        place = _Place(self, account, size, pointer)
+        place = Place(self, account, size, pointer)
         place.address = self._free_address(index, size)
         if self._context:
             place.frames = _frames()
@@ -99,7 +110,7 @@ class History:
         self._note("alloc", index, place.address, size, place.stream, place.frames)
         return place
 
-    def freed(self, place: _Place) -> None:
+    def freed(self, place: Place) -> None:
         """Memory was given back."""
         places = self._places[place.account.index]
         if place not in places:
@@ -124,7 +135,7 @@ class History:
     def _note(self, action: str, index: int, where: int, size: int, stream: int, frames: Frames | None) -> None:
         if action in self._skipped:
             return
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "action": action,
             "device_free" if action == "oom" else "addr": where,
             "size": size,
@@ -174,18 +185,21 @@ class History:
 
 
 def _frames() -> Frames:
-    frame, found = sys._getframe(1), []
+    found: Frames = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not is_ours(frame):
             code = frame.f_code
             found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+        frame = frame.f_back
     while found and found[-1]["filename"].endswith("threading.py"):
         found.pop()
     return found
 
 
-def record(enabled: str | None, context: str | None, stacks: str, most: int, clear: bool, *more: Any) -> History | None:
+def record(
+    enabled: str | None, context: str | None, stacks: str, most: int, clear: bool, *more: Sequence[str]
+) -> History | None:
     """Begin to record, or end it; what `_cuda_record_memory_history` does.
 
     Raises:
@@ -195,7 +209,7 @@ def record(enabled: str | None, context: str | None, stacks: str, most: int, cle
         if word is not None and word not in known:
             raise RuntimeError(text)
     devices = present()
-    before: History | None = devices.history
+    before = devices.history
     # After `compile_context` and `global_record_annotations`: the actions to skip. Since torch 2.14 also whether pinned
     # memory of the host is recorded, and whether the devices' is.
     skipped: Sequence[str] = more[2] if len(more) > 2 else ()
@@ -216,18 +230,18 @@ def record(enabled: str | None, context: str | None, stacks: str, most: int, cle
 
 def allocation_traceback(pointer: int) -> Frames | None:
     """What `_cuda_allocationTraceback` returns."""
-    history: History | None = present().history
+    history = present().history
     return None if history is None else history.frames_of(pointer)
 
 
-def recorded(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(op: Operator, kernel: Callable[..., object]) -> Callable[..., object]:
     """A kernel whose results are recorded; a wrapper for `_kernels.wrap_kernels`."""
     if is_view(op):
         return kernel
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         devices = present_or_none()
-        history: History | None = None if devices is None else devices.history
+        history = None if devices is None else devices.history
         if devices is None or history is None:
             return kernel(*args, **kwargs)
         given = {each.untyped_storage()._cdata for each in _tensors((args, list(kwargs.values())))}
@@ -249,7 +263,7 @@ def recorded(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
+def _tensors(values: Sequence[object]) -> list[Tensor]:
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):

@@ -38,7 +38,7 @@ class HostCopies:
     def __bool__(self) -> bool:
         return bool(self._copies)
 
-    def lower(self, value: Any) -> Any:
+    def lower(self, value: object) -> Any:
         """The value, with copies in place of tensors of devices, lists inside included.
 
         Parks until what the current stream of their device has is done: the copies are on it.
@@ -51,7 +51,7 @@ class HostCopies:
             return type(value)(lowered) if changed else value
         return value
 
-    def originals(self, value: Any) -> Any:
+    def originals(self, value: object) -> Any:
         """The value, with the tensors of devices in place of their copies."""
         if isinstance(value, Tensor):
             return self._originals.get(id(value), value)

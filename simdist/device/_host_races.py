@@ -44,7 +44,13 @@ class _HostWatch(TorchFunctionMode):
         super().__init__()
         self._known = known  # what the host has waited for
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name not in _QUESTIONS:
@@ -56,7 +62,7 @@ class _HostWatch(TorchFunctionMode):
                 self._look(name, (kwargs.get("out"),), ())
         return func(*args, **kwargs)
 
-    def _look(self, what: str, changed: Iterable[Any], read: Iterable[Any]) -> None:
+    def _look(self, what: str, changed: Iterable[object], read: Iterable[object]) -> None:
         for values, writing in ((changed, True), (read, False)):
             for tensor in _host_tensors(values):
                 copies: list[_Copy] | None = getattr(tensor.untyped_storage(), "copies", None)
@@ -106,7 +112,7 @@ def _watch_this_thread(known: Callable[[], dict[tuple[int, int], int]]) -> None:
         push_function_mode(mode)
 
 
-def _queued(name: str, args: Any, kwargs: Any) -> bool:
+def _queued(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     if name not in ("copy_", "to", "cuda", "_to_copy", "cpu"):
         return False
     place = 2 if name == "copy_" else 1
@@ -117,7 +123,7 @@ def _queued(name: str, args: Any, kwargs: Any) -> bool:
     return len(tensors) < 2 or any(each.is_cuda for each in tensors)
 
 
-def _host_tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+def _host_tensors(values: Iterable[object]) -> Iterable[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             if type(value) in (Tensor, torch.nn.Parameter) and value.device.type == "cpu":

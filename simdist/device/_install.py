@@ -32,7 +32,7 @@ from simdist.process import Patches, SimProcess, call_all, current_process, when
 
 __all__ = ["DeviceState"]
 
-_version: dict[str, Any] = vars(torch.version)
+_version: dict[str, object] = vars(torch.version)
 _HOST = says_cuda()
 for _name, _tell in _triton.TELLERS.items():
     when_imported(_name, _tell)
@@ -60,7 +60,7 @@ class DeviceState:
         self._judged = judged  # they are told of
         self._model = cluster.device_model  # what computing takes
         self._patches = Patches()
-        self._host: dict[str, Any] = {}
+        self._host: dict[str, object] = {}
 
     def install(self) -> None:
         """Let ranks find devices."""
@@ -69,7 +69,7 @@ class DeviceState:
         if is_built_for_cuda():
             _cuda_build.tenancy.begin(_give_back)
         _kernels.install(chosen())
-        wrappers: list[Any] = []
+        wrappers: list[_kernels.Wrapper] = []
         if self._model is not None:
             from simdist.device._compute import timed
 
@@ -176,10 +176,10 @@ def _is_on_a_rank() -> bool:
     return current_process() is not None
 
 
-def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+def _on_ranks(replacement: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> object:
             return original(*args) if current_process() is None else replacement(*args)
 
         return call
@@ -187,11 +187,11 @@ def _on_ranks(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., 
     return make
 
 
-def _with_the_current_device(original: Any) -> Any:
+def _with_the_current_device(original: Callable[..., object]) -> object:
     """A fake "cuda" tensor is of the current device, and what is known of it is kept for all ranks in one place."""
 
     @functools.wraps(original)
-    def prepare(mode: Any, key: list[object], *args: Any) -> None:
+    def prepare(mode: object, key: list[object], *args: object) -> None:
         original(mode, key, *args)
         if current_process() is not None:
             key.append(core().current())  # at the end, for sizes without a number are found in it by their places
@@ -202,25 +202,25 @@ def _with_the_current_device(original: Any) -> Any:
 class _Dispatching(type):
     """Metaclass of a name that makes objects of devices on a rank, and torch's elsewhere."""
 
-    real: Any
-    make: Callable[..., Any]
+    real: type
+    make: Callable[..., object]
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         return cls.make(*args, **kwargs)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.real)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, cls.real)
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         return getattr(cls.real, name)
 
 
 @functools.cache
-def _generator_class(real: Any) -> Any:
-    def make(device: Any = "cpu") -> Any:
+def _generator_class(real: type) -> type:
+    def make(device: torch.device | str | int = "cpu") -> object:
         device = torch.device(device)
         if device.type != "cuda" or current_process() is None:
             return real(device)
@@ -230,22 +230,22 @@ def _generator_class(real: Any) -> Any:
 
 
 @functools.cache
-def _early(refuse: Any, ours: Any) -> Any:
+def _early(refuse: Callable[..., object], ours: type) -> object:
     """What makes an object of a class that has a dummy for its base: on a rank, one of ours."""
     make = compiled_base(ours).__new__
 
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: object, **kwargs: object) -> object:
         return refuse(cls, *args, **kwargs) if current_process() is None else make(ours, *args, **kwargs)
 
     return staticmethod(new)
 
 
 @functools.cache
-def _kept_out(real: Any, ours: Any) -> Any:
+def _kept_out(real: type, ours: Any) -> object:
     """Our class; a thread that is no rank gets torch's, which says that there is no CUDA."""
     new = ours.__new__
 
-    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls: type, *args: object, **kwargs: object) -> object:
         if current_process() is None:
             return real(*args, **kwargs)
         return new(cls, *args, **kwargs)

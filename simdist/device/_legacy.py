@@ -26,21 +26,21 @@ _tensors: Any = torch  # its legacy types are made when it is imported
 class _Standing(type):
     """Metaclass of a name that stands for a class of torch's."""
 
-    real: Any
-    make: Callable[..., Any]
+    real: type
+    make: Callable[..., object]
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         if current_process() is None:
             return cls.real(*args, **kwargs)
         return cls.make(*args, **kwargs)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.real)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, cls.real)
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         return getattr(cls.real, name)
 
     def __repr__(cls) -> str:
@@ -48,11 +48,11 @@ class _Standing(type):
 
 
 @functools.cache
-def _tensor_class(name: str, real: Any) -> Any:
+def _tensor_class(name: str, real: type) -> type:
     on_the_host = getattr(_tensors, name)
     dtype: torch.dtype = on_the_host.dtype
 
-    def make(*args: Any, device: Any = None) -> torch.Tensor:
+    def make(*args: Any, device: torch.device | str | int | None = None) -> torch.Tensor:
         device = torch.device("cuda" if device is None else device)
         if device.type != "cuda":
             raise RuntimeError(
@@ -71,8 +71,8 @@ def _tensor_class(name: str, real: Any) -> Any:
 
 
 @functools.cache
-def _stream_class(real: Any) -> Any:
-    def make(*args: Any, **kwargs: Any) -> Any:
+def _stream_class(real: type) -> type:
+    def make(*args: Any, **kwargs: Any) -> object:
         named = args[0] if args else kwargs.get("device")
         if "stream_id" in kwargs or (named is not None and torch.device(named).type != "cuda"):
             return real(*args, **kwargs)
@@ -83,9 +83,9 @@ def _stream_class(real: Any) -> Any:
     return _Standing("Stream", (), kept)
 
 
-def _of_default_type(original: Callable[..., Any]) -> Callable[..., Any]:
+def _of_default_type(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def set_default_tensor_type(t: Any) -> None:
+    def set_default_tensor_type(t: type | str) -> None:
         name = t if isinstance(t, str) else getattr(t, "__name__", "")
         on_devices = name.startswith("torch.cuda.")
         if current_process() is None:

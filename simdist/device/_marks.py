@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from simdist.kernel import Task
 
@@ -40,7 +40,7 @@ class Mark:
     def __init__(self, at_ns: int | None = None, cause: Cause | None = None) -> None:
         self.at_ns = at_ns
         self.cause = cause  # why it is not known
-        self.clock: Any = None  # what is over by then, in a world that looks for races
+        self.clock: dict[tuple[int, int], int] | None = None  # what is over by then, in a world that looks for races
         self._callbacks: list[Callable[[], None]] = []
 
     def settle(self, at_ns: int) -> None:

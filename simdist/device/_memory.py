@@ -14,9 +14,13 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from simdist.device._history import Place
+    from simdist.device._races import Uses
 
 __all__ = ["Account", "Block", "Device", "account_class"]
 
@@ -180,7 +184,7 @@ class Account:
         self.since = self.total, self.total - self.used, self.allocated, self.allocated - self.allocations
         self.retries = self.ooms = 0
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, object]:
         """What `torch._C._cuda_memoryStats` returns."""
         total, freed, blocks, blocks_freed = self.since
         used = _figures(self.used, self.peak, self.total - total, self.total - self.used - freed)
@@ -225,7 +229,7 @@ def account_class(figures: Any = None) -> type[Account]:
     if figures is None:
         return _PlainAccount
 
-    def begin(self: Any, device: Device, index: int, pid: int) -> None:
+    def begin(self: Account, device: Device, index: int, pid: int) -> None:
         figures.__init__(self)
         Account.__init__(self, device, index, pid)
 
@@ -241,13 +245,13 @@ class Block:
 
     __slots__ = ("__weakref__", "account", "host", "place", "size", "size_said", "uses")
 
-    place: Any  # in the history of the memory, for a block that is recorded
+    place: Place  # in the history of the memory, for a block that is recorded
 
     def __init__(self, account: Account, size: int) -> None:
         self.account, self.size = account, size
         self.host: Any = None
         self.size_said: int | None = None
-        self.uses: Any = None  # by which kernels, in a world that looks for races
+        self.uses: Uses | None = None  # by which kernels, in a world that looks for races
 
     def resize(self, size: int) -> None:
         """Count the block as one of another size: a storage was resized, and its bytes are still there."""

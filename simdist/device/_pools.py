@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from simdist.device._cuda_build import early
-from simdist.device._history import base_of
+from simdist.device._history import Frames, History, base_of
 from simdist.device._memory import Account
 from simdist.device._state import present
 from simdist.inside.torch import compiled_base, is_built_for_cuda
@@ -31,14 +31,14 @@ def _uses() -> dict[Id, int]:
 class _Pool:
     """What `torch.cuda.MemPool` has in a CUDA build: its identity, and how many use it."""
 
-    def __init__(self, allocator: Any = None, is_user_created: bool = True, *_: bool) -> None:
+    def __init__(self, allocator: object = None, is_user_created: bool = True, *_: bool) -> None:
         uses = _uses()
         number = len(uses) + 1
         self.__dict__["_simulated"] = allocator, (0, number) if is_user_created else (number, 0)
         uses[self.id] = 1
 
     @property
-    def allocator(self) -> Any:
+    def allocator(self) -> object:
         """The one that the program gave, if any."""
         return self.__dict__["_simulated"][0]
 
@@ -61,10 +61,10 @@ class _Pool:
 class _PoolOfPrograms(_Pool):
     """What stands for `torch.cuda.MemPool` itself, where that is a class over a C type."""
 
-    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+    def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         super().__init__(allocator, True, use_on_oom, no_split)
 
-    def snapshot(self, include_traces: bool = True) -> Any:
+    def snapshot(self, include_traces: bool = True) -> object:
         """What it holds."""
         show: Any = torch.cuda.memory_snapshot
         return show(self.id) if include_traces else show(self.id, include_traces=False)
@@ -89,7 +89,7 @@ def install(patches: Patches) -> None:
         base = compiled_base(torch.cuda.MemPool)  # a dummy, which refuses to be made
         make = base.__new__
 
-        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        def new(cls: type, *args: object, **kwargs: object) -> object:
             return make(cls, *args, **kwargs) if current_process() is None else object.__new__(cls)
 
         patches.replace(base, "__new__", staticmethod(new))
@@ -102,11 +102,12 @@ def install(patches: Patches) -> None:
     patches.replace(memory, "_cuda_releasePool", _release)
 
 
-def snapshot(which: Any = None) -> dict[str, Any]:
+def snapshot(which: bool | Id | None = None) -> dict[str, object]:
     """What `torch._C._cuda_memorySnapshot` returns, of all memory or of a pool."""
     accounts, history = present().accounts, present().history
-    for account in accounts if history is not None else ():
-        history.snapshot_taken(account.index)
+    if history is not None:
+        for account in accounts:
+            history.snapshot_taken(account.index)
     everything = which is None or isinstance(which, bool) or tuple(which)[:2] == (0, 0)  # traces or not, in 2.14
     return {
         "segments": [_segment(account, history) for account in accounts if account.reserved] if everything else [],
@@ -116,10 +117,10 @@ def snapshot(which: Any = None) -> dict[str, Any]:
     }
 
 
-def _segment(account: Account, history: Any) -> dict[str, Any]:
+def _segment(account: Account, history: History | None) -> dict[str, object]:
     address = base_of(account.index)
     if history is None:
-        parts: Any = [
+        parts: list[tuple[int, int, bool, Frames]] = [
             (address, account.used, True, []),
             (address + account.used, account.reserved - account.used, False, []),
         ]

@@ -37,7 +37,7 @@ from simdist.frames import user_frame, user_line
 from simdist.inside.torch import Operator, backward_task, schema_of
 from simdist.process import SimProcess
 
-__all__ = ["Races", "watched"]
+__all__ = ["Races", "Uses", "watched"]
 
 Tensor = torch.Tensor
 Key = tuple[int, int]  # a device and the number of a stream
@@ -52,7 +52,7 @@ _MOST_FREED = 256  # of a stream
 _SMALL = 1 << 20  # bytes: torch's allocator keeps blocks up to this in a pool of their own
 
 
-class _Uses:
+class Uses:
     """What streams do with the memory of one storage; it goes with the storage's block."""
 
     __slots__ = ("home", "kept_by", "races", "read", "size", "written")
@@ -137,7 +137,7 @@ class Races:
         """
         block = block_of(tensor)
         if block is not None and block.uses is None:
-            block.uses = _Uses(self, block.size, key)
+            block.uses = Uses(self, block.size, key)
             self._hand_out(key, tensor, block.size, (key, 0, what, site))
 
     def keep(self, tensor: Tensor, key: Key) -> None:
@@ -146,7 +146,7 @@ class Races:
         if block is not None and block.uses is not None:
             block.uses.kept_by[key] = None
 
-    def freed(self, uses: _Uses) -> None:
+    def freed(self, uses: Uses) -> None:
         """The storage is gone."""
         home = uses.home
         if home is None or backward_task() != -1:
@@ -185,9 +185,9 @@ class Races:
         block = block_of(tensor)
         if block is None:
             return
-        uses: _Uses | None = block.uses
+        uses = block.uses
         if uses is None:
-            uses = block.uses = _Uses(self, block.size, None)
+            uses = block.uses = Uses(self, block.size, None)
         if keeps:
             uses.kept_by[use[0]] = None
         for other in [uses.written, *uses.read] if writing else [uses.written]:
@@ -233,7 +233,7 @@ def _races_here() -> Races | None:
     return None if devices is None else devices.streams.races
 
 
-def _used(what: str, reads: Sequence[Any], writes: Sequence[Any], made: Sequence[Any] = ()) -> None:
+def _used(what: str, reads: Sequence[Tensor], writes: Sequence[Tensor], made: Sequence[Tensor] = ()) -> None:
     """The current stream reads and writes tensors, and was given the memory of those that it has made."""
     races = _races_here()
     if races is None:
@@ -250,7 +250,7 @@ def _used(what: str, reads: Sequence[Any], writes: Sequence[Any], made: Sequence
         races.use(key, read, written, what, site)
 
 
-def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def watched(op: Operator, kernel: Callable[..., object]) -> Callable[..., object]:
     """A kernel that also tells what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
     schema = schema_of(op)
     if schema.name == "aten::record_stream":
@@ -265,16 +265,16 @@ def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
     what = str(op).split(".")[1]
     copies = what in ("copy_", "_to_copy")
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        reads: list[Any] = []
-        writes: list[Any] = []
+    def call(*args: object, **kwargs: object) -> object:
+        reads: list[Tensor] = []
+        writes: list[Tensor] = []
         for place, value in enumerate(args):
             _collect(value, writes if place in written else reads)
         for name, value in kwargs.items():
             _collect(value, writes if name in names else reads)
         _used(what, reads, writes)
         result = kernel(*args, **kwargs)
-        made: list[Any] = []
+        made: list[Tensor] = []
         _collect(result, made)
         _used(what, (), (), [tensor for tensor in made if all(tensor is not known for known in writes)])
         if copies:
@@ -284,14 +284,14 @@ def watched(op: Operator, kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _keeping(tensor: Tensor, stream: Any) -> None:
+def _keeping(tensor: Tensor, stream: torch.Stream) -> None:
     races = _races_here()
     if races is not None:
         races.keep(tensor, (stream.device_index, stream.stream_id))
 
 
-def _allocating(what: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _allocating(what: str, kernel: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
         result = kernel(*args, **kwargs)
         races = _races_here()
         if races is not None and isinstance(result, Tensor) and result.is_cuda:
@@ -302,7 +302,7 @@ def _allocating(what: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _copied(what: str, args: Any, kwargs: Any, result: Any) -> None:
+def _copied(what: str, args: tuple[Any, ...], kwargs: dict[str, object], result: Any) -> None:
     """A copy was launched: if it does not block, pinned memory of the host is in use until the host waits for it."""
     to_copy = what == "_to_copy"
     source, target = (args[0], result) if to_copy else (args[1], args[0])
@@ -318,7 +318,7 @@ def _copied(what: str, args: Any, kwargs: Any, result: Any) -> None:
     races.use_of_host((index, core().stream(index)), on_host, what, site, writes=source.is_cuda)
 
 
-def _collect(value: Any, into: list[Any]) -> None:
+def _collect(value: object, into: list[Tensor]) -> None:
     if isinstance(value, Tensor):
         into.append(value)
     elif isinstance(value, (list, tuple)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,10 @@ from simdist.device._streams import Streams
 from simdist.device._torch_core import core
 from simdist.inside.torch import begin_cuda, is_built_for_cuda, visible_devices
 from simdist.process import SimProcess, current_process, drawn_from
+
+if TYPE_CHECKING:
+    from simdist.device._history import History
+    from simdist.device._races import Races
 
 __all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "keep_figures_in", "present"]
 __all__ += ["present_or_none", "there_are_devices"]
@@ -31,7 +35,7 @@ class ProcessDevices:
     """
 
     def __init__(
-        self, process: SimProcess, devices: list[Device], variables: Mapping[str, Any], races: Any = None
+        self, process: SimProcess, devices: list[Device], variables: Mapping[str, object], races: Races | None = None
     ) -> None:
         self._process = process
         self._devices = devices
@@ -39,11 +43,11 @@ class ProcessDevices:
         self.variables = dict(variables)
         self.streams = Streams(process)
         self.streams.races = races
-        self.raw: dict[int, Any] = {}  # memory taken by address, without a tensor
+        self.raw: dict[int, torch.Tensor] = {}  # memory taken by address, without a tensor
         self.made_ids = 0  # for communicators of `torch.cuda.nccl`
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
         self.workspaces: dict[str, int] = {}  # bytes that the program has set for cuBLAS
-        self.history: Any = None  # of the memory, while it is recorded
+        self.history: History | None = None  # of the memory, while it is recorded
         self.generators: tuple[DeviceGenerator, ...] = ()
 
     @property
@@ -96,7 +100,7 @@ class Hardware:
             for name in cluster.hosts
         }
         self._processes: dict[SimProcess, ProcessDevices] = {}
-        self.make_races: Callable[[SimProcess], Any] = lambda process: (
+        self.make_races: Callable[[SimProcess], Races | None] = lambda process: (
             None
         )  # what looks for races in a process, if anything does
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
@@ -127,7 +131,7 @@ def enter(hardware: Hardware | None) -> None:
     core().count_by(count if hardware is not None else lambda: 0)
 
 
-def keep_figures_in(figures: Any) -> None:
+def keep_figures_in(figures: type | None) -> None:
     """Make accounts on that base class from now on, in which kernels in C++ keep the figures; None: in Python."""
     global _account_class
     if _account_class is not account_class(figures):

@@ -12,11 +12,12 @@ from simdist.device._state import account_of, present_or_none
 
 __all__ = ["METHODS"]
 
-_nbytes: Callable[[Any], int] = torch.UntypedStorage.nbytes
+Place = torch.device | str | int
+_nbytes: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
 
 
-def _to(original: Callable[..., Any]) -> Callable[..., Any]:
-    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+def _to(original: Callable[..., object]) -> Callable[..., object]:
+    def to(self: torch.UntypedStorage, *, device: Place, non_blocking: bool = False) -> object:
         device = torch.device(device)
         if device.type != "cuda":
             return original(self, device=device, non_blocking=non_blocking)
@@ -28,16 +29,16 @@ def _to(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-    def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+def _cuda(original: Callable[..., object]) -> Callable[..., object]:
+    def cuda(self: torch.UntypedStorage, device: Place | None = None, non_blocking: bool = False) -> object:
         index = device if isinstance(device, int) else None if device is None else torch.device(device).index
         return self.to(device=torch.device("cuda", account_of(index).index), non_blocking=non_blocking)
 
     return cuda
 
 
-def _clone(original: Callable[..., Any]) -> Callable[..., Any]:
-    def clone(self: Any) -> Any:
+def _clone(original: Callable[..., object]) -> Callable[..., object]:
+    def clone(self: torch.UntypedStorage) -> object:
         if not self.is_cuda:
             return original(self)
         return _new(self.nbytes(), self.device.index).copy_(self)
@@ -45,8 +46,8 @@ def _clone(original: Callable[..., Any]) -> Callable[..., Any]:
     return clone
 
 
-def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
-    def resize_(self: Any, size: int) -> Any:
+def _resize(original: Callable[..., object]) -> Callable[..., object]:
+    def resize_(self: torch.UntypedStorage, size: int) -> object:
         """The bytes stay, since what a capsule holds can't be resized; the account and the size follow."""
         block = block_of_storage(self)
         if block is None:
@@ -59,8 +60,8 @@ def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
     return resize_
 
 
-def _size(original: Callable[[Any], int]) -> Callable[[Any], int]:
-    def size(self: Any) -> int:
+def _size(original: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.UntypedStorage], int]:
+    def size(self: torch.UntypedStorage) -> int:
         block = getattr(self, "block", None)
         if block is not None and block.size_said is not None:
             said: int = block.size_said
@@ -70,10 +71,10 @@ def _size(original: Callable[[Any], int]) -> Callable[[Any], int]:
     return size
 
 
-def _making(original: Callable[..., Any]) -> Any:
+def _making(original: Callable[..., Any]) -> object:
     """Make `__new__`, whose C++ knows devices by what is compiled in."""
 
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: object, **kwargs: Any) -> object:
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "cuda" or present_or_none() is None:
             return original(cls, *args, **kwargs)
@@ -83,14 +84,14 @@ def _making(original: Callable[..., Any]) -> Any:
     return staticmethod(new)
 
 
-def _new(size: int, index: int) -> Any:
+def _new(size: int, index: int) -> torch.UntypedStorage:
     tensor = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
     assert block_of(tensor) is not None
     return tensor.untyped_storage()
 
 
 # What each method is replaced by, made from the original.
-METHODS: dict[str, Callable[[Any], Any]] = {
+METHODS: dict[str, Callable[[Any], object]] = {
     "__new__": _making,
     "to": _to,
     "cuda": _cuda,

@@ -17,7 +17,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -30,6 +31,7 @@ from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.device._races import Races
+    from simdist.device.kernels._deferred import Deferred
 
 __all__ = ["CYCLES_PER_SECOND", "EventBase", "StreamBase", "Streams", "of_this_process", "torch_streams"]
 
@@ -68,8 +70,8 @@ class Streams:
         self._sides: dict[int, int] = {}
         self.races: Races | None = None  # in a strict world
         self.error: BaseException | None = None  # what every wait for a stream raises from now on
-        self.of_backward: tuple[int, list[Any]] | None = None  # futures that a backward pass ends with, by its number
-        self.kept: dict[Any, None] = {}  # kernels that wait for their data, see `_deferred`
+        self.of_backward: tuple[int, list[Any]] | None = None  # number of a backward pass, futures it ends with
+        self.kept: dict[Deferred, None] = {}  # kernels that wait for their data, see `_deferred`
 
     @property
     def process(self) -> SimProcess:
@@ -190,7 +192,7 @@ def of_this_process() -> Streams:
 class StreamBase(torch.Stream):
     """What `torch._C._CudaStreamBase` is in a CUDA build."""
 
-    def __new__(cls, priority: int = 0, **place: Any) -> StreamBase:
+    def __new__(cls, priority: int = 0, **place: int) -> StreamBase:
         """A new stream of the current device, or a handle of the one that is named."""
         if "stream_id" in place:
             index, number = place["device_index"], place["stream_id"]
@@ -204,7 +206,7 @@ class StreamBase(torch.Stream):
         made._priority = max(_GREATEST_PRIORITY, priority)
         return made
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
     _priority: int
 
@@ -235,13 +237,13 @@ class StreamBase(torch.Stream):
         """Park until it is done."""
         of_this_process().synchronize(self.device_index, self.stream_id)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         select: Any = torch.cuda.stream
         self._outer = select(self)
         self._outer.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._outer.__exit__(*error)
 
 
@@ -262,7 +264,7 @@ class EventBase(torch.Event):
         made._index = -1
         return made
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
     _timed: bool
     _mark: Mark | None  # when what it stands for will be done
@@ -278,7 +280,7 @@ class EventBase(torch.Event):
         """A handle; 0 until it is recorded."""
         return 0 if self._mark is None else 1
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: torch.Stream | None = None) -> None:
         """Mark what a stream has been given up to now."""
         stream = torch.cuda.current_stream() if stream is None else stream
         if self._index >= 0 and self._index != stream.device_index:
@@ -288,7 +290,7 @@ class EventBase(torch.Event):
         self._index = stream.device_index
         self._mark = of_this_process().mark(stream.device_index, stream.stream_id)
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: torch.Stream | None = None) -> None:
         """Let a stream wait for what it marks; nobody parks."""
         stream = torch.cuda.current_stream() if stream is None else stream
         if self._mark is not None:
@@ -329,7 +331,7 @@ class EventBase(torch.Event):
 
 
 @functools.cache
-def torch_streams() -> Any:
+def torch_streams() -> ModuleType:
     """The module `torch.cuda.streams` on our bases."""
     spec = importlib.util.find_spec("torch.cuda.streams")
     assert spec is not None

@@ -94,15 +94,18 @@ def reaches_c_code() -> bool:
     return bool(slots_of(("fsync",), without=("libtorch",))) and set(_SYNCS) <= _known()
 
 
+_Real = Callable[..., int]
+
+
 @functools.cache
 def _known() -> frozenset[str]:
     """The functions that the C library has: not all have the same."""
     return frozenset(name for name in _ALL if hasattr(c_library(), name))
 
 
-def _loading(original: Any) -> Any:
+def _loading(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def load(*args: Any, **kwargs: Any) -> Any:
+    def load(*args: object, **kwargs: object) -> object:
         loaded = original(*args, **kwargs)
         if present_disks() is not None:
             _reach()
@@ -129,9 +132,9 @@ def _reach(*, writes: bool = False) -> None:
     _slots.update(put_into(chosen, {name: _function(name).address for name in wanted}))
 
 
-def _looked_up(original: Any) -> Any:
+def _looked_up(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def look_up(library: ForeignLibrary, name: Any) -> Any:
+    def look_up(library: ForeignLibrary, name: str) -> object:
         """A function that a rank calls by `ctypes`: likewise, if it is the C library's."""
         found = original(library, name)
         if (
@@ -152,8 +155,8 @@ def _function(name: str) -> LedFunction:
     """What C code calls in place of a function."""
     stands_in = _STANDS_IN[name]
 
-    def lead(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+    def lead(real: _Real) -> Callable[..., object]:
+        def call(*args: object) -> object:
             if current_process() is None:
                 return real(*args)
             return stands_in(real, *args)
@@ -163,7 +166,7 @@ def _function(name: str) -> LedFunction:
     return LedFunction(name, _ALL[name], lead)
 
 
-def _then(real: Any, args: tuple[Any, ...], note: Callable[[], None]) -> Any:
+def _then(real: _Real, args: tuple[object, ...], note: Callable[[], None]) -> int:
     """Call the function, then note what it did; the caller finds its result and its error number."""
     result = real(*args)
     number = error_number()
@@ -176,7 +179,7 @@ def _then(real: Any, args: tuple[Any, ...], note: Callable[[], None]) -> Any:
 # -- syncs -----------------------------------------------------------------------------------------------------------
 
 
-def _fsync(real: Any, fd: int, *, data_only: bool = False) -> Any:
+def _fsync(real: _Real, fd: int, *, data_only: bool = False) -> int:
     found = reached(fd)
     if found is None:
         return real(fd)
@@ -185,11 +188,11 @@ def _fsync(real: Any, fd: int, *, data_only: bool = False) -> Any:
     return 0  # nobody cuts the real one's power
 
 
-def _fdatasync(real: Any, fd: int) -> Any:
+def _fdatasync(real: _Real, fd: int) -> int:
     return _fsync(real, fd, data_only=True)
 
 
-def _syncfs(real: Any, fd: int) -> Any:
+def _syncfs(real: _Real, fd: int) -> int:
     found = reached(fd)
     if found is None:
         return real(fd)
@@ -197,7 +200,7 @@ def _syncfs(real: Any, fd: int) -> Any:
     return 0
 
 
-def _sync(real: Any) -> Any:
+def _sync(real: _Real) -> int | None:
     disks, process = present_disks(), current_process()
     if disks is None or process is None or disks.busy:
         return real()
@@ -206,7 +209,7 @@ def _sync(real: Any) -> Any:
     return None
 
 
-def _msync(real: Any, address: int, length: int, flags: int) -> Any:
+def _msync(real: _Real, address: int, length: int, flags: int) -> int:
     disks, process = present_disks(), current_process()
 
     def note() -> None:
@@ -233,11 +236,11 @@ def _place(path: bytes | None, folder: int = -100, *, follow: bool = True) -> Sp
     return None if path is None else spot(path, follow=follow)
 
 
-def _open(real: Any, path: bytes | None, flags: int, mode: int) -> Any:
+def _open(real: _Real, path: bytes | None, flags: int, mode: int) -> int:
     return _opened(real, (path, flags, mode), _place(path) if flags & _CHANGING else None, flags)
 
 
-def _openat(real: Any, folder: int, path: bytes | None, flags: int, mode: int) -> Any:
+def _openat(real: _Real, folder: int, path: bytes | None, flags: int, mode: int) -> int:
     place = _place(path, folder) if flags & _CHANGING else None
     return _opened(real, (folder, path, flags, mode), place, flags)
 
@@ -245,7 +248,7 @@ def _openat(real: Any, folder: int, path: bytes | None, flags: int, mode: int) -
 _CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-def _opened(real: Any, args: tuple[Any, ...], place: Spot | None, flags: int) -> Any:
+def _opened(real: _Real, args: tuple[object, ...], place: Spot | None, flags: int) -> int:
     if place is None:
         return real(*args)
     _keep(place)
@@ -269,16 +272,16 @@ def _keep(place: Spot) -> None:
         place.disk.pin(inode, place.place)
 
 
-def _rename(real: Any, source: bytes | None, target: bytes | None) -> Any:
+def _rename(real: _Real, source: bytes | None, target: bytes | None) -> int:
     return _renamed(real, (source, target), _place(source, follow=False), _place(target, follow=False))
 
 
-def _renameat(real: Any, *args: Any) -> Any:
+def _renameat(real: _Real, *args: Any) -> int:
     above, source, beneath, target, *_ = args
     return _renamed(real, args, _place(source, above, follow=False), _place(target, beneath, follow=False))
 
 
-def _renamed(real: Any, args: tuple[Any, ...], *named: Spot | None) -> Any:
+def _renamed(real: _Real, args: tuple[object, ...], *named: Spot | None) -> int:
     places = [place for place in named if place is not None]
     for place in places:
         _keep(place)
@@ -290,7 +293,7 @@ def _renamed(real: Any, args: tuple[Any, ...], *named: Spot | None) -> Any:
     return _then(real, args, note)
 
 
-def _unlink(real: Any, path: bytes | None) -> Any:
+def _unlink(real: _Real, path: bytes | None) -> int:
     place = _place(path, follow=False)
     if place is None:
         return real(path)
@@ -305,7 +308,7 @@ def _unlink(real: Any, path: bytes | None) -> Any:
 # -- writes to files that are open with O_SYNC or O_DSYNC ------------------------------------------------------------
 
 
-def _write(real: Any, fd: int, *args: Any) -> Any:
+def _write(real: _Real, fd: int, *args: object) -> int:
     known = _synced.get(fd)
     if known is None:
         return real(fd, *args)
@@ -322,7 +325,7 @@ def _write(real: Any, fd: int, *args: Any) -> Any:
     return _then(real, (fd, *args), note)
 
 
-_STANDS_IN: dict[str, Callable[..., Any]] = {
+_STANDS_IN: dict[str, Callable[..., object]] = {
     "fsync": _fsync,
     "fdatasync": _fdatasync,
     "syncfs": _syncfs,

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal
 
-from simdist.files._present import opened, present_disks, reached
+from simdist.files._present import Make, opened, present_disks, reached
 from simdist.process import current_process
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 __all__ = ["BY_DESCRIPTOR", "BY_NAME"]
+_At = int | None  # an offset, or where the file stands
 
-_Make = Callable[[Any], Any]
 
-
-def _ftruncate(original: Any) -> Any:
+def _ftruncate(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def ftruncate(fd: Any, length: int) -> None:
+    def ftruncate(fd: object, length: int) -> None:
         found = reached(fd)
         if found is None:
             original(fd, length)
@@ -31,10 +33,10 @@ def _ftruncate(original: Any) -> Any:
     return ftruncate
 
 
-def _syncing(*, data_only: bool) -> _Make:
-    def make(original: Any) -> Any:
+def _syncing(*, data_only: bool) -> Make:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def sync(fd: Any) -> None:
+        def sync(fd: object) -> None:
             found = reached(fd)
             if found is None:
                 original(fd)
@@ -47,7 +49,7 @@ def _syncing(*, data_only: bool) -> _Make:
     return make
 
 
-def _sync(original: Any) -> Any:
+def _sync(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def sync() -> None:
         disks, process = present_disks(), current_process()
@@ -60,7 +62,7 @@ def _sync(original: Any) -> Any:
     return sync
 
 
-def _close(original: Any) -> Any:
+def _close(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def close(fd: int) -> None:
         found = opened(fd)
@@ -71,13 +73,12 @@ def _close(original: Any) -> Any:
     return close
 
 
-def _write(original: Any) -> Any:
+def _write(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def write(fd: int, data: Any) -> int:
+    def write(fd: int, data: ReadableBuffer) -> int:
         found = reached(fd)
         if found is None:
-            count: int = original(fd, data)
-            return count
+            return original(fd, data)
         disk, file = found
         offset = file.inode.size if file.appends else os.lseek(fd, 0, os.SEEK_CUR)
         content = bytes(data)
@@ -87,24 +88,22 @@ def _write(original: Any) -> Any:
     return write
 
 
-def _writev(original: Any) -> Any:
+def _writev(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def writev(fd: int, buffers: Any) -> int:
+    def writev(fd: int, buffers: Iterable[ReadableBuffer]) -> int:
         if reached(fd) is None:
-            count: int = original(fd, buffers)
-            return count
+            return original(fd, buffers)
         return os.write(fd, b"".join(bytes(each) for each in buffers))
 
     return writev
 
 
-def _pwrite(original: Any) -> Any:
+def _pwrite(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def pwrite(fd: int, data: Any, offset: int) -> int:
+    def pwrite(fd: int, data: ReadableBuffer, offset: int) -> int:
         found = reached(fd)
         if found is None:
-            count: int = original(fd, data, offset)
-            return count
+            return original(fd, data, offset)
         content = bytes(data)
         disk, file = found
         return disk.write(file, offset, content, lambda part: original(fd, data if part is content else part, offset))
@@ -112,13 +111,12 @@ def _pwrite(original: Any) -> Any:
     return pwrite
 
 
-def _pwritev(original: Any) -> Any:
+def _pwritev(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def pwritev(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+    def pwritev(fd: int, buffers: Iterable[ReadableBuffer], offset: int, flags: int = 0) -> int:
         found = reached(fd)
         if found is None:
-            count: int = original(fd, buffers, offset, flags)
-            return count
+            return original(fd, buffers, offset, flags)
         disk, file = found
         content = b"".join(bytes(each) for each in buffers)
         at = os.lseek(fd, 0, os.SEEK_CUR) if offset == -1 else offset
@@ -132,7 +130,7 @@ def _pwritev(original: Any) -> Any:
     return pwritev
 
 
-def _posix_fallocate(original: Any) -> Any:
+def _posix_fallocate(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def posix_fallocate(fd: int, offset: int, length: int) -> None:
         found = reached(fd)
@@ -146,46 +144,43 @@ def _posix_fallocate(original: Any) -> Any:
     return posix_fallocate
 
 
-def _splice(original: Any) -> Any:
+def _splice(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def splice(src: int, dst: int, count: int, offset_src: Any = None, offset_dst: Any = None, flags: int = 0) -> int:
+    def splice(src: int, dst: int, count: int, offset_src: _At = None, offset_dst: _At = None, flags: int = 0) -> int:
         if reached(dst) is None:
-            moved: int = original(src, dst, count, offset_src, offset_dst, flags)
-            return moved
+            return original(src, dst, count, offset_src, offset_dst, flags)
         data = os.read(src, count) if offset_src is None else os.pread(src, count, offset_src)
         return os.write(dst, data) if offset_dst is None else os.pwrite(dst, data, offset_dst)
 
     return splice
 
 
-def _sendfile(original: Any) -> Any:
+def _sendfile(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def sendfile(out_fd: int, in_fd: int, offset: Any, count: int, *args: Any, **kwargs: Any) -> int:
+    def sendfile(out_fd: int, in_fd: int, offset: int | None, count: int, *args: object, **kwargs: object) -> int:
         if reached(out_fd) is None:
-            sent: int = original(out_fd, in_fd, offset, count, *args, **kwargs)
-            return sent
+            return original(out_fd, in_fd, offset, count, *args, **kwargs)
         at = os.lseek(in_fd, 0, os.SEEK_CUR) if offset is None else offset
         return os.write(out_fd, os.pread(in_fd, count, at))
 
     return sendfile
 
 
-def _copy_file_range(original: Any) -> Any:
+def _copy_file_range(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def copy(src: int, dst: int, count: int, offset_src: Any = None, offset_dst: Any = None) -> int:
+    def copy(src: int, dst: int, count: int, offset_src: _At = None, offset_dst: _At = None) -> int:
         if reached(dst) is None:
-            copied: int = original(src, dst, count, offset_src, offset_dst)
-            return copied
+            return original(src, dst, count, offset_src, offset_dst)
         data = os.read(src, count) if offset_src is None else os.pread(src, count, offset_src)
         return os.write(dst, data) if offset_dst is None else os.pwrite(dst, data, offset_dst)
 
     return copy
 
 
-def _dup(original: Any) -> Any:
+def _dup(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def dup(fd: int, *args: Any, **kwargs: Any) -> int:
-        number: int = original(fd, *args, **kwargs)
+    def dup(fd: int, *args: object, **kwargs: object) -> int:
+        number = original(fd, *args, **kwargs)
         found = opened(fd)
         if found is not None:
             found[0].open[number] = found[1]
@@ -194,7 +189,7 @@ def _dup(original: Any) -> Any:
     return dup
 
 
-BY_DESCRIPTOR: tuple[tuple[str, _Make], ...] = (
+BY_DESCRIPTOR: tuple[tuple[str, Make], ...] = (
     ("ftruncate", _ftruncate),
     ("fsync", _syncing(data_only=False)),
     ("fdatasync", _syncing(data_only=True)),
@@ -210,5 +205,5 @@ BY_DESCRIPTOR: tuple[tuple[str, _Make], ...] = (
 """What stands in for functions of `os`, by name."""
 
 # By name only: the function objects themselves are somebody else's to redirect, once a rank polls.
-BY_NAME: tuple[tuple[str, _Make], ...] = (("write", _write), ("writev", _writev), ("close", _close))
+BY_NAME: tuple[tuple[str, Make], ...] = (("write", _write), ("writev", _writev), ("close", _close))
 """Likewise, but only for who looks them up in `os`."""

@@ -11,18 +11,20 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from simdist.files._mounted import OpenFile
-from simdist.files._present import Spot, asks, is_there, reached, spot
+from simdist.files._present import Make, Spot, asks, is_there, reached, spot
 from simdist.process import current_process
+
+if TYPE_CHECKING:
+    from _typeshed import StrOrBytesPath as Path
 
 __all__ = ["BY_PATH", "LOOKS", "is_hidden", "open_file", "open_to_read", "open_unnamed"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR
 _TMPFILE = getattr(os, "O_TMPFILE", -1)
 _DESCRIPTOR = re.compile(r"/proc/(?:self|thread-self|[0-9]+)/fd/([0-9]+)|/dev/fd/([0-9]+)")
-_Make = Callable[[Any], Any]
 _Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, Any]]]
 
 
@@ -50,8 +52,7 @@ def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
     if there and flags & os.O_TRUNC and flags & _WRITES and not flags & os.O_EXCL:
         inode = disk.find(place)
         if inode is not None and inode.kind == "file" and inode.size:
-            number: int = disk.resize(process, inode, place, 0, act)
-            return opened(number)
+            return opened(disk.resize(process, inode, place, 0, act))
     return opened(act())
 
 
@@ -71,7 +72,7 @@ def open_unnamed(found: Spot, flags: int, act: Callable[[], int]) -> int:
     return number
 
 
-def open_to_read(found: Spot, flags: int, act: Callable[[], int], name: Any) -> int:
+def open_to_read(found: Spot, flags: int, act: Callable[[], int], name: object) -> int:
     """Open what the rank's host sees at a place, which the rank calls `name`; the descriptor."""
     clients = found.disk.clients
     if clients is None:
@@ -96,15 +97,14 @@ def _holding(data: bytes) -> int:
         return os.dup(file.fileno())
 
 
-def _open(original: Any) -> Any:
+def _open(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def open(path: Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         found = spot(path, dir_fd, follow=True)
         if found is not None and not flags & (_WRITES | os.O_CREAT):
             return open_to_read(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd), path)
         if found is None:
-            number: int = original(path, flags, mode, dir_fd=dir_fd)
-            return number
+            return original(path, flags, mode, dir_fd=dir_fd)
         if flags & _TMPFILE == _TMPFILE:
             return open_unnamed(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd))
         return open_file(found, flags, lambda: original(path, flags, mode, dir_fd=dir_fd))
@@ -112,10 +112,10 @@ def _open(original: Any) -> Any:
     return open
 
 
-def _creating(kind: Any, effect: str) -> _Make:
-    def make(original: Any) -> Any:
+def _creating(kind: Literal["folder"], effect: str) -> Make:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def create(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+        def create(path: Path, *args: object, dir_fd: int | None = None, **kwargs: object) -> object:
             found = spot(path, dir_fd)
             if found is None or not found.place:
                 return original(path, *args, dir_fd=dir_fd, **kwargs)
@@ -134,9 +134,9 @@ def _creating(kind: Any, effect: str) -> _Make:
     return make
 
 
-def _symlink(original: Any) -> Any:
+def _symlink(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+    def symlink(src: Path, dst: Path, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
         found = spot(dst, dir_fd)
         if found is None or not found.place or is_there(found.real):
             original(src, dst, target_is_directory, dir_fd=dir_fd)
@@ -152,10 +152,10 @@ def _symlink(original: Any) -> Any:
     return symlink
 
 
-def _removing(effect: str) -> _Make:
-    def make(original: Any) -> Any:
+def _removing(effect: str) -> Make:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+        def remove(path: Path, *, dir_fd: int | None = None) -> None:
             found = spot(path, dir_fd)
             inode = found.disk.find(found.place) if found is not None and found.place else None
             if found is None or inode is None:
@@ -182,10 +182,10 @@ def _removing(effect: str) -> _Make:
     return make
 
 
-def _moving(effect: str) -> _Make:
-    def make(original: Any) -> Any:
+def _moving(effect: str) -> Make:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def move(src: Any, dst: Any, **options: Any) -> None:
+        def move(src: Path, dst: Path, **options: int | None) -> None:
             source, target = spot(src, options.get("src_dir_fd")), spot(dst, options.get("dst_dir_fd"))
             if (
                 effect == "link"
@@ -230,7 +230,13 @@ def _moving(effect: str) -> _Make:
     return make
 
 
-def _link_of_descriptor(original: Any, src: Any, dst: Any, target: Spot, options: dict[str, Any]) -> bool:
+def _link_of_descriptor(
+    original: Callable[..., object],
+    src: Path,
+    dst: Path,
+    target: Spot,
+    options: dict[str, int | None],
+) -> bool:
     """Name a file on the disk by one of its descriptors (linkat with AT_SYMLINK_FOLLOW); False if it is none."""
     matched = _DESCRIPTOR.fullmatch(os.fsdecode(src)) if isinstance(src, (str, bytes, os.PathLike)) else None
     found = None if matched is None else reached(int(matched[1] or matched[2]))
@@ -249,9 +255,9 @@ def _link_of_descriptor(original: Any, src: Any, dst: Any, target: Spot, options
     return True
 
 
-def _truncate(original: Any) -> Any:
+def _truncate(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def truncate(path: Any, length: int) -> None:
+    def truncate(path: Path | int, length: int) -> None:
         if isinstance(path, int):
             os.ftruncate(path, length)
             return
@@ -265,9 +271,9 @@ def _truncate(original: Any) -> Any:
     return truncate
 
 
-def _utime(original: Any) -> Any:
+def _utime(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def utime(path: Any, *args: Any, **kwargs: Any) -> None:
+    def utime(path: Path | int, *args: object, **kwargs: Any) -> None:
         found = None if isinstance(path, int) else spot(path, kwargs.get("dir_fd"), follow=True)
         inode = found.disk.find(found.place) if found is not None and found.place else None
         original(path, *args, **kwargs)
@@ -277,11 +283,10 @@ def _utime(original: Any) -> Any:
     return utime
 
 
-def _looking(original: Any) -> Any:
+def _looking(original: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
     @functools.wraps(original)
-    def look(path: Any, *args: Any, **kwargs: Any) -> Any:
-        process = None if isinstance(path, int) else current_process()
-        if process is None or asks(process):
+    def look(path: Path | int, *args: object, **kwargs: Any) -> os.stat_result:
+        if isinstance(path, int) or (process := current_process()) is None or asks(process):
             return original(path, *args, **kwargs)
         found = spot(path, kwargs.get("dir_fd"), follow=kwargs.get("follow_symlinks", True))
         if found is not None and is_hidden(found):
@@ -305,19 +310,19 @@ def _served(found: Spot, said: os.stat_result) -> os.stat_result:
     return kind((*plain[:6], len(data), *plain[7:]), named)
 
 
-def _access(original: Any) -> Any:
+def _access(original: Callable[..., object]) -> Callable[..., bool]:
     @functools.wraps(original)
-    def access(path: Any, *args: Any, **kwargs: Any) -> bool:
+    def access(path: Path | int, *args: object, **kwargs: Any) -> bool:
         found = None if isinstance(path, int) else spot(path, kwargs.get("dir_fd"), follow=True)
         return not (found is not None and is_hidden(found)) and bool(original(path, *args, **kwargs))
 
     return access
 
 
-LOOKS: tuple[tuple[str, _Make], ...] = (("stat", _looking), ("lstat", _looking), ("access", _access))
+LOOKS: tuple[tuple[str, Make], ...] = (("stat", _looking), ("lstat", _looking), ("access", _access))
 """What stands in for them on a disk that hosts see each in its own way, and where it is noted who looks."""
 
-BY_PATH: tuple[tuple[str, _Make], ...] = (
+BY_PATH: tuple[tuple[str, Make], ...] = (
     ("open", _open),
     ("mkdir", _creating("folder", "mkdir")),
     ("symlink", _symlink),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from io import IOBase
+from typing import Protocol
 
 from simdist.kernel import Simulation
 from simdist.process import SimProcess
@@ -32,12 +33,12 @@ class Clients:
     """The clients of all hosts. `writers` are the files that processes have open for writing, by descriptor."""
 
     def __init__(
-        self, disk: Disk, simulation: Simulation, writers: Callable[[], list[Any]], names_late_ns: int
+        self, disk: Disk, simulation: Simulation, writers: Callable[[], Iterable[_Opened]], names_late_ns: int
     ) -> None:
         self._disk = disk
         self._simulation = simulation
-        self._writers: Callable[[], list[_Opened]] = writers
-        self._readers: list[tuple[weakref.ref[Any], SimProcess, Inode]] = []
+        self._writers = writers
+        self._readers: list[tuple[weakref.ref[IOBase], SimProcess, Inode]] = []
         self._missed: dict[tuple[str, str], int] = {}  # by host and place: when it was looked for in vain
         self._listed: dict[tuple[str, str], tuple[int, set[str]]] = {}  # by host and folder: when, and the names
         self._silly: dict[str, tuple[Inode, SimProcess]] = {}
@@ -53,13 +54,13 @@ class Clients:
         hosts = [each.process.host for each in self._writers() if each.inode is inode]
         return None if process.host in hosts or not hosts else bytes(inode.base.data)
 
-    def reads(self, process: SimProcess, inode: Inode, file: Any) -> None:
+    def reads(self, process: SimProcess, inode: Inode, file: IOBase) -> None:
         """A process has a file open for reading, until `file` is closed."""
         self._readers = [each for each in self._readers if self._reads(each)]
         self._readers.append((weakref.ref(file), process, inode))
 
     @staticmethod
-    def _reads(reader: tuple[weakref.ref[Any], SimProcess, Inode]) -> bool:
+    def _reads(reader: tuple[weakref.ref[IOBase], SimProcess, Inode]) -> bool:
         file = reader[0]()
         return file is not None and not file.closed and reader[1].running
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simdist.files._present import opened, spot
+from simdist.files._present import Make, opened, spot
+
+if TYPE_CHECKING:
+    from _typeshed import StrOrBytesPath
 
 __all__ = ["LISTINGS"]
-
-_Make = Callable[[Any], Any]
 
 
 class _Entries:
     """What `os.scandir` gives, by name: the order of real folders differs from one machine to the next."""
 
-    def __init__(self, path: Any, found: Any) -> None:
+    def __init__(self, path: StrOrBytesPath | int, found: Any) -> None:
         with found:
             entries = {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
         names = _seen(path, list(entries)) if all(isinstance(name, str) for name in entries) else entries
-        self._entries: Iterator[Any] = iter([entries[name] for name in names])
+        self._entries: Iterator[object] = iter([entries[name] for name in names])
 
     def __iter__(self) -> _Entries:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return next(self._entries)
 
     def __enter__(self) -> _Entries:
@@ -39,11 +40,11 @@ class _Entries:
         self._entries = iter(())
 
 
-def _is_here(path: Any) -> bool:
+def _is_here(path: StrOrBytesPath | int) -> bool:
     return opened(path) is not None if isinstance(path, int) else spot(path, follow=True) is not None
 
 
-def _seen(path: Any, names: list[str]) -> list[str]:
+def _seen(path: StrOrBytesPath | int, names: list[str]) -> list[str]:
     """Those of the names in a folder that the rank's host sees."""
     found = None if isinstance(path, int) else spot(path, follow=True)
     if found is None or found.disk.clients is None:
@@ -51,7 +52,7 @@ def _seen(path: Any, names: list[str]) -> list[str]:
     return found.disk.clients.listed(found.process, found.place, names)
 
 
-def _look(path: Any) -> None:
+def _look(path: StrOrBytesPath | int) -> None:
     """An entry says how large its file is."""
     if isinstance(path, int):
         there = opened(path)
@@ -63,7 +64,7 @@ def _look(path: Any) -> None:
         disk.looks.below(disk.real(place).rstrip("/"))
 
 
-def _tidied(path: Any) -> bool:
+def _tidied(path: StrOrBytesPath | int) -> bool:
     """True if the folder is on a disk; what nobody has open any more is gone from it then."""
     found = None if isinstance(path, int) else spot(path, follow=True)
     if found is not None:
@@ -71,9 +72,9 @@ def _tidied(path: Any) -> bool:
     return found is not None or _is_here(path)
 
 
-def _scandir(original: Any) -> Any:
+def _scandir(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def scandir(path: Any = ".") -> Any:
+    def scandir(path: StrOrBytesPath | int = ".") -> object:
         if not _tidied(path):
             return original(path)
         _look(path)
@@ -82,13 +83,13 @@ def _scandir(original: Any) -> Any:
     return scandir
 
 
-def _listdir(original: Any) -> Any:
+def _listdir(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
     @functools.wraps(original)
-    def listdir(path: Any = ".") -> Any:
+    def listdir(path: StrOrBytesPath | int = ".") -> list[str]:
         return _seen(path, sorted(original(path))) if _tidied(path) else original(path)
 
     return listdir
 
 
-LISTINGS: tuple[tuple[str, _Make], ...] = (("scandir", _scandir), ("listdir", _listdir))
+LISTINGS: tuple[tuple[str, Make], ...] = (("scandir", _scandir), ("listdir", _listdir))
 """What stands in for functions of `os`, by name."""

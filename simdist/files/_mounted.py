@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.cluster import Host
 from simdist.errors import SimdistError
@@ -24,7 +24,10 @@ from simdist.files._watched import WatchedFolder
 from simdist.kernel import PASS, Simulation, stream
 from simdist.process import FileTimes, SimProcess, carry_out, moved_file, original, touched_folder, wrote_file
 from simdist.records import disk_left, stored, written_late
-from simdist.storage import PROFILES, Draw, Inode, Mount, Range
+from simdist.storage import PROFILES, Draw, Image, Inode, Mount, Range
+
+if TYPE_CHECKING:
+    from _typeshed import StrOrBytesPath
 
 __all__ = ["MountedDisk", "OpenFile"]
 
@@ -103,7 +106,7 @@ class MountedDisk(WatchedFolder):
 
     # -- paths -------------------------------------------------------------------------------------------------------
 
-    def place_of(self, path: Any, folder: int | None = None, *, follow: bool = False) -> str | None:
+    def place_of(self, path: StrOrBytesPath, folder: int | None = None, *, follow: bool = False) -> str | None:
         """Where on the disk a path leads, "" for the disk itself; None if it leads elsewhere.
 
         `folder` is the descriptor that it is relative to. With `follow` a link at its end is followed.
@@ -173,7 +176,7 @@ class MountedDisk(WatchedFolder):
         process: SimProcess,
         effect: str,
         path: str,
-        act: Callable[[float], Any],
+        act: Callable[[float], object],
         *,
         offset: int = 0,
         size: int = 0,
@@ -321,13 +324,13 @@ class MountedDisk(WatchedFolder):
         inode: Inode,
         path: str,
         size: int,
-        act: Callable[[], Any],
+        act: Callable[[], object],
         *,
         allocates: bool = False,
     ) -> Any:
         """Set a file's size; with `allocates` it has its place on the disk up to there."""
 
-        def resize(_: float) -> Any:
+        def resize(_: float) -> object:
             self.look(inode)
             self.pin(inode)
             result = act()
@@ -337,13 +340,13 @@ class MountedDisk(WatchedFolder):
 
         return self.change(process, "truncate", path, resize, size=size)
 
-    def sync(self, process: SimProcess, inode: Inode, path: str, *, data_only: bool, act: Callable[[], Any]) -> Any:
+    def sync(self, process: SimProcess, inode: Inode, path: str, *, data_only: bool, act: Callable[[], object]) -> None:
         """Make a file or a folder durable."""
         if inode.kind == "folder":
             self.scan_folder(path)
         self.look(inode)
 
-        def sync(_: float) -> Any:
+        def sync(_: float) -> None:
             # Nothing is done to the real one: nobody cuts its power.
             if inode.kind == "folder":
                 self.disk.sync_folder(inode)
@@ -353,7 +356,7 @@ class MountedDisk(WatchedFolder):
         effect = "fsync_dir" if inode.kind == "folder" else "fdatasync" if data_only else "fsync"
         waiting = sum(len(change.data) for change in inode.changes if change.data is not None)
         try:
-            return self.change(process, effect, path, sync, waits_for=waiting, takes=("drop",))
+            self.change(process, effect, path, sync, waits_for=waiting, takes=("drop",))
         except OSError:
             self.disk.fail_sync(inode)
             raise
@@ -474,7 +477,7 @@ class MountedDisk(WatchedFolder):
         for path, state in image.nodes:
             self.remember(self.disk.inode_of(state), self.real(path))
 
-    def _chosen(self, host: Host) -> Any:
+    def _chosen(self, host: Host) -> Image:
         if host.outcome is None:
             return self.disk.drawn(self._draws())
         image = self.disk.now()

@@ -7,17 +7,21 @@ import io
 import os
 import warnings
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
 
 from simdist.files._by_path import open_file, open_to_read
 from simdist.files._mounted import MountedDisk, OpenFile
 from simdist.files._present import Spot, opened, present_disks, spot
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 __all__ = ["DiskFile", "flush_all", "install"]
 
 _FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND, "x": os.O_CREAT | os.O_EXCL}
-_buffers: dict[SimProcess, weakref.WeakSet[Any]] = {}  # what is open for writing, with a buffer
+_buffers: dict[SimProcess, weakref.WeakSet[IO[bytes] | IO[str]]] = {}  # what is open for writing, with a buffer
 
 
 def install(patches: Patches) -> None:
@@ -47,7 +51,7 @@ class DiskFile(io.FileIO):
         """True if its process has ended."""
         return self._opened.cut_off
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         """Write, and tell the disk."""
         opened = self._opened
         content = bytes(data)
@@ -84,7 +88,7 @@ class DiskFile(io.FileIO):
             super()._dealloc_warn(source)  # type: ignore[misc]
 
 
-def _open(original: Any) -> Any:
+def _open(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def open(
         file: Any,
@@ -94,8 +98,8 @@ def _open(original: Any) -> Any:
         errors: str | None = None,
         newline: str | None = None,
         closefd: bool = True,
-        opener: Any = None,
-    ) -> Any:
+        opener: Callable[[Any, int], int] | None = None,
+    ) -> object:
         process = current_process()
         simple = mode.replace("b", "").replace("t", "") if isinstance(mode, str) else ""
         if process is None or simple in ("r", ""):
@@ -129,10 +133,10 @@ def _open(original: Any) -> Any:
     return open
 
 
-def _read(original: Any, place: Spot, *args: Any) -> Any:
+def _read(original: Callable[..., Any], place: Spot, *args: object) -> object:
     """Open a file of a file server's disk for reading."""
 
-    def opener(name: Any, flags: int) -> int:
+    def opener(name: object, flags: int) -> int:
         return open_to_read(place, flags, lambda: _real_open(name, flags), name)
 
     file = original(*args, opener)
@@ -142,7 +146,7 @@ def _read(original: Any, place: Spot, *args: Any) -> Any:
     return file
 
 
-def _real_open(file: Any, flags: int) -> int:
+def _real_open(file: object, flags: int) -> int:
     from simdist.process import original
 
     number: int = original(os.open)(file, flags, 0o666)
@@ -157,7 +161,7 @@ def _layered(
     encoding: str | None,
     errors: str | None,
     newline: str | None,
-) -> Any:
+) -> object:
     """What `open` puts around a raw file."""
     if buffering == 0:
         if "b" not in mode:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.files._disks import Disks
 from simdist.files._mounted import MountedDisk, OpenFile
 from simdist.process import SimProcess, current_process, original
 
+if TYPE_CHECKING:
+    from _typeshed import StrOrBytesPath
+
 __all__ = ["Spot", "asks", "flags_of", "forget", "is_there", "opened", "present_disks", "put", "reached", "spot"]
 
 _disks: Disks | None = None
 _asking: set[SimProcess] = set()  # for which a path is looked up, which looks at folders itself
+
+
+Make = Callable[[Callable[..., Any]], Callable[..., object]]  # what makes a function's replacement of the original
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ def present_disks() -> Disks | None:
     return _disks
 
 
-def spot(path: Any, folder: int | None = None, *, follow: bool = False) -> Spot | None:
+def spot(path: StrOrBytesPath, folder: int | None = None, *, follow: bool = False) -> Spot | None:
     """Where a path leads to, relative to the open `folder`; None if elsewhere, or if nobody on a rank asks.
 
     With `follow` a link at its end is followed.
@@ -87,7 +94,7 @@ def is_there(real: str) -> bool:
     return True
 
 
-def opened(descriptor: Any) -> tuple[MountedDisk, OpenFile] | None:
+def opened(descriptor: object) -> tuple[MountedDisk, OpenFile] | None:
     """What a rank has open there, and on which disk; None if it is elsewhere."""
     disks = _disks
     if disks is None or disks.busy or current_process() is None:
@@ -104,7 +111,7 @@ def opened(descriptor: Any) -> tuple[MountedDisk, OpenFile] | None:
     return None
 
 
-def reached(descriptor: Any) -> tuple[MountedDisk, OpenFile] | None:
+def reached(descriptor: object) -> tuple[MountedDisk, OpenFile] | None:
     """The file on a disk to which a descriptor leads, however it was opened: to read, by C code, as a copy of another.
 
     A sync is of the file, whichever descriptor asks for it.

@@ -10,13 +10,17 @@ from __future__ import annotations
 import functools
 import io
 import mmap
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from simdist.files._mounted import OpenFile
+from simdist.files._mounted import MountedDisk, OpenFile
 from simdist.files._opening import DiskFile
 from simdist.files._present import opened, present_disks, spot
 from simdist.inside.python import address_of_buffer, mapped_file
 from simdist.process import Patches, current_process
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 __all__ = ["install"]
 
@@ -27,9 +31,9 @@ def install(patches: Patches) -> None:
     patches.wrap_all_in_type(mmap.mmap, {"flush": _flush})
 
 
-def _write(original: Any) -> Any:
+def _write(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def write(self: Any, data: Any, /) -> Any:
+    def write(self: io.FileIO, data: ReadableBuffer, /) -> int:
         if isinstance(self, DiskFile) or current_process() is None:
             return original(self, data)
         found = opened(self) or _register(self)
@@ -43,7 +47,7 @@ def _write(original: Any) -> Any:
     return write
 
 
-def _register(file: Any) -> Any:
+def _register(file: io.FileIO) -> tuple[MountedDisk, OpenFile] | None:
     """Such a file is written to for the first time."""
     place = None if isinstance(file.name, int) else spot(file.name, follow=True)
     inode = None if place is None else place.disk.find(place.place)
@@ -53,9 +57,9 @@ def _register(file: Any) -> Any:
     return place.disk, made
 
 
-def _close(original: Any) -> Any:
+def _close(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def close(self: Any) -> None:
+    def close(self: io.FileIO) -> None:
         if not isinstance(self, DiskFile) and not self.closed and current_process() is not None and self.closefd:
             found = opened(self)
             if found is not None:
@@ -69,9 +73,9 @@ def _close(original: Any) -> Any:
     return close
 
 
-def _flush(original: Any) -> Any:
+def _flush(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def flush(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def flush(self: mmap.mmap, *args: object, **kwargs: object) -> object:
         done = original(self, *args, **kwargs)
         disks, process = present_disks(), current_process()
         if disks is not None and process is not None and not disks.busy:

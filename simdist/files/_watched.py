@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal
 
 from simdist.files._spill import Spill
 from simdist.kernel import Simulation
@@ -247,7 +247,7 @@ class WatchedFolder:
             inode.mode = stat.S_IMODE(found.st_mode)
             self._known[inode.number] = found.st_size, found.st_mtime_ns, found.st_ino
 
-    def _walk(self) -> Iterator[tuple[str, str, Any]]:
+    def _walk(self) -> Iterator[tuple[str, str, Literal["file", "folder", "link"]]]:
         """Every path with its real one and what it is, folders before what is in them."""
         waiting = [""]
         while waiting:

@@ -7,7 +7,6 @@ refuse some of that, in words of their own (native/cuda/Normalization.cu and .cu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -143,7 +142,7 @@ def _batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> object:
     given = [weight, bias, running_mean, running_var]
     for name, each in (("weight", weight), ("bias", bias)):
         if each is not None and input.dtype not in (*_HALVES, each.dtype) and each.dtype in _WORDS:
@@ -172,7 +171,7 @@ def _batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: list[bool],
-) -> Any:
+) -> object:
     op = _aten.native_batch_norm_backward
     given = [weight, running_mean, running_var]
     rest = train, eps, output_mask
@@ -198,7 +197,7 @@ def _channels_last(input: Tensor) -> bool:
     return input.is_contiguous() and input.stride(1) == 1
 
 
-_FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {  # with the places of running statistics
+_FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {  # with the places of running statistics
     "native_batch_norm": (_batch_norm, (3, 4)),
     "native_batch_norm_backward": (_batch_norm_backward, ()),
     "batch_norm_stats": (_stats, ()),
@@ -207,7 +206,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {  # with th
     "batch_norm_backward_reduce": (_reduce, ()),
     "batch_norm_backward_elemt": (_backward, ()),
 }
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS: dict[str, Callable[..., object]] = {
     f"aten::{name}": launching(find_operator(f"aten::{name}"), function, writes=writes)
     for name, (function, writes) in _FUNCTIONS.items()
 }

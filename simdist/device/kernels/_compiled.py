@@ -19,10 +19,10 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from simdist.device._aliases import Compiled
 from simdist.errors import UnsupportedError
 from simdist.native import compile_library
 
@@ -116,7 +116,7 @@ def build_kernels(waiting: Callable[[], None] = lambda: None) -> Path:
     return target
 
 
-def chosen() -> Any:
+def chosen() -> Compiled | None:
     """The module with the compiled kernels, or None: what the environment asks for, by default what there is.
 
     Raises:
@@ -136,7 +136,7 @@ def chosen() -> Any:
 
 
 @functools.cache
-def _loaded(path: str) -> Any:
+def _loaded(path: str) -> Compiled:
     loader = importlib.machinery.ExtensionFileLoader(_MODULE, path)
     spec = importlib.util.spec_from_loader(_MODULE, loader)
     assert spec is not None

@@ -29,13 +29,14 @@ from typing import Any
 import torch
 
 from simdist.device._aliases import NotYet, account_holding, block_of, host, lowered, raised
-from simdist.device._claims import Outstanding, claim, memory_of, release
+from simdist.device._claims import Claimant, Outstanding, claim, memory_of, release
 from simdist.device._generators import Numbers
 from simdist.device._marks import Mark, latest
+from simdist.device._memory import Account, Block
 from simdist.device._state import account_of, present_or_none
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
-from simdist.inside.torch import Operator, find_operator, schema_of, without_functions, without_modes
+from simdist.inside.torch import Argument, Operator, find_operator, schema_of, without_functions, without_modes
 from simdist.kernel import Task
 
 __all__ = ["Deferred", "can_defer", "copy_later", "defer", "launching"]
@@ -72,7 +73,7 @@ class Deferred:
         self._inputs = inputs
         self._run: Callable[[], object] | None = run  # None once it has
         self._claims: list[Outstanding] = []
-        self._before: list[tuple[Outstanding, Any]] = []  # claims that it comes after
+        self._before: list[tuple[Outstanding, Claimant]] = []  # claims that it comes after
 
     def come_after(self, tensor: Tensor, *, writes: bool) -> None:
         """Note what stands on memory that it reads, or writes."""
@@ -122,7 +123,7 @@ class Deferred:
 
     # -- for memory that is touched ----------------------------------------------------------------------------------
 
-    def copy_inputs(self, block: Any) -> None:
+    def copy_inputs(self, block: Block) -> None:
         """The program is about to read, or change, what this only reads: keep it as it is."""
         self._inputs.copy(block)
 
@@ -164,7 +165,9 @@ class _Inputs:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
-        self._blocks: list[Any] = []  # whose memory each is, weakly; None for a number of the host
+        self._blocks: list[
+            weakref.ref[Block] | None
+        ] = []  # whose memory each is, weakly; None for a number of the host
 
     def take(self, tensor: Tensor) -> _Place:
         """Keep the memory of a tensor of the device, or a number of the host as it is now."""
@@ -173,14 +176,14 @@ class _Inputs:
         self._blocks.append(None if block is None else weakref.ref(block))
         return _Place(len(self._tensors) - 1)
 
-    def copy(self, block: Any) -> None:
+    def copy(self, block: Block) -> None:
         """Keep what is in there now, and leave the memory to others."""
         for place, reference in enumerate(self._blocks):
             if reference is not None and reference() is block:
                 self._tensors[place] = self._tensors[place].clone()
                 self._blocks[place] = None
 
-    def given(self, value: Any) -> Any:
+    def given(self, value: object) -> Any:
         """Arguments with the tensors in their places."""
         if type(value) is _Place:
             return self._tensors[value.number]
@@ -199,13 +202,13 @@ class _Place:
 def defer(
     op: Operator,
     call: Kernel,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     later: NotYet,
     again: Kernel,
     *,
     writes: tuple[int, ...] = (),
-) -> Any:
+) -> object:
     """Keep a kernel that has met memory without values; or, if it can't be kept, wait and do it `again`.
 
     `call` is what computes it, of CPU tensors; an argument that is `Numbers` is for it. `writes` are the places of
@@ -229,7 +232,7 @@ def launching(op: Operator, call: Kernel, *, writes: tuple[int, ...] = ()) -> Ke
     with `defer`.
     """
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         first: Any = None
         given = []
         try:
@@ -257,11 +260,11 @@ def _lower(tensor: Tensor) -> Tensor:
 def _kept(
     op: Operator,
     call: Kernel,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     streams: Streams,
     writes: tuple[int, ...],
-) -> tuple[Any] | None:
+) -> tuple[object] | None:
     """The results of a kernel that is kept from now on; None if it can't be."""
     if not can_defer(op):
         return None
@@ -343,7 +346,7 @@ def copy_later(target: Tensor, source: Tensor, later: NotYet) -> None:
     _keep(deferred, devices.streams, source.get_device(), [source], [], [])
 
 
-def _written(arguments: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _written(arguments: Iterable[Argument], args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
     """What an operator writes of its arguments."""
     found = []
     for place, each in enumerate(arguments):
@@ -352,7 +355,7 @@ def _written(arguments: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     return found
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -360,7 +363,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _each(value: Any, change: Callable[[Tensor], Any]) -> Any:
+def _each(value: object, change: Callable[[Tensor], object]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
@@ -377,11 +380,13 @@ class _Like:
     dtype: torch.dtype
 
 
-_known: dict[Any, tuple[Any, ...] | None] = {}  # what calls make, by what they are given
+_known: dict[object, tuple[object, ...] | None] = {}  # what calls make, by what they are given
 _MOST_KNOWN = 10_000
 
 
-def _results_of(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _results_of(
+    op: Operator, call: Kernel, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[object, ...] | None:
     """What the results of a call are like, with None for what it writes in place; None if only values can say.
 
     The CPU's kernel says it, of zeros: torch's kernels for meta tensors differ from it in types and shapes.
@@ -398,7 +403,7 @@ def _results_of(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[
     return found
 
 
-def _said(value: Any) -> Any:
+def _said(value: object) -> object:
     if isinstance(value, Tensor):
         return value.is_cuda, tuple(value.shape), value.stride(), value.dtype
     if type(value) is Numbers:
@@ -408,7 +413,9 @@ def _said(value: Any) -> Any:
     return type(value), value
 
 
-def _tried(op: Operator, call: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _tried(
+    op: Operator, call: Kernel, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[object, ...] | None:
     if op is _ASSERT:  # of zeros it fails
         return ()
     given = _each(args, _zeros), {name: _each(value, _zeros) for name, value in kwargs.items()}
@@ -447,7 +454,7 @@ def _like(tensor: Tensor) -> _Like:
     return _Like(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def _made(like: Any, account: Any) -> Any:
+def _made(like: object, account: Account) -> object:
     """Memory of a device for results."""
     if isinstance(like, _Like):
         return raised(torch.empty_strided(like.shape, like.stride, dtype=like.dtype), account)

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from simdist.device._absent import refuse_symmetric_memory
-from simdist.device._aliases import NotYet, account_holding, lowered, raised, refuse, use
+from simdist.device._aliases import Compiled, NotYet, account_holding, lowered, raised, refuse, use
 from simdist.device._claims import Outstanding
 from simdist.device._cuda_build import others
 from simdist.device._generators import Numbers
 from simdist.device._idle import is_view
+from simdist.device._memory import Account
 from simdist.device._state import account_of, keep_figures_in
 from simdist.device.kernels import _sparse, _special, _wider
 from simdist.device.kernels._deferred import defer
@@ -74,12 +75,12 @@ _MORE = ("quantization",)
 _libraries: dict[str, Replacements] = {}  # by namespace
 _names: list[str] = []  # of the operators that have a kernel here
 _spare_key = "PrivateUse3"  # under which kernels in C++ find these
-_compiled: Any = None  # the module with kernels in C++, while those go first
+_compiled: Compiled | None = None  # the module with kernels in C++, while those go first
 _made: dict[str, Kernel] = {}  # by operator, those that have been called
 _wrappers: tuple[Wrapper, ...] = ()
 
 
-def install(compiled: Any = None) -> None:
+def install(compiled: Compiled | None = None) -> None:
     """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, or none do."""
     global _compiled
     _register()
@@ -202,7 +203,7 @@ def unwrap_kernels() -> None:
 
 
 def _on_first_call(name: str) -> Kernel:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         made = _made.get(name)
         if made is None:
             made = _made[name] = _make(name)
@@ -250,20 +251,20 @@ def _call_of(op: Operator) -> Kernel:
     return calling(op)
 
 
-def _with_numbers(call: Kernel, packet: Any) -> Kernel:
+def _with_numbers(call: Kernel, packet: Kernel) -> Kernel:
     """A number that C++ has made a tensor of comes as a number again, which only another overload takes."""
 
-    def either(*args: Any, **kwargs: Any) -> Any:
+    def either(*args: object, **kwargs: object) -> object:
         return (packet if any(type(each) in _NUMBERS for each in args[:2]) else call)(*args, **kwargs)
 
     return either
 
 
 def _with_numbers_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any], place: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: tuple[object, ...], kwargs: dict[str, object], place: int
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """The arguments with the numbers that will be drawn in place of the generator."""
-    generator = args[place] if place < len(args) else kwargs.get("generator")
+    generator: Any = args[place] if place < len(args) else kwargs.get("generator")
     if type(generator) is not Numbers:
         index = next(
             each.get_device() for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.is_cuda
@@ -277,7 +278,7 @@ def _with_numbers_of(
 def _drawing(call: Kernel) -> Kernel:
     """It gets a generator where it is given numbers."""
 
-    def either(value: Any) -> Any:
+    def either(value: object) -> object:
         return value.generator() if type(value) is Numbers else value
 
     return lambda *args, **kwargs: call(*map(either, args), **{name: either(each) for name, each in kwargs.items()})
@@ -295,9 +296,9 @@ class _Inputs:
     def __init__(self) -> None:
         self.index = -1
         self.foreign = False  # something is on another device
-        self.seen: Any = None  # the first tensor of a device
+        self.seen: Tensor | None = None  # the first tensor of a device
 
-    def lower(self, value: Any) -> Any:
+    def lower(self, value: object) -> Any:
         """A value as the CPU's kernel gets it."""
         if isinstance(value, Tensor):
             index = value.get_device()
@@ -323,7 +324,7 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
     call = _call_of(op)
     may_mix = str(op) in MAY_MIX
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: object) -> object:
         seen: Any = None
         index = -1
         foreign = False
@@ -374,7 +375,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
     draws = "generator" in names
     may_mix = str(op) in MAY_MIX
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> object:
         inputs = _Inputs()
         try:
             given = [inputs.lower(value) for value in args]
@@ -399,7 +400,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
                 given[place] = drawn
             else:
                 named["generator"] = drawn
-        results: list[tuple[Any, Any]] = []
+        results: list[tuple[object, Any]] = []
         for place in written:
             was, now = (args[place], given[place]) if place < len(args) else _named(names[place], kwargs, named)
             if isinstance(was, Tensor) and was.get_device() >= 0 and not was.numel():
@@ -436,11 +437,11 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
     return kernel
 
 
-def _named(name: str, kwargs: dict[str, Any], named: dict[str, Any]) -> tuple[Any, Any]:
+def _named(name: str, kwargs: dict[str, object], named: dict[str, Any]) -> tuple[object, Any]:
     return kwargs.get(name), named.get(name)
 
 
-def _raised_all(value: Any, account: Any) -> Any:
+def _raised_all(value: Any, account: Account) -> object:
     if isinstance(value, Tensor):
         return raised(value, account)
     if type(value) in (list, tuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from simdist.inside.torch import Operator, full_name, has_kernel, schema_of
@@ -29,7 +27,7 @@ MAY_MIX = frozenset(
 _ITERATING = ("aten::where",)
 
 
-def wrong_devices(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RuntimeError:
+def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> RuntimeError:
     """What torch raises: TensorIterator's words for element-wise operations, those of the CUDA wrappers for others."""
     schema = schema_of(op)
     tensors = []

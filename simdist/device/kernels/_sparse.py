@@ -48,10 +48,10 @@ def register(library: Replacements, is_ours: Callable[[str, str], bool]) -> None
             library.impl(name.removeprefix("aten::"), "SparseCUDA", _on_first_call(name.removeprefix("aten::")))
 
 
-def _on_first_call(name: str) -> Callable[..., Any]:
-    made: list[Callable[..., Any]] = []
+def _on_first_call(name: str) -> Callable[..., object]:
+    made: list[Callable[..., object]] = []
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         if not made:
             op = find_operator(f"aten::{name}")
             made.append(_structural(op) if name in _STRUCTURAL else _computing(op))
@@ -60,10 +60,10 @@ def _on_first_call(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _structural(op: Operator) -> Callable[..., Any]:
+def _structural(op: Operator) -> Callable[..., object]:
     redispatch = redispatching(op)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         # C++ makes the parts of a new tensor on the current device, which the CUDA kernels of torch select first.
         index, before = _index_of(args, kwargs), core().current()
         if index in (before, None):
@@ -77,7 +77,7 @@ def _structural(op: Operator) -> Callable[..., Any]:
     return kernel
 
 
-def _index_of(args: Any, kwargs: dict[str, Any]) -> Any:
+def _index_of(args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         return kwargs["device"].index
     return next((each.get_device() for each in args if isinstance(each, Tensor) and each.is_cuda), None)
@@ -113,10 +113,10 @@ class _Lowering:
     """The arguments of one call, made ones of the CPU."""
 
     def __init__(self) -> None:
-        self.seen: Any = None  # the first dense tensor of a device, parts of sparse ones included
+        self.seen: Tensor | None = None  # the first dense tensor of a device, parts of sparse ones included
         self.index = -1
 
-    def lower(self, value: Any) -> Any:
+    def lower(self, value: object) -> Any:
         if isinstance(value, Tensor):
             if value.get_device() < 0:
                 return value
@@ -129,7 +129,7 @@ class _Lowering:
         return value
 
 
-def _computing(op: Operator) -> Callable[..., Any]:
+def _computing(op: Operator) -> Callable[..., object]:
     arguments, returns = schema_of(op).arguments, schema_of(op).returns
     written = [
         (place, each.name)
@@ -137,7 +137,7 @@ def _computing(op: Operator) -> Callable[..., Any]:
         if each.alias_info is not None and each.alias_info.is_write
     ]
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> object:
         lowering = _Lowering()
         lowered = [lowering.lower(value) for value in args]
         named = {name: lowering.lower(value) for name, value in kwargs.items()}
@@ -167,7 +167,7 @@ def assign(tensor: Tensor, made: Tensor, account: Account) -> None:
     tensor.data = raised_sparse(made, account)
 
 
-def _raised(value: Any, account: Account) -> Any:
+def _raised(value: object, account: Account) -> object:
     if isinstance(value, Tensor):
         return raised_sparse(value, account) if is_sparse(value) else raised(value, account)
     if isinstance(value, (list, tuple)):
@@ -175,14 +175,14 @@ def _raised(value: Any, account: Account) -> Any:
     return value
 
 
-def _dense_to_sparse(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _dense_to_sparse(self: Tensor, *args: object, **kwargs: object) -> Tensor:
     """A dense tensor of a device as a sparse one: `aten::_to_sparse`."""
     index = self.get_device()
     synchronize_current(index)
     return raised_sparse(_aten._to_sparse(host(self), *args, **kwargs), account_on(self, index))
 
 
-KERNELS: dict[str, Callable[..., Any]] = {  # of the key CUDA
+KERNELS: dict[str, Callable[..., object]] = {  # of the key CUDA
     "aten::_to_sparse": _dense_to_sparse,
     "aten::_to_sparse.sparse_dim": _dense_to_sparse,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,27 +37,27 @@ NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 # -- what several kernels do -----------------------------------------------------------------------------------------
 
 
-def account_on(seen: Any, index: int) -> Account:
+def account_on(seen: Tensor | None, index: int) -> Account:
     """The account that what an operator makes goes to: that of a tensor that it reads, if there is any."""
     known = None if seen is None else account_holding(seen)
     return account_of(index) if known is None else known
 
 
-def drawn_from(generator: Any, index: int) -> torch.Generator:
+def drawn_from(generator: torch.Generator | Numbers | None, index: int) -> torch.Generator:
     """A CPU generator for one operation on a device, from the generator that was given or the device's own.
 
     Raises:
         RuntimeError: the generator is the CPU's, in torch's words.
     """
-    return generator.generator() if type(generator) is Numbers else _source(generator, index).draw()
+    return generator.generator() if isinstance(generator, Numbers) else _source(generator, index).draw()
 
 
-def numbers_of(generator: Any, index: int) -> Numbers:
+def numbers_of(generator: torch.Generator | None, index: int) -> Numbers:
     """The numbers of one operation on a device that may run later; generator and errors as with `drawn_from`."""
     return _source(generator, index).draw_later()
 
 
-def _source(generator: Any, index: int) -> DeviceGenerator:
+def _source(generator: torch.Generator | None, index: int) -> DeviceGenerator:
     if generator is None:
         account_of(index)  # begins CUDA
         return present().generators[index]
@@ -106,13 +106,13 @@ def _cleared(made: Tensor) -> Tensor:
 
 
 def _empty(
-    size: Any,
+    size: Sequence[int],
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     _refuse_pinned(pin_memory)
     account = account_of(device.index)
@@ -126,7 +126,13 @@ def _empty(
 
 
 def _empty_strided(
-    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device,
+    pin_memory: bool | None = None,
 ) -> Tensor:
     _refuse_pinned(pin_memory)
     account = account_of(device.index)
@@ -149,13 +155,13 @@ def _refuse_pinned(pin_memory: bool | None) -> None:
 def _to_copy(
     self: Tensor,
     *,
-    dtype: Any = None,
-    layout: Any = None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
     device: Any = None,
-    pin_memory: Any = None,
+    pin_memory: bool | None = None,
     non_blocking: bool = False,
-    memory_format: Any = None,
-) -> Tensor:
+    memory_format: torch.memory_format | None = None,
+) -> object:
     index = self.get_device()
     to_host = device is not None and device.type != "cuda"
     if not non_blocking and (to_host or index < 0):  # a copy from or to the host: it waits (native/cuda/Copy.cu, 2.13)
@@ -165,10 +171,9 @@ def _to_copy(
         there = lowered(self)
     except NotYet as later:
         if same_device:
-            kinds = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
+            kinds: dict[str, object] = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
             again = functools.partial(_to_copy, device=device, pin_memory=pin_memory, non_blocking=non_blocking)
-            made: Tensor = defer(_aten._to_copy.default, _aten._to_copy, (self,), kinds, later, again)
-            return made
+            return defer(_aten._to_copy.default, _aten._to_copy, (self,), kinds, later, again)
         if non_blocking and device.type == "cpu":
             empty = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype).zero_()
             target: Tensor = _aten._to_copy(empty, dtype=dtype, layout=layout, memory_format=memory_format).pin_memory()
@@ -214,7 +219,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
-def _resize_(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
+def _resize_(self: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Tensor:
     if tuple(size) == tuple(self.shape):
         return self
     made = torch.empty(size, dtype=self.dtype, device="cpu", memory_format=memory_format or torch.contiguous_format)
@@ -228,7 +233,7 @@ def _resize_(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     return self
 
 
-def _local_scalar_dense(self: Tensor) -> Any:
+def _local_scalar_dense(self: Tensor) -> object:
     synchronize_current(self.get_device())
     return _aten._local_scalar_dense(host(self))
 
@@ -236,7 +241,7 @@ def _local_scalar_dense(self: Tensor) -> Any:
 # -- what draws numbers without saying so ----------------------------------------------------------------------------
 
 
-def _native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
+def _native_dropout(input: Tensor, p: float, train: bool | None) -> object:
     """As the CPU's kernel, with the numbers of the device's generator: the CPU's must not move."""
     draws = train is not False and bool(input.numel())
     numbers = numbers_of(None, input.get_device()) if draws else None
@@ -257,21 +262,21 @@ _drop = launching(_aten.native_dropout.default, _dropped)
 # -- what exists on GPUs only ----------------------------------------------------------------------------------------
 
 
-def _softmax(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _softmax(name: str) -> tuple[Callable[..., object], Callable[..., object]]:
     """On a GPU `x.softmax(dtype=float32)` of a half is one kernel, which the CPU's refuses."""
     op = getattr(_aten, name).default
     backward_op = getattr(_aten, name + "_backward_data").default
 
-    def forward(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    def forward(self: Tensor, dim: int, half_to_float: bool) -> object:
         return op(self.float() if half_to_float else self, dim, False)
 
-    def backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+    def backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> object:
         return backward_op(grad, output.to(grad.dtype), dim, grad.dtype).to(input_dtype)
 
     return launching(op, forward), launching(backward_op, backward)
 
 
-def _lstm_cell(igates: Tensor, hgates: Tensor, cx: Tensor, ib: Any = None, hb: Any = None) -> Any:
+def _lstm_cell(igates: Tensor, hgates: Tensor, cx: Tensor, ib: Tensor | None = None, hb: Any = None) -> object:
     gates = igates + hgates if ib is None else igates + hgates + ib + hb
     i, f, g, o = gates.chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -279,7 +284,9 @@ def _lstm_cell(igates: Tensor, hgates: Tensor, cx: Tensor, ib: Any = None, hb: A
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
 
 
-def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+def _lstm_cell_backward(
+    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
+) -> object:
     i, f, g, o = workspace.chunk(4, 1)
     t = cy.tanh()
     of_cell = torch.zeros_like(cy) if grad_cy is None else grad_cy
@@ -295,7 +302,7 @@ def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Tensor, cy: Tensor, work
     return gates, of_cell * f, gates.sum(0) if has_bias else gates.new_empty(0)
 
 
-def _gru_cell(igates: Tensor, hgates: Tensor, hx: Tensor, ib: Any = None, hb: Any = None) -> Any:
+def _gru_cell(igates: Tensor, hgates: Tensor, hx: Tensor, ib: Tensor | None = None, hb: Any = None) -> object:
     inputs = igates if ib is None else igates + ib
     hidden = hgates if hb is None else hgates + hb
     (ir, iz, new), (hr, hz, old) = inputs.chunk(3, 1), hidden.chunk(3, 1)
@@ -304,7 +311,7 @@ def _gru_cell(igates: Tensor, hgates: Tensor, hx: Tensor, ib: Any = None, hb: An
     return (hx - n) * z + n, torch.cat([r, z, n, hx, old], 1)
 
 
-def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> object:
     r, z, n, hx, old = workspace.chunk(5, 1)
     of_new = grad_hy * (1 - z) * (1 - n * n)
     of_reset = of_new * old * (1 - r) * r
@@ -364,7 +371,7 @@ def _sdpa(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> object:
     """The choice that C++ makes by a table in which a CPU build has nothing for CUDA."""
     choice = _sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if choice == _FLASH:
@@ -382,7 +389,7 @@ def _sdpa(
     )
 
 
-def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *given: Any, **settings: Any) -> Any:
+def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *given: object, **settings: object) -> object:
     """The kernel that takes everything, past C++'s choice, which asks the driver of a CUDA build."""
     there = [None if each is None else each.to("meta") for each in (query, key, value, mask)]
     _aten.scaled_dot_product_attention(*there, *given, **settings)  # which refuses what does not fit, in torch's words
@@ -430,7 +437,7 @@ def _efficient(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> object:
     made, sums = _attention(query, key, value, attn_bias, is_causal, scale)
     return made, sums, *(query.new_zeros((), dtype=torch.int64) for _ in ("seed", "offset"))
 
@@ -450,7 +457,7 @@ def _efficient_backward(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> object:
     tensors = grad_out, query, key, value, out, logsumexp
     return (*_attention_backward(tensors, attn_bias, is_causal, scale), None)
 
@@ -464,7 +471,7 @@ def _flash(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> object:
     made, sums = _attention(query, key, value, None, is_causal, scale)
     state, unused = query.new_zeros(2, dtype=torch.uint64), query.new_zeros((), dtype=torch.uint64)
     return made, sums, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
@@ -477,8 +484,8 @@ def _flash_backward(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
     max_q: int,
     max_k: int,
     dropout_p: float,
@@ -487,16 +494,16 @@ def _flash_backward(
     philox_offset: Tensor,
     *,
     scale: float | None = None,
-) -> Any:
+) -> object:
     tensors = grad_out, query, key, value, out, logsumexp
     return tuple(_attention_backward(tensors, None, is_causal, scale))
 
 
 # Kernels of operators that torch takes apart otherwise: above autograd, as the taking apart is.
-COMPOSITES: dict[str, Callable[..., Any]] = {"aten::scaled_dot_product_attention": _sdpa}
+COMPOSITES: dict[str, Callable[..., object]] = {"aten::scaled_dot_product_attention": _sdpa}
 
 _LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, which are asked whether they will do it
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS: dict[str, Callable[..., object]] = {
     "aten::empty.memory_format": _empty,
     "aten::empty_strided": _empty_strided,
     "aten::_to_copy": _to_copy,

@@ -15,14 +15,18 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from simdist.device._aliases import host
 from simdist.device._state import present_or_none
 from simdist.process import Patches, current_process
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["TELLERS"]
 
@@ -35,14 +39,18 @@ _ARITHMETIC = ("binary_op", "unary_op", "ternary_op", "create_dot", "create_fma"
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
+class _Function(Protocol):
+    fn: object
+
+
 def _has_devices() -> bool:
     return current_process() is not None and present_or_none() is not None
 
 
-_known: dict[Any, Any] = {}  # what Triton makes of functions that it is to interpret
+_known: dict[object, Any] = {}  # what Triton makes of functions that it is to interpret
 
 
-def _interpreted(function: Any) -> Any:
+def _interpreted(function: object) -> Any:
     found = _known.get(function)
     if found is None:
         interpreter = importlib.import_module(_INTERPRETER)
@@ -57,13 +65,13 @@ def _forget() -> None:
     _known.clear()
 
 
-def _lowered(value: Any) -> Any:
+def _lowered(value: object) -> object:
     return host(value.detach()) if isinstance(value, torch.Tensor) and value.is_cuda else value
 
 
-def _launching(original: Callable[..., Any]) -> Callable[..., Any]:
+def _launching(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    def run(self: _Function, *args: object, grid: object, warmup: bool, **kwargs: object) -> object:
         if not _has_devices():
             return original(self, *args, grid=grid, warmup=warmup, **kwargs)
         if warmup:
@@ -76,17 +84,17 @@ def _launching(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _calling(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: _Function, *args: object, **kwargs: object) -> object:
         return _interpreted(self.fn)(*args, **kwargs) if _has_devices() else original(self, *args, **kwargs)
 
     return call
 
 
-def _timing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _timing(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def bench(self: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
+    def bench(self: object, *args: object, config: object, **kwargs: object) -> object:
         return [0.0, 0.0, 0.0] if _has_devices() else original(self, *args, config=config, **kwargs)
 
     return bench
@@ -95,11 +103,11 @@ def _timing(original: Callable[..., Any]) -> Callable[..., Any]:
 # -- bfloat16 --------------------------------------------------------------------------------------------------------
 
 
-def _widened(bits: Any) -> Any:
+def _widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return torch.from_numpy(bits.copy()).view(torch.bfloat16).float().numpy()
 
 
-def _rounded(numbers: Any) -> Any:
+def _rounded(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
     return torch.from_numpy(numbers.copy()).to(torch.bfloat16).view(torch.uint16).numpy()
 
 
@@ -111,7 +119,7 @@ class _Singles:
         self._language = interpreter.tl
         self._comparisons = [getattr(interpreter.np, name) for name in _COMPARISONS]
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: object) -> bool:
         return isinstance(value, self._handle) and value.dtype.scalar == self._language.bfloat16
 
     def widen(self, value: Any) -> Any:
@@ -120,9 +128,9 @@ class _Singles:
     def narrow(self, value: Any) -> Any:
         return self._handle(_rounded(value.data), self._language.bfloat16)
 
-    def computing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def computing(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def compute(builder: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute(builder: object, *args: object, **kwargs: object) -> object:
             handles = [each for each in args if isinstance(each, self._handle)]
             if not any(map(self.holds, handles)):
                 return original(builder, *args, **kwargs)
@@ -132,11 +140,11 @@ class _Singles:
 
         return compute
 
-    def casting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def casting(self, original: Callable[..., object]) -> Callable[..., object]:
         single, half = self._language.float32, self._language.bfloat16
 
         @functools.wraps(original)
-        def cast(builder: Any, source: Any, target: Any) -> Any:
+        def cast(builder: object, source: object, target: Any) -> object:
             wide = self.widen(source)
             if target.scalar != half:
                 return original(builder, wide, target) if wide.dtype.scalar != target.scalar else wide
@@ -144,15 +152,15 @@ class _Singles:
 
         return cast
 
-    def folding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def folding(self, original: Callable[..., Iterable[Any]]) -> Callable[..., object]:
         tensor, single, half = self._language.core.tensor, self._language.float32, self._language.bfloat16
 
-        def typed(value: Any, handle: Any, dtype: Any) -> Any:
+        def typed(value: Any, handle: object, dtype: object) -> Any:
             shape = [int(each) for each in value.shape]
             return tensor(handle, self._language.block_type(dtype, shape) if shape else dtype)
 
         @functools.wraps(original)
-        def fold(operation: Any, given: Any) -> Any:
+        def fold(operation: object, given: Any) -> Any:
             if not isinstance(given, tuple):
                 return fold(operation, (given,))[0]
             wide = tuple(typed(each, self.widen(each.handle), single) if each.dtype == half else each for each in given)
@@ -187,7 +195,7 @@ def _of_tuner(patches: Patches) -> None:
     patches.wrap(sys.modules[_TUNER].Autotuner, "_bench", _timing)
 
 
-def _active(original: Callable[[], bool]) -> Any:
+def _active(original: Callable[[], bool]) -> object:
     def is_active() -> bool:
         # Torch has devices here, and the machine may have no driver for them: Triton takes its word, and asks for
         # libcuda.so. Inductor does without a driver where Triton says that there is none.

@@ -16,7 +16,7 @@ from simdist.inside.torch import Operator, schema_of
 __all__ = ["KERNELS", "TYPES", "widened"]
 
 Tensor = torch.Tensor
-Kernel = Callable[..., Any]
+Kernel = Callable[..., object]
 Types = Mapping[torch.dtype, torch.dtype]
 _HALVES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _COMPLEX = {torch.float16: torch.float32, torch.complex32: torch.complex64}
@@ -43,10 +43,10 @@ def widened(op: Operator, usual: Kernel, types: Types) -> Kernel:
     """The kernel of an operator that computes what is of one of the `types` in the wider one that this stands for."""
     written = [place for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
 
-    def widen(value: Any) -> Any:
+    def widen(value: object) -> object:
         return value.to(types[value.dtype]) if isinstance(value, Tensor) and value.dtype in types else value
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: object) -> object:
         narrow = next((each.dtype for each in args if isinstance(each, Tensor) and each.dtype in types), None)
         if narrow is None:
             return usual(*args, **kwargs)
@@ -63,7 +63,7 @@ def widened(op: Operator, usual: Kernel, types: Types) -> Kernel:
     return kernel
 
 
-def _narrowed(value: Any, types: Types) -> Any:
+def _narrowed(value: object, types: Types) -> object:
     return value.to(types[value.dtype]) if isinstance(value, Tensor) and value.dtype in types else value
 
 
@@ -84,14 +84,14 @@ def _baddbmm(added: Tensor, one: Tensor, other: Tensor, out_dtype: torch.dtype, 
     return torch.baddbmm(added.to(out_dtype), one.to(out_dtype), other.to(out_dtype), **factors)
 
 
-def _into(make: Kernel) -> Kernel:
-    def kernel(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
+def _into(make: Callable[..., Tensor]) -> Kernel:
+    def kernel(*args: object, out: Tensor, **kwargs: object) -> Tensor:
         return out.copy_(make(*args, **kwargs))
 
     return kernel
 
 
-_PRODUCTS: dict[str, Kernel] = {"mm": _mm, "bmm": _bmm, "addmm": _addmm, "baddbmm": _baddbmm}
+_PRODUCTS: dict[str, Callable[..., Tensor]] = {"mm": _mm, "bmm": _bmm, "addmm": _addmm, "baddbmm": _baddbmm}
 KERNELS: dict[str, Kernel] = {
     **{f"aten::{name}.dtype": product for name, product in _PRODUCTS.items()},
     **{f"aten::{name}.dtype_out": _into(product) for name, product in _PRODUCTS.items()},
