@@ -38,6 +38,7 @@ from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
 from simdist.c10d.surface import _functional_outputs, _host_stores, _memory
+from simdist.c10d.surface._store import StoreServer
 from simdist.c10d.surface.state import (
     _flags,
     _generators,
@@ -163,8 +164,14 @@ class TorchState:
             lambda: torch.set_num_threads(self._threads),
             lambda: self.switch(None, None),
             self._restore_debug_level,
-            self.servers.clear,
+            self._forget_servers,
         )
+
+    def _forget_servers(self) -> None:
+        for server in self.servers.values():
+            if isinstance(server, StoreServer):
+                server.forget()
+        self.servers.clear()
 
     def _restore_debug_level(self) -> None:
         assert self._host is not None
