@@ -114,6 +114,45 @@ def _one_host(world_size: int) -> Cluster:
     return build(world_size)
 
 
+# What torchrun sets. Remembered, for worlds start by the thousand: nobody changes what these return.
+@functools.lru_cache(maxsize=64)
+def _said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_restarts: int) -> Mapping[Any, Any]:
+    size = str(world_size)
+    return encoded(
+        {
+            "WORLD_SIZE": size,
+            "ROLE_WORLD_SIZE": size,
+            "ROLE_NAME": "default",
+            "GROUP_WORLD_SIZE": str(hosts),
+            "MASTER_ADDR": _AGENT_HOST,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RESTART_COUNT": str(restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            "TORCHELASTIC_RUN_ID": "simdist",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _said_to_rank(rank: int, local_rank: int, local_size: int, host_index: int) -> Mapping[Any, Any]:
+    return encoded(
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_size),
+            "GROUP_RANK": str(host_index),
+            "ROLE_RANK": str(rank),
+        }
+    )
+
+
+def _do_nothing() -> None:
+    """In place of a method of a world that has ended."""
+
+
 def _prepare_thread(process: SimProcess) -> None:
     """What torch keeps for each thread, and has to be as in a process of one core."""
     set_backward_threads(False)  # as `torch.autograd.set_multithreading_enabled` does
@@ -412,6 +451,7 @@ class World:
         hosts = [name for name in self._cluster.hosts if self._hosts[name].up]
         places = [place for place in range(self._spec.world_size) if self._hosts[placement[place]].up]
         shared = self._shared_environ(life, port, len(places), len(hosts))
+        on_hosts = {host: {**shared, **self._host_environ(host)} for host in hosts}
         for rank, place in enumerate(places):
             host = placement[place]
             index = local[host] = local.get(host, -1) + 1
@@ -425,8 +465,7 @@ class World:
                 host=self._hosts[host],
                 parent_pid=_AGENT_PID,
                 environ={
-                    **shared,
-                    **self._host_environ(host),
+                    **on_hosts[host],
                     **self._rank_environ(life, rank, index, size, hosts.index(host)),
                     **self._on_disks(host),
                 },
@@ -479,24 +518,10 @@ class World:
         process.spawn(main, "the launcher")
 
     def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[Any, Any]:
-        extra: dict[str, str] = {}
+        said: Mapping[Any, Any] = {}
         if self._spec.torchrun:
-            size = str(world_size)
-            extra = {
-                "WORLD_SIZE": size,
-                "ROLE_WORLD_SIZE": size,
-                "ROLE_NAME": "default",
-                "GROUP_WORLD_SIZE": str(hosts),
-                "MASTER_ADDR": _AGENT_HOST,
-                "MASTER_PORT": str(port),
-                "TORCHELASTIC_RESTART_COUNT": str(self._agent.restarts),
-                "TORCHELASTIC_MAX_RESTARTS": str(self._spec.max_restarts),
-                "TORCHELASTIC_RUN_ID": "simdist",
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-                "OMP_NUM_THREADS": "1",
-            }
-        return {**self._base_environ, **encoded(extra), **encoded(dict(self._spec.env or {}))}
+            said = _said_to_all(world_size, hosts, port, self._agent.restarts, self._spec.max_restarts)
+        return {**self._base_environ, **said, **encoded(dict(self._spec.env or {}))}
 
     def _host_environ(self, host: str) -> dict[Any, Any]:
         """The variable in which shells and containers tell the machine's name, where the host has it."""
@@ -506,19 +531,15 @@ class World:
     def _on_disks(self, host: str) -> dict[Any, Any]:
         return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))
 
-    def _rank_environ(self, life: int, rank: int, local_rank: int, local_size: int, host_index: int) -> dict[Any, Any]:
+    def _rank_environ(
+        self, life: int, rank: int, local_rank: int, local_size: int, host_index: int
+    ) -> Mapping[Any, Any]:
         if not self._spec.torchrun:
             return {}
-        found = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(local_size),
-            "GROUP_RANK": str(host_index),
-            "ROLE_RANK": str(rank),
-        }
-        if self._spec.rank_env is not None:
-            found |= self._spec.rank_env(life, rank, local_rank, host_index)
-        return encoded(found)
+        said = _said_to_rank(rank, local_rank, local_size, host_index)
+        if self._spec.rank_env is None:
+            return said
+        return {**said, **encoded(dict(self._spec.rank_env(life, rank, local_rank, host_index)))}
 
     def _main(self, process: SimProcess) -> None:
         """A rank's life: the user's function, and how a process ends after it."""
@@ -664,6 +685,11 @@ class World:
             self._launcher.forget()
             self._launcher = None
         self._simulation.tasks.clear()
+        self._runtime.in_child = _do_nothing
+        if self._injector is not None:
+            self._injector.lose_store = _do_nothing
+        self._store = None
+        vars(self).pop("_agent", None)
         self._network.close()
         for host in self._hosts.values():
             host.listeners.clear()

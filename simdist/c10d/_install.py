@@ -39,6 +39,7 @@ from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
 from simdist.c10d.calls import _unseen
 from simdist.c10d.surface import _functional_outputs, _host_stores, _memory
+from simdist.c10d.surface._store import StoreServer
 from simdist.c10d.surface.state import (
     _flags,
     _generators,
@@ -164,8 +165,14 @@ class TorchState:
             lambda: torch.set_num_threads(self._threads),
             lambda: self.switch(None, None),
             self._restore_debug_level,
-            self.servers.clear,
+            self._forget_servers,
         )
+
+    def _forget_servers(self) -> None:
+        for server in self.servers.values():
+            if isinstance(server, StoreServer):
+                server.forget()
+        self.servers.clear()
 
     def _restore_debug_level(self) -> None:
         assert self._host is not None

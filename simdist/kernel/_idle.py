@@ -42,8 +42,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 class Idleness:
     """Watches the stretch of turns since anything but sleeping and asking was logged."""
 
-    def __init__(self, simulation: Simulation, turns: int) -> None:
-        self._simulation = simulation
+    def __init__(self, turns: int) -> None:
         self._turns = turns
         self._events = -1  # that are neither sleeps nor questions
         self._began = 0  # the turn at which the stretch began
@@ -52,13 +51,12 @@ class Idleness:
         self._seen: Any = None  # what the tasks' functions held then
         self._repeating = True
 
-    def look(self) -> int:
+    def look(self, simulation: Simulation) -> int:
         """Judge the world; the turn at which to look again.
 
         Raises:
             LivelockError: it has been idle for too long, and nothing is due.
         """
-        simulation = self._simulation
         events = len(simulation.events) - simulation.polls
         turns = self._turns + self._turns // _SHARE_PER_TASK * len(simulation.tasks)
         if events != self._events:
@@ -71,13 +69,12 @@ class Idleness:
                 self._repeating and simulation.clock_reads == self._clock_reads and _held(simulation) == self._seen
             )
             limit = turns if self._repeating else _PATIENCE * turns
-            if idle >= limit and not self._is_due(idle, limit, _MOST * _PATIENCE * turns):
+            if idle >= limit and not self._is_due(simulation, idle, limit, _MOST * _PATIENCE * turns):
                 raise describe_livelock(simulation)
         return simulation.turns + max(1, turns // _LOOKS)
 
-    def _is_due(self, idle: int, limit: int, most: int) -> bool:
+    def _is_due(self, simulation: Simulation, idle: int, limit: int, most: int) -> bool:
         """True if something will happen that is no poller's, within `most` turns; a deadline, within `limit`."""
-        simulation = self._simulation
         now_ns = simulation.now_ns
         pace = (now_ns - self._began_ns) / idle
         polling = [task.sleep_timer for task in simulation.tasks if task.parked_at_ns > self._began_ns]

@@ -76,7 +76,7 @@ class Simulation(Turns):
     ) -> None:
         super().__init__(policy, on_switch, idle_turns)
         self.watched = True  # by the watchdog; not while a person debugs a task
-        self._watchdog = Watchdog(self, stall_s, progress)
+        self._watchdog = Watchdog(stall_s, progress)
         self._aborted: BaseException | None = None  # what ended the world from outside: see `abort`
 
     def run(self) -> None:
@@ -189,7 +189,7 @@ class Simulation(Turns):
 
     def _watch(self) -> None:
         try:
-            self._watchdog.wait()
+            self._watchdog.wait(self)
         except BaseException:
             self._abandon()
             raise

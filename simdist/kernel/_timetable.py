@@ -55,6 +55,10 @@ class Expiring(Protocol):
         """The deadline expired."""
 
 
+class _Queue(simpy.Environment):
+    """Simpy's, without the methods that it binds to itself: only the collector could free it then."""
+
+
 class Timetable:
     """Timers and deadlines, and the moment that it is."""
 
@@ -68,7 +72,7 @@ class Timetable:
     )
 
     def __init__(self) -> None:
-        self._environment = simpy.Environment()
+        self._environment = _Queue()
         self._step: Callable[[], None] = self._environment.step
         # Virtual nanoseconds since the start of the world; only to be read. Hot: simpy's own clock, copied.
         self.now_ns = 0

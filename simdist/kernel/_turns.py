@@ -125,7 +125,7 @@ class Turns(Timetable):
         self.start_thread: Callable[..., int] = _thread.start_new_thread  # the layer above knows if ranks have another
         self._alive = 0  # tasks that are neither done nor frozen
         self.turns = 0  # hand-overs and queue steps: the watchdog's pulse
-        self._idleness = Idleness(cast("Simulation", self), idle_turns)
+        self._idleness = Idleness(idle_turns)
         self._turns_to_look_at = idle_turns // 8  # when to see whether anything but polling has happened
         self.polls = 0  # events of the log that only say that someone slept, or asked in vain
         self.clock_reads = 0  # by tasks
@@ -372,7 +372,7 @@ class Turns(Timetable):
                     return None  # nothing will ever happen again
                 self.turns += 1
                 if self.turns > self._turns_to_look_at:
-                    self._turns_to_look_at = self._idleness.look()
+                    self._turns_to_look_at = self._idleness.look(cast("Simulation", self))
                 self._step()
                 while self._gathers and self._live_timers and self._environment.peek() <= self.now_ns:
                     self._step()  # all who wake at this instant are there to choose from

@@ -35,8 +35,7 @@ _SHARE = 0.01  # of a processor, from which on a thread computes
 class Watchdog:
     """Waits for the end of one world."""
 
-    def __init__(self, simulation: Simulation, stall_s: float, progress: Callable[[int, int], None] | None) -> None:
-        self._simulation = simulation
+    def __init__(self, stall_s: float, progress: Callable[[int, int], None] | None) -> None:
         self._stall_s = stall_s
         self._progress = progress
         self._lock_watch = LockWatch(stall_s)
@@ -45,18 +44,17 @@ class Watchdog:
         self._idle_since = 0.0  # since when its thread uses no processor time
         self._looked = (0.0, 0.0)  # when it was looked at last, and its processor time then
 
-    def wait(self) -> None:
+    def wait(self, simulation: Simulation) -> None:
         """Return when the world is over.
 
         Raises:
             StallError: a task has kept the baton for too long.
             BaseException: what `progress` raised.
         """
-        simulation, stall_s = self._simulation, self._stall_s
         self._lock_watch.arm()
         try:
-            self._restart(0.0)
-            tick = 0.1 if self._progress is not None else min(1.0, max(0.05, stall_s / 10))
+            self._restart(simulation, 0.0)
+            tick = 0.1 if self._progress is not None else min(1.0, max(0.05, self._stall_s / 10))
             acquire = _waiting(self._lock_watch.limit_s, self._lock_watch.repeat_s)
             while not acquire(simulation._host_acquire, tick):
                 if self._progress is not None:
@@ -64,9 +62,10 @@ class Watchdog:
                     self._progress(simulation.now_ns, len(simulation.events))
                 self._lock_watch.postpone()
                 if simulation.turns != self._turns or not simulation.watched:
-                    self._restart(0.0 if simulation.current is None else processor_seconds(simulation.current))
+                    used_s = 0.0 if simulation.current is None else processor_seconds(simulation.current)
+                    self._restart(simulation, used_s)
                 else:
-                    self._require_life()
+                    self._require_life(simulation)
         finally:
             self._lock_watch.disarm()
 
@@ -74,13 +73,13 @@ class Watchdog:
         """In a forked child: there is nothing to wait for."""
         self._lock_watch.disarm()
 
-    def _restart(self, used_s: float) -> None:
-        self._turns = self._simulation.turns
+    def _restart(self, simulation: Simulation, used_s: float) -> None:
+        self._turns = simulation.turns
         self._since = self._idle_since = _real_seconds()
         self._looked = (self._since, used_s)
 
-    def _require_life(self) -> None:
-        task = self._simulation.current
+    def _require_life(self, simulation: Simulation) -> None:
+        task = simulation.current
         assert task is not None
         (before, used_before), (now, used) = self._looked, (_real_seconds(), processor_seconds(task))
         self._looked = (now, used)

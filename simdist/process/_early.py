@@ -39,13 +39,17 @@ class EarlyMethods:
     def __init__(self, *makers: Callable[[Any], Callable[[Any], Any] | None]) -> None:
         self._makers = makers
         self._modules = UserModules()
-        self._found: dict[str, tuple[types.ModuleType, int, str, list[Redirection]]] = {}  # by module name
+        self._found: dict[int, tuple[types.ModuleType, int, str, list[Redirection]]] = {}  # by id of the module
 
     def among(self, called: Iterable[Any]) -> list[Redirection]:
         """Those in the user's modules, and those that hang on what is called on the ranks."""
         found: list[Redirection] = []
-        for module in self._modules:
+        modules = list(self._modules)
+        for module in modules:
             found += self._in_module(module)
+        if len(self._found) > len(modules):  # some are no longer imported
+            there = set(map(id, modules))
+            self._found = {key: known for key, known in self._found.items() if key in there}
         known = {id(each.function) for each in found}
         found += [
             self._redirection(method) for method in self._reached(list(called), _CALL_BUDGET) if id(method) not in known
@@ -55,11 +59,11 @@ class EarlyMethods:
     def _in_module(self, module: types.ModuleType) -> list[Redirection]:
         names = vars(module)
         size, newest = len(names), next(reversed(names), "")
-        known = self._found.get(module.__name__)
+        known = self._found.get(id(module))
         if known is None or known[0] is not module or known[1:3] != (size, newest):
             methods = self._reached(list(names.values()), _MODULE_BUDGET)
             redirections = [self._redirection(method) for method in methods]
-            known = self._found[module.__name__] = (module, size, newest, redirections)
+            known = self._found[id(module)] = (module, size, newest, redirections)
         return known[3]
 
     def _redirection(self, method: Any) -> Redirection:

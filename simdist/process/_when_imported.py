@@ -8,6 +8,7 @@ and for nothing else.
 from __future__ import annotations
 
 import importlib.machinery
+import itertools
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -39,15 +40,17 @@ def when_imported(
 
 def install(patches: Patches) -> None:
     """Tell those that are imported; and the others when they are."""
-    again, missing = [], []
-    for name, tell in _TOLD.items():
-        if name not in sys.modules:
-            missing.append(name)
-        elif name in _REMEMBERED:
-            again.append(tell)
-        else:
-            tell(patches)
+    told: dict[str, None] = {}
+    again = []
+    while there := [name for name in filter(sys.modules.__contains__, _TOLD) if name not in told]:
+        for name in there:  # one that is told may import others
+            told[name] = None
+            if name in _REMEMBERED:
+                again.append(_TOLD[name])
+            else:
+                _TOLD[name](patches)
     patches.install(tuple(again))
+    missing = list(itertools.filterfalse(told.__contains__, _TOLD))
     if missing:
         patches.on_undo(Finder(patches, missing, sys.meta_path).withdraw)
 

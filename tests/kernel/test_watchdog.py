@@ -97,14 +97,15 @@ class Clocks:
         monkeypatch.setattr(_watchdog, "_real_seconds", lambda: self.now_s)
         monkeypatch.setattr(_watchdog, "processor_seconds", lambda task: self.used_s)
 
-    def looks_until_the_stall(self, watchdog: _watchdog.Watchdog, share: Callable[[float], float]) -> StallError:
+    def looks_until_the_stall(self, simulation: Simulation, share: Callable[[float], float]) -> StallError:
         """Look every second at a task that uses this share of a processor."""
-        watchdog._restart(0.0)
+        watchdog = simulation._watchdog
+        watchdog._restart(simulation, 0.0)
         while True:
             self.now_s += 1
             self.used_s += share(self.now_s)
             try:
-                watchdog._require_life()
+                watchdog._require_life(simulation)
             except StallError as error:
                 return error
 
@@ -128,7 +129,7 @@ def test_who_computes_may_for_ten_times_as_long_as_who_blocks(
     simulation.current = simulation.spawn(lambda: None, "task")
     clocks = Clocks(monkeypatch)
 
-    error = clocks.looks_until_the_stall(simulation._watchdog, share)
+    error = clocks.looks_until_the_stall(simulation, share)
 
     assert (error.seconds, error.computes) == (ends_s, computes)
 

@@ -366,6 +366,16 @@ class Communicator:
         for time_ns in sorted(moments_ns):
             self.simulation.call_at(time_ns, functools.partial(self.look_again, rank))
 
+    def forget(self) -> None:
+        """The world is over: let go of what refers back here. Nobody can call anything of the group any more."""
+        for member in self.members:
+            if member is not None:
+                member.left = True
+        self.members = [None] * self.size
+        self._wire_costs.clear()
+        for name in ("mailbox", "followed_load"):
+            vars(self).pop(name, None)
+
     def _on_network(self) -> None:
         """The network's conditions have changed: what has not left yet may take longer now, or get through."""
         self.troubled = self.disturbed = True

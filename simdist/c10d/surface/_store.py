@@ -147,6 +147,13 @@ class StoreServer:
             if over():
                 task.simulation.wake(task)
 
+    def forget(self) -> None:
+        """The world is over: let go of the communicators that met here."""
+        for generations in self.groups.values():
+            for communicator in generations:
+                communicator.forget()
+        self.groups.clear()
+
     def has(self, key: str) -> bool:
         """True if the key has a value or its queue an element."""
         return key in self.data or bool(self.queues.get(key))
