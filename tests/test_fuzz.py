@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tools import _fuzz_shipped
 from tools._fuzz_judge import Case, Finding, Tally, judge, shrink
 from tools._fuzz_plans import Plan, draw_plan
 from tools._fuzz_programs import KINDS, Program, Statement, draw_program
+from tools._fuzz_shipped import ROOT, Shipped, run_shipped
 from tools.fuzz import case_of
 
 SHARE = 8  # cases
@@ -96,3 +98,31 @@ def test_a_run_that_is_no_function_of_the_seed_is_found(monkeypatch: pytest.Monk
 
     assert finding is not None
     assert finding.kind == "differs"
+
+
+def test_plans_over_shipped_scenarios_end_with_a_verdict_and_have_the_same_digest_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [ROOT / "scenarios" / f"{name}.toml" for name in ("ring", "straggler")]
+    monkeypatch.setattr(Shipped, "files", staticmethod(lambda: chosen))
+    again: list[int] = []
+
+    def elsewhere(numbers: Sequence[int], *, hash_seed: int) -> dict[int, str]:
+        again.extend(numbers)
+        return {number: digest for number, _, digest, _ in Shipped().run(numbers)}
+
+    monkeypatch.setattr(_fuzz_shipped, "_elsewhere", elsewhere)
+
+    assert run_shipped(4, 2, 0) == 0
+    assert len(again) == 2
+    assert "4 plans over 2 scenarios" in capsys.readouterr().out
+
+
+def test_a_plan_that_differs_elsewhere_is_a_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shipped, "files", staticmethod(lambda: [ROOT / "scenarios" / "ring.toml"]))
+    monkeypatch.setattr(_fuzz_shipped, "_elsewhere", lambda numbers, hash_seed: dict.fromkeys(numbers, "other"))
+
+    assert run_shipped(1, 1, 0) == 1
+    assert "again: other" in capsys.readouterr().out

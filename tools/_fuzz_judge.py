@@ -29,7 +29,7 @@ from simdist.errors import LivelockError, SimdistError, StrictError
 from tools._fuzz_plans import Plan
 from tools._fuzz_programs import Program, perform
 
-__all__ = ["Case", "Finding", "Tally", "judge", "shrink"]
+__all__ = ["LONGEST_S", "Case", "Finding", "Tally", "host_state", "judge", "shrink"]
 
 LONGEST_S = 20.0  # of processor time: a busy machine is no finding
 _OURS = str(Path(str(simdist.__file__)).parent)
@@ -101,7 +101,7 @@ def judge(case: Case, tally: Tally | None = None, *, turns: int = 2) -> Finding 
     """Run a case `turns` times; the first thing that is wrong with it."""
     first: tuple[Any, ...] | None = None
     for turn in range(turns):
-        threads, modes = threading.active_count(), _host_state()
+        threads, modes = threading.active_count(), host_state()
         begin = time.process_time()
         try:
             with warnings.catch_warnings():
@@ -126,8 +126,8 @@ def judge(case: Case, tally: Tally | None = None, *, turns: int = 2) -> Finding 
             seen = _shown(result)
         if threading.active_count() != threads:
             return Finding("thread left", str([thread.name for thread in threading.enumerate()]))
-        if _host_state() != modes:
-            return Finding("state left", f"{modes} before, {_host_state()} after")
+        if host_state() != modes:
+            return Finding("state left", f"{modes} before, {host_state()} after")
         if first is None:
             first = seen
         elif seen != first:
@@ -146,7 +146,8 @@ def _stir(turn: int) -> None:
     del held
 
 
-def _host_state() -> tuple[Any, ...]:
+def host_state() -> tuple[Any, ...]:
+    """What a world replaces in the host program, and has to put back."""
     from torch.distributed import distributed_c10d
 
     return (

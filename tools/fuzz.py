@@ -5,6 +5,7 @@
     python tools/fuzz.py --case 4711                  # one case again, made smaller and printed
     python tools/fuzz.py --strict-stress 10000        # the same strict programs time and again in one process
     python tools/fuzz.py --odd 10000                  # tensors that are no plain memory, into every call, both backends
+    python tools/fuzz.py --shipped 10000 --twice 1000 # plans of faults over scenarios/, some again in other processes
 
 A case is a program and a plan, both drawn from its number. A finding is printed with the smallest case that still
 shows it; the run then goes on, and passes over findings of the same kind.
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools._fuzz_judge import Case, Finding, Tally, judge, shrink  # the repository first
 from tools._fuzz_plans import Plan, draw_plan
 from tools._fuzz_programs import draw_program
+from tools._fuzz_shipped import digests, run_shipped
 from tools._odd_tensors import draw_odd_program, fault_of
 
 HANG_S = 120  # real time without an end of a case after which the stacks are shown
@@ -45,9 +47,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--case", type=int, help="only the case with this number")
     parser.add_argument("--strict-stress", type=int, metavar="RUNS", help="repeat strict programs instead")
     parser.add_argument("--odd", type=int, metavar="PROGRAMS", help="draw odd tensors into every operation instead")
+    parser.add_argument(
+        "--shipped", type=int, metavar="PLANS", help="plans of faults over the shipped scenarios instead"
+    )
+    parser.add_argument("--twice", type=int, default=0, help="how many of these run again, in other processes")
+    parser.add_argument("--digests", metavar="NUMBERS", help=argparse.SUPPRESS)  # of plans over shipped scenarios
     parser.add_argument("--shrink-seconds", type=float, default=60.0, help="for making a finding smaller")
     options = parser.parse_args(arguments)
     logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor's advice, once for each mesh
+    if options.digests is not None:
+        return digests([int(number) for number in options.digests.split(",")])
+    if options.shipped is not None:
+        return run_shipped(options.shipped, options.twice, options.seed)
     if options.odd is not None:
         return odd(options.odd, options.seed)
     if options.strict_stress is not None:

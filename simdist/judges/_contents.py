@@ -66,7 +66,7 @@ class Content:
             return False
         for copy, place in zip(copies, look.places, strict=True):
             if copy is None or place is None:
-                if copy is not place:
+                if copy is not None or place is not None:
                     return False
             elif len(copy) != place[1] or not holds_bytes(place[0], copy):
                 return False

@@ -91,8 +91,8 @@ def shrunk_order(attempt: Attempt, fails: Callable[[Attempt], bool]) -> ShrunkOr
         if simpler is None:
             break
         places = simpler
-    counts = [sum(map(bool, each)) for each in (places, first)]
-    return ShrunkOrder(_ordered(attempt, places), *counts, runs, minimal=runs < _MOST)
+    choices, of_choices = (sum(map(bool, each)) for each in (places, first))
+    return ShrunkOrder(_ordered(attempt, places), choices, of_choices, runs, minimal=runs < _MOST)
 
 
 def _ordered(attempt: Attempt, places: list[int]) -> Attempt:

@@ -63,7 +63,7 @@ def _comparing() -> Callable[[int, bytes, int], int]:
         return _held_as_copied
     compare.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
     compare.restype = ctypes.c_int
-    return compare  # type: ignore[no-any-return] # a function of C
+    return compare
 
 
 _compare = _comparing()
