@@ -19,6 +19,7 @@ from simdist._assertions import assertions_of
 from simdist._no_devices import explain
 from simdist._observer import WorldEnded, observers
 from simdist._settings import RunSettings, check_settings
+from simdist._torchrun import AGENT_HOST, said_to_all, said_to_rank
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen_steps
 from simdist.cluster import Cluster, Host, Network, build
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 __all__ = ["World", "WorldSpec"]
 
 (_HOSTNAME,) = encoded({"HOSTNAME": ""})
-_AGENT_HOST, _AGENT_PORT = "127.0.0.1", 29500
+_AGENT_PORT = 29500
 _FREE_PORTS = 45_000  # later lives have theirs from here: ports next to the known one are often the program's own
 _FIRST_PID = 1000
 _AGENT_PID = 500  # of the launcher's agent, on each host
@@ -112,41 +113,6 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 def _one_host(world_size: int) -> Cluster:
     # Kept: a world never changes its cluster, and worlds start by the thousand.
     return build(world_size)
-
-
-# What torchrun sets. Remembered, for worlds start by the thousand: nobody changes what these return.
-@functools.lru_cache(maxsize=64)
-def _said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_restarts: int) -> Mapping[Any, Any]:
-    size = str(world_size)
-    return encoded(
-        {
-            "WORLD_SIZE": size,
-            "ROLE_WORLD_SIZE": size,
-            "ROLE_NAME": "default",
-            "GROUP_WORLD_SIZE": str(hosts),
-            "MASTER_ADDR": _AGENT_HOST,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RESTART_COUNT": str(restarts),
-            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-            "TORCHELASTIC_RUN_ID": "simdist",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _said_to_rank(rank: int, local_rank: int, local_size: int, host_index: int) -> Mapping[Any, Any]:
-    return encoded(
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(local_size),
-            "GROUP_RANK": str(host_index),
-            "ROLE_RANK": str(rank),
-        }
-    )
 
 
 def _do_nothing() -> None:
@@ -443,7 +409,7 @@ class World:
             port = int(told["MASTER_PORT"])
         if self._spec.torchrun and told.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
             first = self._cluster.hosts[0]  # where the launcher's rendezvous is
-            address = told.get("MASTER_ADDR", _AGENT_HOST)
+            address = told.get("MASTER_ADDR", AGENT_HOST)
             self._store = host_server(
                 self._torch.servers, address, port, lambda host: self._cluster.path(first, host)[0], on=first
             )
@@ -520,7 +486,7 @@ class World:
     def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[Any, Any]:
         said: Mapping[Any, Any] = {}
         if self._spec.torchrun:
-            said = _said_to_all(world_size, hosts, port, self._agent.restarts, self._spec.max_restarts)
+            said = said_to_all(world_size, hosts, port, self._agent.restarts, self._spec.max_restarts)
         return {**self._base_environ, **said, **encoded(dict(self._spec.env or {}))}
 
     def _host_environ(self, host: str) -> dict[Any, Any]:
@@ -536,7 +502,7 @@ class World:
     ) -> Mapping[Any, Any]:
         if not self._spec.torchrun:
             return {}
-        said = _said_to_rank(rank, local_rank, local_size, host_index)
+        said = said_to_rank(rank, local_rank, local_size, host_index)
         if self._spec.rank_env is None:
             return said
         return {**said, **encoded(dict(self._spec.rank_env(life, rank, local_rank, host_index)))}

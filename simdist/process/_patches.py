@@ -211,6 +211,27 @@ class _Action:
 _Step = _Attribute | _Methods | _Functions | _Action
 
 
+class _InModule:
+    """Names of one module."""
+
+    __slots__ = ("_added", "_namespace", "_originals", "_replacements")
+
+    def __init__(self, namespace: dict[str, Any], attributes: Iterable[_Attribute]) -> None:
+        kept = list(attributes)
+        self._namespace = namespace
+        self._replacements = {each.name: each.replacement for each in kept}
+        self._originals = {each.name: each.original for each in kept if each.original is not _MISSING}
+        self._added = [each.name for each in kept if each.original is _MISSING]
+
+    def do(self) -> None:
+        self._namespace.update(self._replacements)
+
+    def undo(self) -> None:
+        self._namespace.update(self._originals)
+        for name in self._added:
+            self._namespace.pop(name, None)
+
+
 class _Remembered:
     """The steps that functions took, to be taken again: all redirections at once, then the rest in its order."""
 
@@ -234,11 +255,11 @@ class _Remembered:
         self._methods = [each for each in kept if isinstance(each, _Methods)]
         self._actions = [each.undo for each in kept if isinstance(each, _Action)]
         self._attributes = [each for each in kept if isinstance(each, _Attribute)]
-        # Names of modules are written to their dictionaries: to ask the module takes three times as long.
+        # Names of modules are written to their dictionaries, all of one module at once: worlds start by the thousand.
+        modules = {id(each.owner): each.owner for each in self._attributes if type(each.owner) is types.ModuleType}
         self._in_modules = [
-            (vars(each.owner), each.name, each.original, each.replacement)
-            for each in self._attributes
-            if type(each.owner) is types.ModuleType
+            _InModule(vars(owner), [each for each in self._attributes if each.owner is owner])
+            for owner in modules.values()
         ]
         self._elsewhere = [each for each in self._attributes if type(each.owner) is not types.ModuleType]
         self._places = [_dictionary_of(each.owner) for each in self._attributes]
@@ -256,8 +277,8 @@ class _Remembered:
         self._functions.do()
         for methods in self._methods:
             methods.do()
-        for namespace, name, _, replacement in self._in_modules:
-            namespace[name] = replacement
+        for names in self._in_modules:
+            names.do()
         for each in self._elsewhere:
             setattr(each.owner, each.name, each.replacement)
 
@@ -271,11 +292,8 @@ class _Remembered:
     def undo(self) -> None:
         for each in self._elsewhere:
             each.undo()
-        for namespace, name, original, _ in self._in_modules:
-            if original is _MISSING:
-                namespace.pop(name, None)
-            else:
-                namespace[name] = original
+        for names in self._in_modules:
+            names.undo()
         for methods in self._methods:
             methods.undo()
         self._functions.undo()

@@ -25,7 +25,9 @@ from __future__ import annotations
 import builtins
 import ctypes
 import functools
+import itertools
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -143,26 +145,23 @@ class Redirection:
 class Batch:
     """Redirections that are switched together: a world has more than a hundred."""
 
-    __slots__ = ("_codes", "_words")
+    __slots__ = ("_functions", "_other", "_own", "_words")
 
     def __init__(self, redirections: Iterable[Redirection]) -> None:
         kept = list(redirections)
-        self._codes = [(each.function, *each._code) for each in kept if each._code is not None]
+        codes = [(each.function, *each._code) for each in kept if each._code is not None]
+        self._functions = [function for function, _, _ in codes]
+        self._other = [other for _, other, _ in codes]
+        self._own = [own for _, _, own in codes]
         words = [each._words for each in kept if each._words is not None]
         self._words = [_Words(words[first : first + _AT_ONCE]) for first in range(0, len(words), _AT_ONCE)]
 
     def switch(self, *, on: bool) -> None:
         """Let all these functions do the one or the other."""
-        if on:
-            for function, other, _ in self._codes:
-                function.__code__ = other
-            for each in self._words:
-                each.memory[each.places] = each.on
-        else:
-            for function, _, own in self._codes:
-                function.__code__ = own
-            for each in self._words:
-                each.memory[each.places] = each.off
+        # Mapped, it takes half the time of a loop: worlds start by the thousand.
+        deque(map(setattr, self._functions, itertools.repeat("__code__"), self._other if on else self._own), 0)
+        for each in self._words:
+            each.memory[each.places] = each.on if on else each.off
 
 
 class _Words:
