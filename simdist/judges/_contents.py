@@ -1,7 +1,7 @@
 """What a rank's optimizer holds after a step, copied once for all ranks that hold the same.
 
 Ranks that are replicas hold the same bytes at every step, so a sum over them need not be computed: the first rank's are
-copied, those of the others are compared with the copy, and ranks that find them equal share its content. A sum is
+copied, those of the others compared with the copy, and a rank that finds them equal shares its content. A sum is
 computed only where ranks differ, or one runs ahead of the others: of the copy, which is given up then.
 """
 

@@ -6,8 +6,8 @@ the other ranks. A vector clock for each thread says what is in order: a thread 
 and goes on after what those did who gave back the lock, the item or the end of a thread that it takes.
 
 Doubts: two threads that take turns with a lock count as in order, though which of them goes first is not said: that
-hides a race, and never makes one up. So does a thread that reads from any socket after another has written to one. A
-thread that asks a plain variable again and again learns nothing by it.
+hides a race, and never makes one up. So does a thread that reads from any socket after another has written to one. One
+that asks a plain variable again and again learns nothing by it.
 """
 
 from __future__ import annotations

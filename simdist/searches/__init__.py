@@ -24,6 +24,7 @@ from simdist.searches._fuzz import Tries, fuzz, fuzz_plan
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._outcomes import Cause
 from simdist.searches._report import ExploreReport, Outcome, Schedule, SearchReport, TurningPoint
+from simdist.searches._shrinking import ShrunkOrder
 from simdist.searches._swarm import DEADLY, FAMILIES, families_of, fitting_fault, plan_of_faults
 from simdist.searches._tokens import read_token, token_of
 from simdist.searches._trials import Trial
@@ -44,6 +45,7 @@ __all__ = [
     "PlanProgram",
     "Schedule",
     "SearchReport",
+    "ShrunkOrder",
     "Trial",
     "Tries",
     "TurningPoint",

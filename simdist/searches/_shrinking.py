@@ -71,8 +71,8 @@ class ShrunkOrder:
 def shrunk_order(attempt: Attempt, fails: Callable[[Attempt], bool]) -> ShrunkOrder:
     """Leave choices out of an order, many at once and then each, and take earlier tasks at those that are left.
 
-    `fails` says whether an attempt still fails in the same way. The task that runs in the place of one that is left out
-    may change what there is to choose later; that it still fails is all that counts.
+    `fails` says whether an attempt still fails in the same way. Another task that runs at a choice may
+    change what there is to choose later; that it still fails is all that counts.
     """
     first = [int(place) for place in attempt.policy.removeprefix(_ORDER).split(".")]
     runs = 0
