@@ -75,6 +75,7 @@ LAYERS: dict[str, set[str]] = {
     "_layouts": {"torch"},
     "_no_devices": {"values"},
     "docs": set(),
+    "_torchrun": {"process"},
     "_agent": {"errors", "records", "kernel", "cluster", "process"},
     "_world": {
         "inside",
@@ -98,6 +99,7 @@ LAYERS: dict[str, set[str]] = {
         "_no_devices",
         "_observer",
         "_settings",
+        "_torchrun",
         "torch",
     },
     "_spawn": {"result", "_world", "torch"},

@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from simdist.c10d import OperationCalled, StoreRequested
 from simdist.cluster import Host, Network
@@ -31,10 +31,12 @@ from simdist.faults._fault import Fault
 from simdist.faults._operations import STORE
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._trigger import Watch, Watches
-from simdist.files import StorageCalled
 from simdist.kernel import PASS, Simulation, Timer, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
 from simdist.result import FaultResult
+
+if TYPE_CHECKING:
+    from simdist.files import StorageCalled
 
 __all__ = ["Injector"]
 
@@ -210,6 +212,8 @@ class Injector:
 
     def judge_effects(self) -> None:
         """From now on judge effects on disks."""
+        from simdist.files import StorageCalled  # which worlds without such faults do not need
+
         self._judge(StorageCalled, self._on_effect)
 
     def judge_requests(self) -> None:

@@ -57,10 +57,34 @@ documentation and is wider than what was seen: an outcome that is allowed here m
 Open `_disk.py` first; `_profile.py` has the rules by name, `_names.py` which names are left, `_inode.py` which bytes.
 """
 
-from simdist.storage._content import Content
-from simdist.storage._disk import Disk, Image
-from simdist.storage._inode import Draw, FileState, Inode, Range
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from simdist.storage._mount import Mount
 from simdist.storage._profile import PROFILES, Profile
 
+if TYPE_CHECKING:
+    from simdist.storage._content import Content
+    from simdist.storage._disk import Disk, Image
+    from simdist.storage._inode import Draw, FileState, Inode, Range
+
 __all__ = ["PROFILES", "Content", "Disk", "Draw", "FileState", "Image", "Inode", "Mount", "Profile", "Range"]
+
+# Loaded on first use: a run without a disk needs none of it.
+_HOMES = {
+    "Content": "simdist.storage._content",
+    "Disk": "simdist.storage._disk",
+    "Draw": "simdist.storage._inode",
+    "FileState": "simdist.storage._inode",
+    "Image": "simdist.storage._disk",
+    "Inode": "simdist.storage._inode",
+    "Range": "simdist.storage._inode",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -31,19 +31,26 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 | deadlock | cycle, text |
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from simdist.result import Span
-from simdist.trace._axis import short_duration
-from simdist.trace._chrome import chrome_trace, write_chrome_trace
-from simdist.trace._figure import save, timeline
-from simdist.trace._flight_recorder import flight_recorder_dumps, write_flight_recorder
-from simdist.trace._graph import wait_graph
-from simdist.trace._lines import event_line, write_events
-from simdist.trace._notes import notes_of, short_message
-from simdist.trace._reader import read_trace
 from simdist.trace._stream import EventStream, event_of, events_of
-from simdist.trace._streams import StreamRun, stream_timeline
-from simdist.trace._trace import Trace, trace_of
-from simdist.trace._waits import Waiting, moment_of, waiting_at
+
+if TYPE_CHECKING:
+    from simdist.trace._axis import short_duration
+    from simdist.trace._chrome import chrome_trace, write_chrome_trace
+    from simdist.trace._figure import save, timeline
+    from simdist.trace._flight_recorder import flight_recorder_dumps, write_flight_recorder
+    from simdist.trace._graph import wait_graph
+    from simdist.trace._lines import event_line, write_events
+    from simdist.trace._notes import notes_of, short_message
+    from simdist.trace._reader import read_trace
+    from simdist.trace._streams import StreamRun, stream_timeline
+    from simdist.trace._trace import Trace, trace_of
+    from simdist.trace._waits import Waiting, moment_of, waiting_at
 
 __all__ = [
     "EventStream",
@@ -71,3 +78,33 @@ __all__ = [
     "write_events",
     "write_flight_recorder",
 ]
+
+# Loaded on first use: a run needs none of it.
+_HOMES = {
+    "StreamRun": "simdist.trace._streams",
+    "Trace": "simdist.trace._trace",
+    "Waiting": "simdist.trace._waits",
+    "chrome_trace": "simdist.trace._chrome",
+    "event_line": "simdist.trace._lines",
+    "flight_recorder_dumps": "simdist.trace._flight_recorder",
+    "moment_of": "simdist.trace._waits",
+    "notes_of": "simdist.trace._notes",
+    "read_trace": "simdist.trace._reader",
+    "save": "simdist.trace._figure",
+    "short_duration": "simdist.trace._axis",
+    "short_message": "simdist.trace._notes",
+    "stream_timeline": "simdist.trace._streams",
+    "timeline": "simdist.trace._figure",
+    "trace_of": "simdist.trace._trace",
+    "wait_graph": "simdist.trace._graph",
+    "waiting_at": "simdist.trace._waits",
+    "write_chrome_trace": "simdist.trace._chrome",
+    "write_events": "simdist.trace._lines",
+    "write_flight_recorder": "simdist.trace._flight_recorder",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -173,7 +173,7 @@ class _Words:
         starts = [ctypes.addressof(words) for words, _, _ in functions]
         first = min(starts)
         extent = (max(starts) - first) // _WORD + _ENTRY + 1
-        self.memory = np.ctypeslib.as_array((ctypes.c_size_t * extent).from_address(first))
+        self.memory = np.frombuffer(memoryview((ctypes.c_size_t * extent).from_address(first)), dtype=np.uintp)
         self.places = np.array([(start - first) // _WORD + place for start in starts for place in _WRITTEN])
         self.on = np.array([word for _, on, _ in functions for word in on], dtype=np.uintp)
         self.off = np.array([word for _, _, off in functions for word in off], dtype=np.uintp)
