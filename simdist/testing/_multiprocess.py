@@ -45,24 +45,25 @@ from simdist.testing._multithreaded import SimulatedThreads
 __all__ = ["MultiProcessTestCase", "SimulatedProcesses", "simulated"]
 
 _TorchCase: Any = common_distributed.MultiProcessTestCase
-_set_rng_seed: Any = common_utils.set_rng_seed
+_set_rng_seed: Callable[[], None] = common_utils.set_rng_seed
 _exit = sys.exit  # a suite may put something else there while its main process runs
 _FIRST_PID = 1000
 _SHUTDOWN_NS = 5_000_000  # from the end of a test until its process is gone: it joins a thread and ends the interpreter
 _KILLED = -15
+_Call = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]
 
 
 class _Pipe:
     """One direction is enough: what a rank sends, the main process reads when the rank has ended."""
 
     def __init__(self) -> None:
-        self._messages: deque[Any] = deque()
+        self._messages: deque[object] = deque()
         self.closed = False
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         self._messages.append(message)
 
-    def recv(self) -> Any:
+    def recv(self) -> object:
         if not self._messages:
             raise EOFError("the rank sent nothing")
         return self._messages.popleft()
@@ -97,7 +98,7 @@ class _Process:
     `target`, `args` and `kwargs` are what its rank runs.
     """
 
-    def __init__(self, rank: int, pipe: _Pipe, made: Any) -> None:
+    def __init__(self, rank: int, pipe: _Pipe, made: _Call) -> None:
         self.rank = rank
         self.pid = _FIRST_PID + rank
         self.name = f"process {rank}"
@@ -187,18 +188,18 @@ class SimulatedProcesses:
 
     # What torch's class gives; declared here because the mixin stands before it.
     MAIN_PROCESS_RANK: int
-    processes: list[Any]
-    pid_to_pipe: dict[int, Any]
+    processes: list[_Process]
+    pid_to_pipe: dict[int, _Pipe]
     rank: int
     file_name: str
     world_size: Any
     destroy_pg_upon_exit: bool
     _current_test_name: Callable[[], str]
-    _tested: Any = None  # the function of the test that is joined
+    _tested: Callable[..., object] | None = None  # the function of the test that is joined
 
     # -- the main process --------------------------------------------------------------------------------------------
 
-    def join_or_run(self, fn: Any) -> Any:
+    def join_or_run(self, fn: Callable[..., object]) -> Callable[[], None]:
         """As torch's; a main process that talks to its ranks becomes the launcher of their world."""
 
         @functools.wraps(fn)
@@ -212,7 +213,7 @@ class SimulatedProcesses:
 
         return types.MethodType(wrapper, self)
 
-    def _start_processes(self, proc: Any) -> None:
+    def _start_processes(self, proc: Callable[..., object] | None) -> None:
         self.processes = []
         name, kwargs = self._current_test_name(), {"fake_pg": getattr(self, "fake_pg", False)}
         for rank in range(int(self.world_size)):
@@ -220,10 +221,10 @@ class SimulatedProcesses:
             target: Any = type(self)._run  # type: ignore[attr-defined]  # torch's, or the suite's own
             takes_more = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(target).parameters.values())
             named = kwargs if takes_more else {}
-            what = {"target": target, "args": (rank, name, self.file_name, pipe), "kwargs": named}
-            made = (target, what["args"], named)
+            args = rank, name, self.file_name, pipe
+            made: _Call = target, args, named
             if proc is not None:
-                made = _made_by(proc(name=f"process {rank}", **what))
+                made = _made_by(proc(name=f"process {rank}", target=target, args=args, kwargs=named))
             self.processes.append(_Process(rank, pipe, made))
         self.pid_to_pipe = {process.pid: process.pipe for process in self.processes}
 
@@ -239,7 +240,7 @@ class SimulatedProcesses:
         given = ((process.args, process.kwargs) for process in self.processes)
         return joins not in (SimulatedProcesses, _TorchCase) or next(_connections(list(given)), None) is not None
 
-    def _join_processes(self, fn: Any) -> None:
+    def _join_processes(self, fn: Callable[..., object]) -> None:
         self._tested = fn
         there = [process.simulated for process in self.processes if process.simulated is not None]
         began_ns = 0
@@ -259,10 +260,9 @@ class SimulatedProcesses:
             for pipe in self.pid_to_pipe.values():
                 pipe.close()
 
-    def _judge(self, fn: Any, seconds: float) -> None:
+    def _judge(self, fn: Callable[..., object] | None, seconds: float) -> None:
         """Call `_check_return_codes`, whose first argument older versions of torch have not."""
-        check: Any = self._check_return_codes
-        check(*_fitting(check, fn, seconds))
+        self._check_return_codes(*_fitting(self._check_return_codes, fn, seconds))
 
     def _check_return_codes(self, *args: Any) -> None:
         judge: Any = super()._check_return_codes  # type: ignore[misc]  # torch's
@@ -336,7 +336,7 @@ class SimulatedProcesses:
 
     # -- a rank ------------------------------------------------------------------------------------------------------
 
-    def run_test(self, test_name: str, parent_pipe: Any) -> None:
+    def run_test(self, test_name: str, parent_pipe: _Pipe) -> None:
         """Run the test method on this rank, with torch's rules for exit codes."""
         os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"
         _seed_generators()
@@ -365,7 +365,7 @@ class _Beginning:
         return ()
 
 
-def _made_by(process: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _made_by(process: Any) -> _Call:
     """What a process that a suite's factory has made, and nobody has started, would run.
 
     Raises:
@@ -381,7 +381,7 @@ def _made_by(process: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         ) from None
 
 
-def _connections(value: Any, depth: int = 5) -> Iterator[Connection]:
+def _connections(value: object, depth: int = 5) -> Iterator[Connection]:
     """The ends of pipes in a value: in lists, tuples and dicts, and what these hold."""
     if isinstance(value, Connection):
         if not value.closed:
@@ -394,14 +394,14 @@ def _connections(value: Any, depth: int = 5) -> Iterator[Connection]:
             yield from _connections(each, depth - 1)
 
 
-def _fitting(check: Any, fn: Any, seconds: float) -> tuple[Any, ...]:
+def _fitting(check: Callable[..., object], fn: Callable[..., object] | None, seconds: float) -> tuple[object, ...]:
     """The arguments of a `_check_return_codes`: the test's function and the time it took, or the time alone."""
     parameters = [each.kind for each in inspect.signature(_declared(check)).parameters.values()]
     both = inspect.Parameter.VAR_POSITIONAL in parameters or len(parameters) > 1
     return (fn, seconds) if both else (seconds,)
 
 
-def _declared(check: Any) -> Any:
+def _declared(check: Callable[..., object]) -> Callable[..., object]:
     """The method as the suite declares it, behind a decorator that takes and hands on any arguments."""
     function = getattr(check, "__func__", check)
     kinds = [each.kind for each in inspect.signature(function).parameters.values()]
@@ -425,7 +425,7 @@ def _seed_generators() -> None:
     np.random.seed(common_utils.SEED)  # noqa: TID251  # the rank's own generator, as torch's helper
 
 
-def simulated(case: type, **attributes: Any) -> type:
+def simulated(case: type, **attributes: object) -> type:
     """A subclass of `case`, derived from torch's `MultiProcessTestCase` or `MultiThreadedTestCase`, on simulated ranks.
 
     `attributes` become class attributes, such as `sim_seed=3`.

@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from simdist.result import RunResult
 __all__ = ["MultiThreadedTestCase", "SimulatedThreads", "spawn_threads_and_init_comms"]
 
 _TorchCase: Any = common_distributed.MultiThreadedTestCase
-_Failure = tuple[int, tuple[Any, Any, Any]]
+_Failure = tuple[int, tuple[object, object, object]]
 
 
 class SimulatedThreads:
@@ -41,7 +41,7 @@ class SimulatedThreads:
     simulation: RunResult | None = None
 
     # What torch's class gives; declared here because the mixin stands before it.
-    threads: list[Any]
+    threads: list[threading.Thread]
     rank: int
     world_size: Any
     _current_test_name: str
@@ -49,7 +49,7 @@ class SimulatedThreads:
     def _spawn_threads(self) -> None:
         self.threads = []  # the world runs when it is joined
 
-    def _join_threads(self, threads: list[Any], fn: Any) -> None:
+    def _join_threads(self, threads: list[threading.Thread], fn: Callable[..., object]) -> None:
         failures: list[_Failure] = []
         name = self._current_test_name
 
@@ -79,11 +79,11 @@ class MultiThreadedTestCase(SimulatedThreads, _TorchCase):  # type: ignore[misc]
 
 
 def spawn_threads_and_init_comms(
-    func: Callable[..., Any] | None = None,
+    func: Callable[..., object] | None = None,
     timeout: float = 0,
     world_size: int = common_distributed.DEFAULT_WORLD_SIZE,
     backend: str = "gloo",
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Drop-in for torch's decorator: run a test method on every rank of a simulated world with its group initialised.
 
     `timeout` is accepted and means nothing in virtual time.
@@ -92,7 +92,7 @@ def spawn_threads_and_init_comms(
         return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size, backend=backend)
 
     @functools.wraps(func)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+    def wrapper(self: object, *args: object, **kwargs: object) -> None:
         failures: list[_Failure] = []
 
         def run_rank(rank: int) -> None:
@@ -109,7 +109,7 @@ def spawn_threads_and_init_comms(
 
 
 @contextlib.contextmanager
-def _group(backend: str) -> Any:
+def _group(backend: str) -> Iterator[None]:
     process = current_process()
     assert process is not None
     process.torch_state.stands_for_threads = True

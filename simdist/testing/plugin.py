@@ -48,11 +48,13 @@ pytest loads this module in every run, so it imports nothing but pytest; open `_
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pdb import Pdb
+
     from simdist.testing._plugin._sim import Sim
 
 __all__ = [
@@ -161,7 +163,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"simdist: {', '.join(words)}" if words else None
 
 
-def _is_simulated(item: Any) -> bool:
+def _is_simulated(item: pytest.Item) -> bool:
     return item.get_closest_marker("simdist") is not None or "sim" in getattr(item, "fixturenames", ())
 
 
@@ -222,17 +224,17 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_enter_pdb(config: pytest.Config, pdb: Any) -> None:
+def pytest_enter_pdb(config: pytest.Config, pdb: Pdb) -> None:
     """While a person debugs a rank, real time does not count."""
     _debugging(True, pdb)
 
 
-def pytest_leave_pdb(config: pytest.Config, pdb: Any) -> None:
+def pytest_leave_pdb(config: pytest.Config, pdb: Pdb) -> None:
     """The rank goes on."""
     _debugging(False, pdb)
 
 
-def _debugging(begins: bool, debugger: Any) -> None:
+def _debugging(begins: bool, debugger: Pdb) -> None:
     import sys
 
     if "simdist.process" in sys.modules:
@@ -267,7 +269,7 @@ def _simdist_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(name="rank")
-def _rank(request: pytest.FixtureRequest) -> Any:
+def _rank(request: pytest.FixtureRequest) -> object:
     """The rank on which the body of a test marked with `simdist` runs."""
     from simdist.testing._plugin._arguments import rank_placeholder
 

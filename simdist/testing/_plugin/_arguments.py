@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ _DEPTH = 4  # of containers in which tensors are looked for
 class _RankPlaceholder:
     """What the fixture `rank` is while fixtures are set up, when there is no rank yet."""
 
-    def _unknown(self, *_: object) -> Any:
+    def _unknown(self, *_: object) -> Never:
         raise SimdistError(
             "the fixture 'rank' has a value only in the body of a test marked with simdist; "
             "fixtures are set up once, before there are ranks"
@@ -41,7 +41,7 @@ class _RankPlaceholder:
         return "<rank: known in the test's body only>"
 
 
-def rank_placeholder(item: Any) -> _RankPlaceholder:
+def rank_placeholder(item: pytest.Function) -> _RankPlaceholder:
     """The value of the fixture `rank` in the host process.
 
     Fails the test if it has no ranks.
@@ -56,7 +56,7 @@ def rank_placeholder(item: Any) -> _RankPlaceholder:
 class Arguments:
     """Function and arguments of a test, as each rank gets them."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    def __init__(self, function: Callable[..., object], arguments: Mapping[str, object]) -> None:
         self._arguments = dict(arguments)
         owner = getattr(function, "__self__", None)
         self._function: Any = function
@@ -68,7 +68,7 @@ class Arguments:
             else {name: value for name, value in getattr(owner, "__dict__", {}).items() if _has_state(value, _DEPTH)}
         )
 
-    def on(self, rank: int) -> tuple[Callable[..., Any], dict[str, Any]]:
+    def on(self, rank: int) -> tuple[Callable[..., object], dict[str, object]]:
         """The function and its arguments for one rank.
 
         Raises:
@@ -87,7 +87,7 @@ class Arguments:
         return types.MethodType(self._function.__func__, instance), arguments
 
 
-def _has_state(value: Any, depth: int) -> bool:
+def _has_state(value: object, depth: int) -> bool:
     if isinstance(value, _COPIED):
         return True
     if depth and isinstance(value, _CONTAINERS):
@@ -96,7 +96,7 @@ def _has_state(value: Any, depth: int) -> bool:
     return False
 
 
-def _copy(what: str, value: Any, memo: dict[int, Any]) -> Any:
+def _copy(what: str, value: object, memo: dict[int, Any]) -> object:
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from simdist.process import RankStream, current_runtime
+from simdist.process import RankStream, Runtime, current_runtime
 
 __all__ = ["debugging", "remember_streams"]
 
 _STREAMS = "streams of ranks"
 
 
-def remember_streams(runtime: Any) -> None:
+def remember_streams(runtime: Runtime) -> None:
     """Called on the host's thread once the world is there: the streams that its ranks write to."""
     runtime.extras[_STREAMS] = sys.stdout, sys.stderr
 

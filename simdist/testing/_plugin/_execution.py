@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ __all__ = ["default_group", "simulated_call"]
 
 
 @contextlib.contextmanager
-def simulated_call(item: Any) -> Iterator[None]:
+def simulated_call(item: pytest.Function) -> Iterator[None]:
     """Around pytest's call of a simulated test.
 
     The function of a marked test is replaced by one that runs it on ranks. A world that a test with `sim` leaves behind
@@ -53,15 +52,15 @@ def simulated_call(item: Any) -> Iterator[None]:
         item.obj = original
 
 
-def _on_ranks(item: Any, worlds: Worlds) -> Any:
+def _on_ranks(item: pytest.Function, worlds: Worlds) -> Callable[..., None]:
     """What pytest calls in place of the test's function."""
     function, settings = item.obj, worlds.settings
     _refuse(item, function)
 
-    def body(**arguments: Any) -> None:
+    def body(**arguments: object) -> None:
         __tracebackhide__ = hides
         each = Arguments(function, arguments)
-        returned: list[Any] = []
+        returned: list[object] = []
 
         def call(rank: int) -> None:
             test, mine = each.on(rank)
@@ -89,7 +88,7 @@ def _on_ranks(item: Any, worlds: Worlds) -> Any:
     return body
 
 
-def _explore(item: Any, worlds: Worlds, call: Callable[[int], None], first: RunResult) -> None:
+def _explore(item: pytest.Item, worlds: Worlds, call: Callable[[int], None], first: RunResult) -> None:
     """Run the test under as many other schedules as `--simdist-explore` says; the first that fails, fails the test."""
     __tracebackhide__ = True
     count = item.config.option.simdist_explore or 0
@@ -128,7 +127,7 @@ def default_group(settings: Settings, *, wanted: bool) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _refuse(item: Any, function: Any) -> None:
+def _refuse(item: pytest.Item, function: Callable[..., object]) -> None:
     test = inspect.unwrap(function)
     if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
         pytest.fail(
@@ -147,7 +146,7 @@ def _refuse(item: Any, function: Any) -> None:
         )
 
 
-def _repeat(item: Any, worlds: Worlds, *, failed: bool) -> None:
+def _repeat(item: pytest.Item, worlds: Worlds, *, failed: bool) -> None:
     __tracebackhide__ = True
     results = [record.result for record in worlds.records if record.result is not None]
     if not item.config.option.simdist_check_determinism or not results:

@@ -47,7 +47,7 @@ _FIELDS = {"step": "at_step", "point": "at_point"}
 _TIMES = ("at", "period", "start", "until")
 
 
-def fields_from(method: str, words: Mapping[str, Any], known: type) -> dict[str, Any]:
+def fields_from(method: str, words: Mapping[str, object], known: type) -> dict[str, Any]:
     """The keywords of `method` as fields of a fault.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,7 @@ def make_folders(config: pytest.Config) -> None:
                 raise pytest.UsageError(f"--{option.replace('_', '-')} {folder}: {reason}") from None
 
 
-def write_files(item: Any, seed: int, index: int, result: RunResult) -> None:
+def write_files(item: pytest.Item, seed: int, index: int, result: RunResult) -> None:
     """Write what the options ask for; `index` counts the worlds of the test."""
     option = item.config.option
     if option.simdist_trace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import FrameType, TracebackType
-from typing import Any
 
 import pytest
 
@@ -40,7 +39,7 @@ def without_internals(error: BaseException) -> BaseException:
     return error
 
 
-def in_the_test(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> pytest.ExceptionInfo[BaseException]:
+def in_the_test(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> pytest.ExceptionInfo[BaseException]:
     """What pytest should report of a misuse of simdist: the user's lines that led to it, unless `--full-trace`."""
     error = excinfo.value
     if item.config.getoption("fulltrace", False) or isinstance(error, InternalError):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from simdist.errors import SimdistError, StallError
 from simdist.faults import Fault
@@ -61,7 +61,7 @@ class LiveWorld:
     def __init__(
         self,
         worlds: Worlds,
-        call: Callable[[int], Any],
+        call: Callable[[int], object],
         settings: Settings,
         *,
         seed: int,

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from simdist.trace import event_line
 __all__ = ["compare", "repetition"]
 
 
-def repetition(item: Any, seed: int, results: Sequence[RunResult], nodeid: str, *, failed: bool) -> str | None:
+def repetition(item: pytest.Item, seed: int, results: Sequence[RunResult], nodeid: str, *, failed: bool) -> str | None:
     """Run the test `nodeid` again in a fresh process; the first event that differs, in words, or None if none does.
 
     Of a test that `failed`, stderr is left out: tracebacks show where objects lie in memory.
@@ -82,7 +81,7 @@ def compare(here: Iterable[str], there: Iterable[str]) -> str | None:
     return None
 
 
-def _command(config: Any) -> Iterator[str]:
+def _command(config: pytest.Config) -> Iterator[str]:
     """pytest as it was called, without what chooses tests, spreads them, or stops for a person."""
     yield from (sys.executable, "-m", "pytest", "-p", "simdist.testing.plugin", "-p", "no:cacheprovider", "-q")
     for name in config.known_args_namespace.plugins:

@@ -113,13 +113,13 @@ def nanoseconds(value: object, name: str = "time") -> int:
     return time_ns
 
 
-def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, Any] | None = None) -> Settings:
+def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, object] | None = None) -> Settings:
     """What the markers at `node` say, the closest last; then the parametrized arguments that bear a keyword's name.
 
     Raises:
         CollectError: a keyword is unknown or its value makes no sense; every problem in one message.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     problems: list[str] = []
     for marker in reversed(list(node.iter_markers("simdist"))):
         if len(marker.args) > 1:
@@ -143,7 +143,7 @@ def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, A
     return Settings(**checked)
 
 
-def settings_from(defaults: Settings, keywords: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
+def settings_from(defaults: Settings, keywords: Mapping[str, object], wrong: Sequence[str] = ()) -> Settings:
     """`defaults` with some keywords given anew; `wrong` is what is wrong already.
 
     Raises:
@@ -157,7 +157,7 @@ def settings_from(defaults: Settings, keywords: Mapping[str, Any], wrong: Sequen
     return replace(defaults, **checked)
 
 
-def _checked(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+def _checked(given: Mapping[str, object], problems: list[str]) -> dict[str, Any]:
     checked, lines = misfits(given, MARKER)
     problems += [line.replace(": unknown argument;", ": unknown keyword;") for line in lines]
     return checked
@@ -170,15 +170,14 @@ def _told(what: str, problems: Sequence[str]) -> str:
 
 def parametrize_seeds(metafunc: pytest.Metafunc) -> None:
     """One test for each seed, if markers and command line ask for several."""
-    definition: Any = metafunc.definition
-    seeds = _seeds(definition)
+    seeds = _seeds(metafunc.definition)
     if len(seeds) > 1:
         if "simdist_seed" not in metafunc.fixturenames:
             metafunc.fixturenames.append("simdist_seed")
         metafunc.parametrize("simdist_seed", seeds, indirect=True, ids=[f"seed{seed}" for seed in seeds])
 
 
-def seed_of(item: Any) -> int:
+def seed_of(item: pytest.Item) -> int:
     """The seed of one test."""
     parameters = getattr(item, "callspec", None)
     if parameters is not None and "simdist_seed" in parameters.params:
@@ -191,12 +190,12 @@ def policy_for(policy: str | None, seed: int) -> str:
     return policy if policy is not None else "fifo" if seed == 0 else "random"
 
 
-def world_size_of(item: Any) -> int:
+def world_size_of(item: pytest.Item) -> int:
     """The number of ranks of one test."""
     return item_settings(item).world_size
 
 
-def item_settings(item: Any) -> Settings:
+def item_settings(item: pytest.Item) -> Settings:
     """The settings of a test that is about to run."""
     callspec = getattr(item, "callspec", None)
     try:
@@ -205,7 +204,7 @@ def item_settings(item: Any) -> Settings:
         pytest.fail(str(error), pytrace=False)
 
 
-def _seeds(node: Any) -> tuple[int, ...]:
+def _seeds(node: pytest.Item) -> tuple[int, ...]:
     option = node.config.option
     seeds = settings_of(node).seeds
     first = option.simdist_seed if option.simdist_seed is not None else seeds[0]
@@ -221,7 +220,7 @@ def _seeds(node: Any) -> tuple[int, ...]:
 class _Seeds(Spec):
     """How many seeds, from 0 on, or the seeds themselves."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[int, ...]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[int, ...]:
         expected = f"expected how many, 1 or more, or the seeds themselves; found {brief(value)}"
         count = Whole(least=1, most=1_000_000)
         if isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -246,7 +245,7 @@ class _OrFunction(Spec):
 
     spec: Spec
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         return value if callable(value) and not isinstance(value, type) else self.spec.check(value, dialect)
 
 
@@ -254,7 +253,7 @@ class _OrFunction(Spec):
 class _Time(Spec):
     """A duration as people write it, a count of nanoseconds, or a timedelta."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> int:
         if isinstance(value, datetime.timedelta):
             value = value // datetime.timedelta(microseconds=1) * 1000
         if isinstance(value, numbers.Integral) and not isinstance(value, bool):

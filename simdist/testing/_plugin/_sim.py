@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist._settings import misfits
 from simdist.errors import FaultError, SimdistError
@@ -28,6 +28,9 @@ from simdist.testing._plugin._fault_words import CommonWords, SpanWords, Time, T
 from simdist.testing._plugin._live import LiveWorld
 from simdist.testing._plugin._settings import Settings, nanoseconds, settings_from
 from simdist.testing._plugin._worlds import Worlds, worlds_of
+
+if TYPE_CHECKING:
+    import pytest
 
 __all__ = ["FaultHandle", "Sim", "open_sim"]
 
@@ -81,10 +84,10 @@ class Sim:
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         *,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         check: bool = True,
         **settings: Any,
     ) -> RunResult:
@@ -103,10 +106,10 @@ class Sim:
 
     def start(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         *,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         seed: int | None = None,
         argv: Sequence[str] | None = None,
         **settings: Any,
@@ -216,7 +219,7 @@ class Sim:
             live.bring_in(fault)
         return FaultHandle(self, fault)
 
-    def _trigger(self, method: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    def _trigger(self, method: str, words: Mapping[str, object]) -> dict[str, Any]:
         fields = fields_from(method, words, TriggerWords)
         live = self._worlds.live
         if live is not None and not any(fields.get(name) is not None for name in _SOURCES):
@@ -235,7 +238,7 @@ class Sim:
 
 
 @contextlib.contextmanager
-def open_sim(item: Any, seed: int) -> Iterator[Sim]:
+def open_sim(item: pytest.Function, seed: int) -> Iterator[Sim]:
     """The `sim` of one test."""
     worlds = worlds_of(item)
     sim = Sim(worlds, seed)
@@ -244,10 +247,10 @@ def open_sim(item: Any, seed: int) -> Iterator[Sim]:
     sim._must_be_used()
 
 
-def _with_group(bound: Callable[[], Any], settings: Settings) -> Callable[[int], Any]:
+def _with_group(bound: Callable[[], object], settings: Settings) -> Callable[[int], object]:
     from simdist.testing._plugin._execution import default_group
 
-    def call(rank: int) -> Any:
+    def call(rank: int) -> object:
         with default_group(settings, wanted=True):
             return own(bound)()
 

@@ -8,6 +8,7 @@ length of the world by something that asks which thread is calling.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ from simdist.inside.torch import c10d_logger
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["pytest_on_ranks"]
+_Log = pytest.LogCaptureFixture
+_Records = Callable[[_Log], list[logging.LogRecord]]
 
 
 class _Environment:
@@ -28,7 +31,7 @@ class _Environment:
     def __init__(self, process: SimProcess) -> None:
         self._data = process.environ
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> object:
         found = self._data.get(os.environ.encodekey(name))
         return default if found is None else os.environ.decodevalue(found)
 
@@ -66,7 +69,7 @@ def pytest_on_ranks() -> Iterator[None]:
 
 
 def _on_environment(original: Callable[..., None]) -> Callable[..., None]:
-    def change(self: Any, dic: Any, *args: Any, **kwargs: Any) -> None:
+    def change(self: pytest.MonkeyPatch, dic: object, *args: object, **kwargs: object) -> None:
         process = current_process()
         mine = process is not None and dic is os.environ
         original(self, _Environment(process) if process is not None and mine else dic, *args, **kwargs)
@@ -80,8 +83,8 @@ class _Output:
     def __init__(self) -> None:
         self._read: dict[tuple[SimProcess, str], int] = {}
 
-    def reading(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def readouterr(fixture: Any) -> Any:
+    def reading(self, original: Callable[[Any], Any]) -> Callable[..., object]:
+        def readouterr(fixture: Any) -> object:
             process = current_process()
             if process is None:
                 return original(fixture)
@@ -103,9 +106,11 @@ def _streams(process: SimProcess) -> tuple[tuple[str, list[str]], tuple[str, lis
     return ("stdout", process.stdout), ("stderr", process.stderr)
 
 
-def _disabled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _disabled(
+    original: Callable[..., contextlib.AbstractContextManager[None]],
+) -> Callable[..., contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
-    def disabled(fixture: Any) -> Iterator[None]:
+    def disabled(fixture: object) -> Iterator[None]:
         # Capturing goes on by putting the host's streams back, and on a rank those are the wrong ones.
         streams = sys.stdout, sys.stderr
         with original(fixture):
@@ -116,20 +121,20 @@ def _disabled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return disabled
 
 
-def _is_own(record: Any) -> bool:
+def _is_own(record: logging.LogRecord) -> bool:
     return bool(record.thread == threading.get_ident())
 
 
-def _own_records(original: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
-    def records(fixture: Any) -> list[Any]:
+def _own_records(original: _Records) -> _Records:
+    def records(fixture: _Log) -> list[logging.LogRecord]:
         found = original(fixture)
         return found if current_process() is None else [record for record in found if _is_own(record)]
 
     return records
 
 
-def _own_text(original: Callable[[Any], str]) -> Callable[[Any], str]:
-    def text(fixture: Any) -> str:
+def _own_text(original: Callable[[_Log], str]) -> Callable[[_Log], str]:
+    def text(fixture: _Log) -> str:
         if current_process() is None:
             return original(fixture)
         return "".join(f"{fixture.handler.format(record)}\n" for record in fixture.records)
@@ -137,8 +142,8 @@ def _own_text(original: Callable[[Any], str]) -> Callable[[Any], str]:
     return text
 
 
-def _clear_own(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def clear(fixture: Any) -> None:
+def _clear_own(original: Callable[[_Log], None]) -> Callable[[_Log], None]:
+    def clear(fixture: _Log) -> None:
         if current_process() is None:
             original(fixture)
         else:

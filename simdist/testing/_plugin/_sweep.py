@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ def sweeping_call(item: pytest.Function) -> Iterator[None]:
     if len(marker.args) > len(names):
         pytest.fail("@pytest.mark.simdist_sweep takes the number of ranks, and keywords", pytrace=False)
 
-    def swept(**fixtures: Any) -> None:
+    def swept(**fixtures: object) -> None:
         from simdist.sweeps import sweep
 
         try:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
@@ -44,7 +44,7 @@ class Record:
 class Worlds:
     """All worlds of one test, in order."""
 
-    def __init__(self, item: Any) -> None:
+    def __init__(self, item: pytest.Function) -> None:
         self.item = item
         self.settings: Settings = item_settings(item)
         self.seed = seed_of(item)
@@ -57,7 +57,7 @@ class Worlds:
 
     def open(
         self,
-        call: Callable[[int], Any],
+        call: Callable[[int], object],
         settings: Settings,
         *,
         seed: int,
@@ -71,7 +71,7 @@ class Worlds:
             found = {rank: traceback_of(frame) for rank, frame in frames.items()}
             record.tracebacks.update({rank: trace for rank, trace in found.items() if trace is not None})
 
-        def noting_exits(rank: int) -> Any:
+        def noting_exits(rank: int) -> object:
             try:
                 return call(rank)
             except SystemExit as leaving:
@@ -156,22 +156,21 @@ class Worlds:
         return None
 
 
-def _write(stream: Any, line: str) -> None:
+def _write(stream: TextIO, line: str) -> None:
     stream.write(line + "\n")
 
 
 _KEY = pytest.StashKey[Worlds]()
 
 
-def worlds_of(item: Any) -> Worlds:
+def worlds_of(item: pytest.Function) -> Worlds:
     """The worlds of a test."""
     if _KEY not in item.stash:
         item.stash[_KEY] = Worlds(item)
-    worlds: Worlds = item.stash[_KEY]
-    return worlds
+    return item.stash[_KEY]
 
 
-def replay_command(item: Any, seed: int) -> str:
+def replay_command(item: pytest.Item, seed: int) -> str:
     """The command that runs this one test again, with this seed."""
     path, *names = without_seed(item, seed).split("::")
     # pytest's own `cwd_relative_nodeid` fails on workers of pytest-xdist, where the folder is a text.
@@ -179,7 +178,7 @@ def replay_command(item: Any, seed: int) -> str:
     return f"pytest {shlex.quote('::'.join([path, *names]))} --simdist-seed={seed}"
 
 
-def without_seed(item: Any, seed: int) -> str:
+def without_seed(item: pytest.Item, seed: int) -> str:
     """The node id that the test has when the command line gives the seed."""
     nodeid = str(item.nodeid)
     parameters = getattr(item, "callspec", None)
