@@ -142,7 +142,6 @@ class Member:
         outputs: list[Any],
         timeout_ns: int,
         asynchronous: bool,
-        *,
         refused: bool = False,
         operands: Any = None,
     ) -> int:
