@@ -1,10 +1,11 @@
 """torch.distributed, simulated: groups, works, stores and what they do when something breaks.
 
-Five wings, each importing only those before it: `calls` lists the collectives, `surface` is what torch calls, `engine`
-the life of an operation, `backends` what differs between Gloo and others, `watch` who looks on, as listeners and judges
-on the bus (what is told and announced there: `calls/_events.py`). `_install.py` puts all of it where torch looks, and
-swaps what torch keeps per process (`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds
-what stands there instead of torch's own.
+Five wings, each importing only those before it: `calls` lists the collectives and has the one life of a call, with its
+works and events, `surface` is what torch calls, `engine` brings ranks together, `backends` is what differs between Gloo
+and others, `watch` who looks on, as listeners and judges on the bus (what is told and announced there:
+`calls/_events.py`). `_install.py` puts all of it where torch looks, and swaps what torch keeps per process
+(`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds what stands there instead of torch's
+own.
 """
 
 from __future__ import annotations
@@ -69,27 +70,13 @@ __all__ = [
 ]
 
 # Loaded on first use: what checks files and command lines asks for the names of collectives, and needs no torch.
-_HOMES = {
-    "GLOO": "backends",
-    "IDEAL": "backends",
-    "Backend": "engine",
-    "CollectiveRead": "calls._events",
-    "Done": "engine",
-    "Flow": "engine",
-    "MembersAwaited": "calls._events",
-    "MembersMet": "calls._events",
-    "MessageRead": "calls._events",
+_HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._events") | {
+    **dict.fromkeys(("GLOO", "IDEAL"), "backends"),
+    **dict.fromkeys(("Backend", "Done", "Flow"), "engine"),
     "Operation": "calls._operation",
-    "OperationAdmitted": "calls._events",
-    "OperationCalled": "calls._events",
-    "PayloadSampled": "calls._events",
     "RankState": "_rank_state",
-    "StoreRequested": "calls._events",
-    "StoreServed": "calls._events",
     "StoreServer": "surface._store",
     "TorchState": "_install",
-    "WorkIssued": "calls._events",
-    "WorkWaited": "calls._events",
     "group_maker": "_makers",
     "host_server": "surface._tcp_store",
     "issued_by_torch": "surface._callsite",

@@ -27,7 +27,8 @@ def collective(ranks: int = 3) -> Collective:
 
 
 def refused_work(rank: int) -> Any:
-    return SimpleNamespace(member=SimpleNamespace(rank=rank), fail=lambda error: None)
+    member = SimpleNamespace(rank=rank, failed=lambda name, sequence, error: None)
+    return SimpleNamespace(member=member, name="all_reduce", fail=lambda error: None)
 
 
 @pytest.mark.parametrize(

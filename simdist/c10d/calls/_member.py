@@ -62,7 +62,7 @@ class Member:
         self.pending: dict[SimWork, None] = {}  # issued and not settled
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
-        self.change: Callable[[Any], Any] | None = None  # of what the operation reads that was just announced
+        self.change: Callable[[Any], Any] | None = None  # of what the announced operation reads; who reads it takes it
         # What the announcement of the next collective has left to strike (or nothing: ()), if it was made ahead of it.
         self.ahead: Strike | tuple[()] | None = None
 
@@ -106,11 +106,6 @@ class Member:
                 process.last_operation = before
             raise
 
-    def taken_change(self) -> Callable[[Any], Any] | None:
-        """What is to become of the tensors that the announced operation reads; the caller sees to it."""
-        change, self.change = self.change, None
-        return change
-
     def require_caller(self) -> None:
         """Refuse a call by another rank, which found the group object where all ranks find the same.
 
@@ -147,7 +142,6 @@ class Member:
         outputs: list[Any],
         timeout_ns: int,
         asynchronous: bool,
-        *,
         refused: bool = False,
         operands: Any = None,
     ) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-__all__ = ["Key", "Operation", "Shapes", "key_of"]
+__all__ = ["Fields", "Key", "Operation", "Shapes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,8 @@ class Key(NamedTuple):
     extra: Shapes | None = None
 
 
-# A key of all of its fields in order. Hot: what Python calls to make a named tuple is Python.
-key_of: Callable[[tuple[str, int, int, torch.dtype, tuple[int, ...], str, int, Shapes | None]], Key]
-key_of = functools.partial(tuple.__new__, Key)
+Fields: TypeAlias = tuple[str, int, int, torch.dtype | None, tuple[int, ...], str, int, Shapes | None]
+"""A key, or a plain tuple that is equal to one. Hot: what Python calls to make a named tuple takes its time."""
 
 
 class Operation:

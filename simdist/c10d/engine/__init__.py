@@ -1,6 +1,6 @@
-"""The life of an operation: who meets whom, who waits for whom, and what happens when one is missing.
+"""What happens to a call once it is issued: who meets whom, who waits for whom, and what if one is missing.
 
-Open `_communicator.py` first: the members of a group, and the matching of their collectives by number.
+Open `_communicator.py` first: a group's members (`calls/_member.py`), and the matching of their collectives by number.
 `_collective.py` is one of these from its first caller to its last, in phases, and the case in which all goes well;
 `_mailbox.py` (with `_matching.py` and `_message.py`) the messages. What is out of order is followed: `_followed.py`
 feeds a `Flow` (`_flow.py`, or `_ring.py` for large rings) with facts and acts on what it finds, `_hand_over.py` gives

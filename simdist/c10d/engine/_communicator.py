@@ -15,7 +15,7 @@ from typing import Any
 from simdist.c10d.calls import REDUCTIONS
 from simdist.c10d.calls._events import WorkIssued
 from simdist.c10d.calls._member import Member
-from simdist.c10d.calls._operation import Key, Operation
+from simdist.c10d.calls._operation import Fields, Key, Operation
 from simdist.c10d.calls._payload import Payload
 from simdist.c10d.calls._read import read_by
 from simdist.c10d.calls._work import SimWork
@@ -70,9 +70,9 @@ class Communicator:
         self.troubled = self.disturbed  # or something is closed: closed forms do not hold
         network.listeners.append(self._on_network)
         self.operations: list[Operation] = []  # all that were ever called
-        self._operations: dict[Key, Operation] = {}  # those that the backend has
+        self._operations: dict[Fields, Operation] = {}  # those that the backend has
         # One that was made before, or None. Hot: the dictionary's own function.
-        self.known_operation: Callable[[Key], Operation | None] = self._operations.get
+        self.known_operation: Callable[[Fields], Operation | None] = self._operations.get
         self._slowest: tuple[int, float] | None = None
         self._wire_costs: dict[Operation, WireCost] = {}
         self.followed_load = FollowedLoad(network, self._global)
@@ -92,7 +92,7 @@ class Communicator:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    def operation(self, key: Key) -> Operation:
+    def operation(self, key: Fields) -> Operation:
         """The operation with this key; asked often, made once.
 
         Raises:
@@ -101,12 +101,13 @@ class Communicator:
         found = self._operations.get(key)
         if found is None:
             found = self.new_operation(key)
-            if key.dtype is not None:
-                self.backend.arguments.check(found.name, found.reduction, key.dtype)
+            dtype = key[3]
+            if dtype is not None:
+                self.backend.arguments.check(found.name, found.reduction, dtype)
             self._operations[key] = found
         return found
 
-    def new_operation(self, key: Key) -> Operation:
+    def new_operation(self, key: Fields) -> Operation:
         """Another operation with this key, whether the backend has it or not."""
         made = Operation(*key)
         made.index = len(self.operations)
@@ -116,7 +117,7 @@ class Communicator:
     def issue(
         self,
         member: Member,
-        key: Key,
+        key: Fields,
         payload: Payload,
         outputs: list[Any],
         timeout_ns: int,
@@ -158,8 +159,7 @@ class Communicator:
             simulation.check()
         elif current.context is not process:
             member.refuse_stranger(current.context)
-        refused = refusal is not None
-        sequence = member.issued(operation, payload, outputs, timeout_ns, asynchronous, refused=refused)
+        sequence = member.issued(operation, payload, outputs, timeout_ns, asynchronous, refusal is not None)
         name = operation.name
         make = self._make_work
         work = make(member, name, sequence, outputs)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from simdist.c10d.calls._member import Member
-from simdist.c10d.calls._operation import Key, Operation
+from simdist.c10d.calls._operation import Fields, Operation
 from simdist.c10d.calls._payload import Brought
 from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine._communicator import Communicator
@@ -332,7 +332,7 @@ class StreamCommunicator(Communicator):
         self.ranks = tuple(ranks) or tuple(range(size))
         self.algorithm = self.streamed = backend.algorithm.fitted(network.cluster, self.ranks)
         self.connections: dict[str, Connection] = {}
-        self.known: dict[Key, Operation] = {}
+        self.known: dict[Fields, Operation] = {}
 
     @property
     def world_ranks(self) -> tuple[int, ...]:

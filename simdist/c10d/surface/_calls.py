@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simdist.c10d.calls._operation import Key, Shapes, key_of
+from simdist.c10d.calls._operation import Key, Shapes
 from simdist.c10d.calls._payload import Payload
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface._compat import ProcessGroup, reduce_name, said_by, timeout_ns
@@ -60,7 +60,7 @@ class Calls(GroupBackend):
             element = data.element_size()
             dims = tensor.shape if shape is None else shape
             size = data.numel() * element if size < 0 else size
-            key = key_of((name, size, element, tensor.dtype, dims, reduction, root, extra))
+            key = Key(name, size, element, tensor.dtype, dims, reduction, root, extra)
         return self._communicator.issue(
             self._member, key, payload, outputs, limit_ns, asynchronous, refusal, first, others
         )

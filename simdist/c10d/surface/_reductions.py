@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simdist.c10d.calls._operation import Shapes, key_of
+from simdist.c10d.calls._operation import Shapes
 from simdist.c10d.calls._payload import Scattered, Sparse
 from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.c10d.calls._work import SimWork
@@ -68,7 +68,7 @@ class Reductions(Calls):
             data, size = usual
             dtype = data.dtype
             element = _ELEMENTS[dtype]
-            key = key_of(("all_reduce", size, element, dtype, (size // element,), reduction, -1, None))
+            key = "all_reduce", size, element, dtype, (size // element,), reduction, -1, None
             return self._communicator.issue(self._member, key, data, [tensor], limit_ns, asynchronous)
         if tensor.is_sparse:
             return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 
 from simdist.c10d.backends.nccl import NcclAlgorithm
 from simdist.c10d.backends.nccl.kernels import _folds
+from simdist.c10d.backends.nccl.kernels._algorithm import brought
 from simdist.c10d.backends.nccl.kernels._collisions import Plan, collide
 from simdist.c10d.backends.nccl.kernels._tuned import trees_of
 from simdist.c10d.backends.nccl.kernels._tuning import Graph
 from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Brought, Exchanged, Gathered, Payload, Scattered
 from simdist.cluster import NcclModel, build
 from simdist.errors import MismatchError
 from tests.builds import NCCL
@@ -41,26 +43,28 @@ plans = st.sampled_from(
 )
 
 
-def calls_of(name: str, ranks: int, length: int, dtype: torch.dtype, reduction: str, root: int, seed: int) -> Any:
+def calls_of(
+    name: str, ranks: int, length: int, dtype: torch.dtype, reduction: str, root: int, seed: int
+) -> list[Brought]:
     """A call of each rank that fits those of all others."""
     draw = torch.Generator().manual_seed(seed)
 
     def tensor() -> Tensor:
         return (torch.randn(length, generator=draw) * 8).to(dtype)
 
-    def inputs() -> Any:
+    def payload() -> Payload:
         if name == "reduce_scatter":
-            return tensor(), [tensor() for _ in range(ranks)]
+            return Scattered(tensor(), [tensor() for _ in range(ranks)])
         if name == "all_gather":
-            return [tensor() for _ in range(ranks)], tensor()
+            return Gathered([tensor() for _ in range(ranks)], tensor())
         if name == "all_to_all":
-            return [tensor() for _ in range(ranks)], [tensor() for _ in range(ranks)]
+            return Exchanged([tensor() for _ in range(ranks)], [tensor() for _ in range(ranks)])
         return tensor()
 
     reduces = name in ("all_reduce", "reduce", "reduce_scatter")
     size = length * dtype.itemsize * (ranks if name in ("reduce_scatter", "all_to_all") else 1)
     operation = Operation(name, size, dtype.itemsize, dtype, (length,), reduction if reduces else "", root)
-    return [(operation, inputs(), None) for _ in range(ranks)]
+    return [Brought(operation, payload()) for _ in range(ranks)]
 
 
 def everything(calls: Any) -> list[bytes]:
@@ -97,7 +101,7 @@ def test_kernels_of_calls_that_fit_end_with_what_those_give(
 
     collision = collide(ours, [plan] * ranks, left)
     if name == "all_reduce":
-        given = [_folds.Operand(data, reduction, None, is_bool=False) for _, data, _ in theirs]
+        given = [_folds.Operand(data, reduction, None, is_bool=False) for data in brought(theirs, Tensor)]
         _folds.all_reduce(given, plan.channels, loop_bytes)
     else:
         NcclAlgorithm().execute(theirs)
@@ -116,7 +120,8 @@ def test_kernels_of_trees_end_with_what_trees_give(
     ours, theirs = (calls_of("all_reduce", ranks, length, torch.float32, "sum", -1, seed=length) for _ in range(2))
 
     collision = collide(ours, [Plan(plan.protocol, channels, plan.loop_bytes, trees)] * ranks, {})
-    _folds.tree_all_reduce([_folds.Operand(data, "sum", None, is_bool=False) for _, data, _ in theirs], trees, channels)
+    given = [_folds.Operand(data, "sum", None, is_bool=False) for data in brought(theirs, Tensor)]
+    _folds.tree_all_reduce(given, trees, channels)
 
     assert collision.done == frozenset(range(ranks))
     assert everything(ours) == everything(theirs)

@@ -20,7 +20,7 @@ from simdist.c10d.backends.nccl.kernels._nan import device_assert, holds_nan
 from simdist.c10d.backends.nccl.watch._recorder import Entry
 from simdist.c10d.calls import KERNELS, MESSAGES
 from simdist.c10d.calls._events import WorkIssued
-from simdist.c10d.calls._operation import Operation, key_of
+from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
@@ -87,7 +87,7 @@ class NcclGroup(NcclMember):
         """
         dtype = tensor.dtype
         shape = tensor.shape if shape is None else shape
-        key = key_of((name, size, dtype.itemsize, dtype, shape, reduction, root, None))
+        key = name, size, dtype.itemsize, dtype, shape, reduction, root, None
         communicator = self._communicator
         known = communicator.known.get(key)
         if known is None:
@@ -136,7 +136,7 @@ class NcclGroup(NcclMember):
                 self.preferences.require(call.operation)
         for call in calls:
             operation, reduces = call.operation, call.reduction_operands
-            call.sequence = member.issued(operation, None, outputs, limit_ns, asynchronous, operands=reduces)
+            call.sequence = member.issued(operation, None, outputs, limit_ns, asynchronous, False, reduces)
         calls[0].strike = strike
         calls[0].change, member.change = member.change, None
         if self._nan_check:

@@ -36,6 +36,7 @@ from simdist.c10d.backends.nccl.kernels._fifos import (
 )
 from simdist.c10d.backends.nccl.kernels._folds import Operand, Tree
 from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Brought
 from simdist.c10d.engine import Collision
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.surface._memory import as_bytes, checksum
@@ -43,7 +44,7 @@ from simdist.c10d.surface._memory import as_bytes, checksum
 __all__ = ["LARGEST_LL", "Plan", "collide", "collide_messages"]
 
 Tensor = torch.Tensor
-Call = tuple[Operation, Any, Any]
+
 Wires = dict[Any, Wire]  # by channel, protocol, source and target
 LARGEST_LL = 1 << 20  # bytes of a collective
 _LARGEST_LL_MESSAGE = 16384  # NCCL_P2P_LL_THRESHOLD
@@ -119,7 +120,7 @@ class _Side:
             yield from move(protocol, turn, arithmetic)
 
 
-def collide(calls: Sequence[Call], plans: Sequence[Plan], wires: Wires) -> Collision:
+def collide(calls: Sequence[Brought], plans: Sequence[Plan], wires: Wires) -> Collision:
     """Run the kernels of the calls of all ranks, by rank; `wires` have what calls before have left in buffers.
 
     Inputs and factors are those that `NcclAlgorithm.execute` takes, and are filled as far as kernels come.
@@ -131,7 +132,7 @@ def collide(calls: Sequence[Call], plans: Sequence[Plan], wires: Wires) -> Colli
     return _settled(kernels, wires, {side.rank: side.filled for side in sides})
 
 
-def collide_messages(pair: tuple[int, int], calls: Sequence[Call], wires: Wires) -> Collision:
+def collide_messages(pair: tuple[int, int], calls: Sequence[Brought], wires: Wires) -> Collision:
     """The same of a send and a receive that have met; what they move are flat tensors."""
     sides = {rank: _Side(rank, 2, *call, Plan("simple"), wires) for rank, call in zip(pair, calls, strict=True)}
     source, target = pair
