@@ -21,7 +21,7 @@ import types
 import uuid
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ def _crc(text: str) -> str:
     return f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}"
 
 
-def _words(value: Any, depth: int) -> str:
+def _words(value: object, depth: int) -> str:
     return _how(type(value))(value, depth)  # type: ignore[arg-type]  # types are hashable
 
 
@@ -77,13 +77,13 @@ def _how(kind: type) -> Callable[[Any, int], str]:
     return next((how for kinds, how in _HOW if issubclass(kind, kinds)), _object)
 
 
-def _set(value: Any, depth: int) -> str:
+def _set(value: Collection[object], depth: int) -> str:
     if depth == 0:
         return f"{type(value).__name__} of {len(value)}"
     return f"{type(value).__name__}{{{', '.join(sorted(_words(item, depth - 1) for item in value))}}}"
 
 
-def _in_order(value: Any, depth: int) -> str:
+def _in_order(value: Collection[object], depth: int) -> str:
     if depth == 0:
         return f"{type(value).__name__} of {len(value)}"
     items = list(value)
@@ -94,7 +94,7 @@ def _in_order(value: Any, depth: int) -> str:
     return f"{name}[{', '.join(_words(item, depth - 1) for item in items)}]{tail}"
 
 
-def _mapping(value: Any, depth: int) -> str:
+def _mapping(value: Mapping[Any, object], depth: int) -> str:
     if depth == 0:
         return f"{type(value).__name__} of {len(value)}"
     pairs = itertools.islice(value.items(), _ITEMS)
@@ -102,7 +102,7 @@ def _mapping(value: Any, depth: int) -> str:
     return f"{{{inside}}}" + (f" of {len(value)}" if len(value) > _ITEMS else "")
 
 
-def _module(value: Any, _: int) -> str:
+def _module(value: torch.nn.Module, _: int) -> str:
     parts = ", ".join(f"{name}: {_tensor(part, 0)}" for name, part in value.state_dict().items())
     return f"{type(value).__name__}({parts})"
 
@@ -112,18 +112,18 @@ def _numpy_generator(value: Any, _: int) -> str:
     return f"{type(value).__name__}({_bytes(repr(state).encode())})"
 
 
-def _exception(value: Any, depth: int) -> str:
+def _exception(value: BaseException, depth: int) -> str:
     return f"{type(value).__name__}({', '.join(_words(part, depth - 1) for part in value.args) if depth else ''})"
 
 
-def _object(value: Any, depth: int) -> str:
+def _object(value: object, depth: int) -> str:
     if depth == 0:
         return f"<{type(value).__name__}>"
     state = dict(_state(value))
     return f"{type(value).__name__}{_mapping(state, depth) if state else ''}"
 
 
-def _state(value: Any) -> Iterator[tuple[str, Any]]:
+def _state(value: object) -> Iterator[tuple[str, object]]:
     """What an object holds, without calling anything of its own."""
     inside = getattr(value, "__dict__", None)
     if isinstance(inside, dict):

@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from simdist.determinism._recorder import record
 from simdist.determinism._recording import Recording
@@ -34,7 +34,7 @@ class Job:
 
     module: str
     function: str
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[object, ...] = ()
     lines: bool = False
     shake: bool = False
     paths: tuple[str, ...] = ()

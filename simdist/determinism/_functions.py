@@ -24,7 +24,7 @@ _WATCHING = ("echo", "progress", "replay")
 _KNOWN = {name: SETTINGS[name] for name in inspect.signature(run).parameters}
 
 
-def check_determinism(fn: Callable[..., Any], *, world_size: int, **arguments: Any) -> DeterminismReport:
+def check_determinism(fn: Callable[..., object], *, world_size: int, **arguments: Any) -> DeterminismReport:
     """Run `fn` on simulated ranks twice, the second time in a fresh process under another hash seed, and compare.
 
     Every event, payload and returned value must be the same. If they are not, both versions of the first event that
@@ -45,7 +45,7 @@ def check_determinism(fn: Callable[..., Any], *, world_size: int, **arguments: A
     return check(lambda: run(fn, world_size=world_size, **arguments), job, target=f"{Path(file).name}:{name}")
 
 
-def _home(fn: Callable[..., Any]) -> tuple[str, str]:
+def _home(fn: Callable[..., object]) -> tuple[str, str]:
     """The file and the name under which `fn` is found again."""
     if isinstance(fn, functools.partial):
         raise SimdistError("a fresh process can't import a functools.partial; pass the function, and args=, kwargs=")

@@ -76,7 +76,7 @@ class _Tracer:
         self._numbers = 0
         self._known: dict[int, str] = {}  # id of an object -> its description, during one event
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
         if not is_user_file(frame.f_code.co_filename) or not self._trace.complete:
             return None
         self._callers[self._numbers] = self._frames[self._stack[-1]][1] if self._stack else -1

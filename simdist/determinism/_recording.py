@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from simdist.determinism._lines import LineTrace
 from simdist.frames import Line
@@ -30,7 +29,7 @@ class Noted:
     is_warning: bool = False  # Python shows a warning once per process, so a later run has one less
 
     @property
-    def compared(self) -> tuple[Any, ...]:
+    def compared(self) -> tuple[object, ...]:
         """What must be the same in both runs."""
         return self.record, self.whole
 

@@ -8,7 +8,7 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -35,10 +35,13 @@ def shaken() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-def _last_first(kind: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+_Make = Callable[[Callable[..., Any]], Callable[..., object]]
+
+
+def _last_first(kind: Callable[[list[Any]], object]) -> _Make:
+    def make(original: Callable[..., Iterable[Any]]) -> Callable[..., object]:
         @functools.wraps(original)
-        def look(*args: Any, **kwargs: Any) -> Any:
+        def look(*args: object, **kwargs: object) -> object:
             return kind(list(original(*args, **kwargs))[::-1])
 
         return look
@@ -49,13 +52,13 @@ def _last_first(kind: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Ca
 class _Entries:
     """The entries of a folder; stands in for the iterator of `os.scandir`."""
 
-    def __init__(self, entries: list[Any]) -> None:
+    def __init__(self, entries: list[object]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[object]:
         return self._entries
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return next(self._entries)
 
     def __enter__(self) -> _Entries:
@@ -84,15 +87,15 @@ def _happened(result: object) -> str:
     return "there"
 
 
-def _names(result: Any) -> str:
+def _names(result: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, result)))
 
 
 def _noting(
     seen: dict[int, list[Seen]], kind: str, told: Callable[[Any], str], original: Callable[..., Any]
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     @functools.wraps(original)
-    def look(*args: Any, **kwargs: Any) -> Any:
+    def look(*args: object, **kwargs: object) -> object:
         frame = user_frame(sys._getframe(1))
         if frame is None:
             return original(*args, **kwargs)
@@ -111,7 +114,7 @@ def _noting(
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def _replaced(owner: object, name: str, make: _Make) -> Iterator[None]:
     original = getattr(owner, name)
     setattr(owner, name, make(original))
     try:

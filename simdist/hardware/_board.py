@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import AuthenticationError, connection
 from typing import Any
 
@@ -33,7 +33,7 @@ class Board:
         self._begun: dict[int, set[int]] = {}
         self._origin_ns: int | None = None
         self._begun_at_ns: dict[int, int] = {}
-        self._entered: set[Any] = set()
+        self._entered: set[object] = set()
         self._ended: dict[int, set[int]] = {}
         self._given: dict[int, Any] = {}
         self._struck: dict[str, int] = {}
@@ -94,18 +94,18 @@ class Board:
             self._wait(lambda: self._origin_ns is not None, limit_s)
             return self._origin_ns
 
-    def enter(self, what: Any) -> None:
+    def enter(self, what: object) -> None:
         """A rank is about to go into an operation."""
         with self._changed:
             self._entered.add(what)
             self._changed.notify_all()
 
-    def wait_entered(self, whats: Sequence[Any], limit_s: float) -> bool:
+    def wait_entered(self, whats: Sequence[object], limit_s: float) -> bool:
         """Wait until all of these have been entered; False if they never are."""
         with self._changed:
             return self._wait(lambda: self._entered.issuperset(whats), limit_s)
 
-    def wait_entered_or_ended(self, what: Any, life: int, rank: int, limit_s: float) -> tuple[bool, bool]:
+    def wait_entered_or_ended(self, what: object, life: int, rank: int, limit_s: float) -> tuple[bool, bool]:
         """Wait until this has been entered, or the rank is gone; which of the two has come."""
         with self._changed:
             self._wait(lambda: what in self._entered or rank in self._ended.get(life, ()), limit_s)
@@ -134,7 +134,7 @@ class Board:
         with self._changed:
             return self._wait(lambda: len(self._ended.get(life, ())) >= self._size - but, limit_s)
 
-    def give(self, node: int, content: Any) -> None:
+    def give(self, node: int, content: object) -> None:
         """What a node's ranks have left behind, for the report."""
         with self._changed:
             self._given[node] = content
@@ -148,7 +148,7 @@ class Board:
 
     # -- the server ----------------------------------------------------------------------------------------------
 
-    def _wait(self, true: Any, limit_s: float) -> bool:
+    def _wait(self, true: Callable[[], bool], limit_s: float) -> bool:
         self._changed.wait_for(lambda: self._closed or true(), limit_s)
         return bool(true())
 
@@ -187,7 +187,7 @@ class BoardClient:
         self._connection = connection.Client(address, authkey=key)
         self._lock = threading.Lock()
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: object) -> Any:
         """Ask the board; its answer."""
         with self._lock:
             self._connection.send((method, *arguments))

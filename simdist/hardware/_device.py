@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from typing import Any
+from collections.abc import Callable
 
 from simdist.hardware._job import Job
 
@@ -56,12 +56,12 @@ def use_device(job: Job) -> None:
             setattr(module, name, wrapped)
 
 
-def with_backend(function: Any, device: Any = None) -> Any:
+def with_backend(function: Callable[..., object], device: object = None) -> Callable[..., object]:
     """`function`, with "nccl" where its caller asks for Gloo or leaves the backend open; bound to `device`, if any."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def with_nccl(*args: Any, **kwargs: Any) -> Any:
+    def with_nccl(*args: object, **kwargs: object) -> object:
         bound = signature.bind(*args, **kwargs)
         if str(bound.arguments.get("backend") or "gloo").lower() == "gloo":
             bound.arguments["backend"] = "nccl"

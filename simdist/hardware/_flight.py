@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from simdist.hardware._job import Job
 
@@ -132,7 +132,7 @@ def _read(record: FlightRecord, origin_ns: int) -> FlightRecord:
 class _PlainUnpickler(pickle.Unpickler):
     """Reads what torch writes, which is numbers, texts, lists and dicts only."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse every class.
 
         Raises:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from simdist.faults import Fault
 
@@ -28,8 +28,8 @@ class Job:
 
     target: str
     folder: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
     world_size: int
     backend: str
     seed: int

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from simdist.records import Issued, Packed
 
@@ -71,7 +71,7 @@ class Journal:
         """Write a record of the rank, of what happened at `time_ns`."""
         self._write(make(time_ns, self._rank, *fields, **named))
 
-    def note(self, kind: str, *values: Any, time_ns: int | None = None) -> None:
+    def note(self, kind: str, *values: object, time_ns: int | None = None) -> None:
         """Write what is for readers of the journal, and no event of the run."""
         self._write((self.now_ns() if time_ns is None else time_ns, kind, self._rank, *values))
 

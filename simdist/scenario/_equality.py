@@ -6,16 +6,19 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.values import repr_of, shortened, text_of
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["difference", "near"]
 
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6  # what the order of sums may change over a training
 
 
-def difference(left: Any, right: Any) -> str | None:
+def difference(left: object, right: object) -> str | None:
     """The first place where the two differ, with both values, or None if they are equal bit for bit.
 
     A NaN equals itself, 0.0 and -0.0 differ, and so do values of different types.
@@ -26,7 +29,7 @@ def difference(left: Any, right: Any) -> str | None:
         return "value: nested too deep to be compared"
 
 
-def near(left: Any, right: Any) -> str | None:
+def near(left: object, right: object) -> str | None:
     """Likewise, but floats may differ by 1 in 10 000, as sums in another order do."""
     try:
         return _difference(left, right, "", _near)
@@ -71,7 +74,7 @@ def _difference_of_values(left: Any, right: Any, where: str) -> str:
     return f"{where or 'value'}: {_shown(left)} and {_shown(right)}"
 
 
-def _alike(left: Any, right: Any) -> bool:
+def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     """True if two tensors have elements to compare one by one."""
     return bool(left.shape == right.shape and left.dtype == right.dtype and left.numel() > 1)
 
@@ -106,5 +109,5 @@ def _near(left: Any, right: Any) -> bool:
     return _same(left, right)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return shortened(repr_of(value), 40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist import faults
 from simdist._settings import SETTINGS
@@ -15,7 +15,7 @@ from simdist.scenario._calibration import CalibrationError, calibrated
 from simdist.scenario._fault_kinds import KindError, built_fault, fault_kind, fault_section
 from simdist.scenario._own_judges import own_judges_importable
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
-from simdist.scenario._reader import apply_overrides, read
+from simdist.scenario._reader import Table, apply_overrides, read
 from simdist.scenario._schema import (
     DISK_SECTION,
     ENV,
@@ -36,6 +36,8 @@ from simdist.scenario._workload import WorkloadError, import_workload, importabl
 from simdist.values import brief, found, guess_or_list
 
 __all__ = ["load", "load_faults"]
+
+_T = TypeVar("_T")
 
 
 def load(source: str, *, overrides: Sequence[str] = (), import_target: bool = True) -> Plan:
@@ -88,7 +90,7 @@ def _line(problem: Problem, set_paths: Iterable[Sequence[str | int]]) -> str:
 class _Loader:
     """Checks one raw table; each method returns its part of the plan and appends to `problems`."""
 
-    def __init__(self, source: str, table: dict[str, Any], problems: list[Problem]) -> None:
+    def __init__(self, source: str, table: Table, problems: list[Problem]) -> None:
         self.source = source
         self.table = table
         self.problems = problems
@@ -180,11 +182,11 @@ class _Loader:
             self._make_cluster(self.world_size, topology, arguments)
         return arguments
 
-    def _models(self) -> Mapping[str, Any]:
+    def _models(self) -> Mapping[str, object]:
         """How devices compute, and what NCCL makes of the cluster."""
         return {**self._model("device", "device_model"), **self._model("nccl", "nccl")}
 
-    def _model(self, key: str, setting: str) -> Mapping[str, Any]:
+    def _model(self, key: str, setting: str) -> Mapping[str, object]:
         raw = self.table.get(key)
         if raw is None:
             return {}
@@ -201,7 +203,7 @@ class _Loader:
         disk = self.table.get("disk")
         return isinstance(disk, dict) and disk.get("local") is True
 
-    def _disk(self) -> Mapping[str, Any] | None:
+    def _disk(self) -> Mapping[str, object] | None:
         if "disk" not in self.table:
             return None
         section = check(DISK_SECTION, self.table["disk"], ("disk",), self.problems)
@@ -277,7 +279,7 @@ class _Loader:
             self._problem(path, f"{kind.__name__}() raised {type(error).__name__}: {brief(str(error))}")
             return None
 
-    def _ranks_of_a_bad_fault(self, kind: type[faults.Fault], path: tuple[str, int], raw: Mapping[str, Any]) -> None:
+    def _ranks_of_a_bad_fault(self, kind: type[faults.Fault], path: tuple[str, int], raw: Mapping[str, object]) -> None:
         """A rank outside the world is told even if another key of the fault is wrong."""
         size = self.world_size
         for name, field in faults.fields_of(kind).items():
@@ -353,9 +355,9 @@ class _Loader:
                 reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
                 self._problem(("expect", "exception", name, "pattern"), f"{brief(pattern)} is no regex: {reason}")
 
-    def _by_rank(self, key: str, entries: Mapping[str, Any]) -> dict[int, Any]:
+    def _by_rank(self, key: str, entries: Mapping[str, _T]) -> dict[int, _T]:
         """`entries` by rank; "" stands for every rank, "0", "1-3" and "0, 2-3" for those."""
-        result: dict[int, Any] = {}
+        result: dict[int, _T] = {}
         for text, value in entries.items():
             for rank in self._ranks(key, text):
                 if rank in result:

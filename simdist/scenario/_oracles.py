@@ -158,7 +158,7 @@ def _same_as_without_faults(seen: Seen) -> Iterator[Verdict]:
 
 def _bounds(seen: Seen) -> Iterator[Verdict]:
     """min_values and max_values: each key on every rank."""
-    checks: list[tuple[str, Mapping[str, float], Callable[[Any, float], bool]]] = [
+    checks: list[tuple[str, Mapping[str, float], Callable[[float, float], bool]]] = [
         ("min_values", seen.plan.expect.min_values, lambda value, bound: value >= bound),
         ("max_values", seen.plan.expect.max_values, lambda value, bound: value <= bound),
     ]

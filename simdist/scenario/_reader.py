@@ -13,13 +13,14 @@ from simdist.scenario._schema import Path as KeyPath
 from simdist.scenario._schema import Problem
 from simdist.values import brief, found, guess, plain, shortened
 
-__all__ = ["NotTomlError", "apply_overrides", "parse_override", "parsed", "read", "read_toml"]
+__all__ = ["NotTomlError", "Table", "apply_overrides", "parse_override", "parsed", "read", "read_toml"]
 
+Table = dict[str, Any]
 _LONGEST = 16 << 20  # bytes of a file
 _DEEPEST = 64  # levels of nesting
 
 
-def read(source: str, problems: list[Problem]) -> dict[str, Any] | None:
+def read(source: str, problems: list[Problem]) -> Table | None:
     """The table that the file `source` holds; or None, and why it can't be read is appended to `problems`."""
     path = Path(source)
     try:
@@ -35,7 +36,7 @@ class NotTomlError(Exception):
     """A file can't be read, or holds no TOML; the text says why."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Table:
     """The table that a file holds.
 
     Raises:
@@ -58,7 +59,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise NotTomlError(f"not TOML: byte {error.start} is no UTF-8 text") from None
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> Table:
     """The table that a text says.
 
     Raises:
@@ -80,7 +81,7 @@ def parsed(text: str) -> dict[str, Any]:
     return table
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     """How deep lists and tables lie in each other."""
     deepest, waiting = 0, [(value, 0)]
     while waiting:
@@ -105,7 +106,7 @@ def _toml_text(message: str) -> str:
     return f"{place}: not TOML: {reason}" if place else f"not TOML: {reason}"
 
 
-def parse_override(text: str) -> tuple[KeyPath, Any]:
+def parse_override(text: str) -> tuple[KeyPath, object]:
     """The key path and value of one `key.path=value`. The value is TOML; what is no TOML is taken as plain text.
 
     Raises:
@@ -130,7 +131,7 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
     return tuple(path), _value(value.strip())
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         table = parsed(f"value = {text}")
     except NotTomlError:
@@ -138,7 +139,7 @@ def _value(text: str) -> Any:
     return table["value"] if len(table) == 1 else text
 
 
-def apply_overrides(table: dict[str, Any], overrides: Sequence[str], problems: list[Problem]) -> list[KeyPath]:
+def apply_overrides(table: Table, overrides: Sequence[str], problems: list[Problem]) -> list[KeyPath]:
     """Put each `key.path=value` into `table`; what can't be put is appended to `problems`.
 
     Returns the paths that were set. Whether a key is known is for the schema to say, as if the file had it.
@@ -153,7 +154,7 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[str], problems: l
     return paths
 
 
-def _put(table: dict[str, Any], path: KeyPath, value: Any) -> KeyPath:
+def _put(table: Table, path: KeyPath, value: object) -> KeyPath:
     node: Any = table
     done: list[str | int] = []
     for position, part in enumerate(path):

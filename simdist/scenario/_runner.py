@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
@@ -40,7 +39,7 @@ class ScenarioReport:
         """True if every expectation holds."""
         return all(verdict.ok for verdict in self.verdicts)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """The report as JSON-ready data: the result's summary, and the expectations."""
         return {
             "scenario": self.plan.source,

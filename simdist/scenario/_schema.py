@@ -95,7 +95,7 @@ class _Section(BaseModel):
     beside: ClassVar[tuple[str, ...]] = ()
 
 
-def section(name: str, keys: Mapping[str, tuple[Spec, Any]], beside: tuple[str, ...] = ()) -> type[_Section]:
+def section(name: str, keys: Mapping[str, tuple[Spec, object]], beside: tuple[str, ...] = ()) -> type[_Section]:
     """A section whose keys have specs, each with its default; `...` for none."""
     fields: dict[str, Any] = {
         key: (Annotated[Any, PlainValidator(functools.partial(spec.check, dialect=FILE))], default)
@@ -167,8 +167,8 @@ def cluster_section(topology: str) -> type[_Section]:
     from simdist.cluster import TOPOLOGIES  # networkx comes with it
 
     settings = TOPOLOGIES[topology].settings
-    keys: dict[str, tuple[Spec, Any]] = {key: (settings[name], None) for key, name in cluster_keys(topology).items()}
-    own: dict[str, tuple[Spec, Any]] = {"topology": (topology_spec(), "uniform")}
+    keys: dict[str, tuple[Spec, object]] = {key: (settings[name], None) for key, name in cluster_keys(topology).items()}
+    own: dict[str, tuple[Spec, object]] = {"topology": (topology_spec(), "uniform")}
     # A file that `simdist calibrate` has written.
     return section("Cluster", own | keys | {"calibration": (Maybe(Text()), None)})
 

@@ -31,7 +31,7 @@ def _loaded(path: str) -> str:
     return digest.hexdigest()
 
 
-def _take(value: Any, digest: Any) -> None:
+def _take(value: object, digest: Any) -> None:
     import torch
 
     from simdist._content import bytes_of

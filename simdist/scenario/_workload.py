@@ -64,7 +64,7 @@ def importable(folder: Path, target: str) -> Iterator[None]:
         sys.modules.update(aside)
 
 
-def import_workload(workload: Workload) -> Callable[..., Any]:
+def import_workload(workload: Workload) -> Callable[..., object]:
     """The workload's function; call it inside `importable`.
 
     Raises:
@@ -109,7 +109,7 @@ def import_name(target: str, folder: Path, noun: str, is_one: Callable[[object],
     return value
 
 
-def fill(value: Any, tmp: str) -> Any:
+def fill(value: object, tmp: str) -> Any:
     """`value` with "{tmp}" replaced by `tmp` in every string, however deep."""
     if isinstance(value, str):
         return value.replace("{tmp}", tmp)
@@ -162,7 +162,7 @@ def _near(name: str, folder: Path) -> str:
     return guess(name, [f"{prefix}.{stem}" if prefix else stem for stem in names])
 
 
-def _what_does_not_run(function: Callable[..., Any]) -> str:
+def _what_does_not_run(function: Callable[..., object]) -> str:
     """What a function is whose call runs nothing of it; empty for all others."""
     try:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -172,7 +172,7 @@ def _what_does_not_run(function: Callable[..., Any]) -> str:
         return ""
 
 
-def _check_arguments(function: Callable[..., Any], workload: Workload) -> None:
+def _check_arguments(function: Callable[..., object], workload: Workload) -> None:
     try:
         signature = inspect.signature(function)
     except KeyboardInterrupt:

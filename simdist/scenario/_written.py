@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from simdist.faults import Fault
 from simdist.scenario._plan import Plan
@@ -52,7 +51,7 @@ def scenario_text(plan: Plan, faults: Sequence[Fault], folder: Path, *, comment:
     return "\n".join(lines) + "\n"
 
 
-def _pairs(table: Mapping[str, Any]) -> Iterator[str]:
+def _pairs(table: Mapping[str, object]) -> Iterator[str]:
     for name, value in table.items():
         yield f"{_key(name)} = {_value(value)}"
 
@@ -61,7 +60,7 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -50,7 +50,7 @@ class Account:
 
     outcomes: Mapping[int, str]
     exceptions: Mapping[int, str]
-    values: Mapping[int, Any]
+    values: Mapping[int, object]
     operations: Mapping[tuple[int, int], Sequence[Operation]]
     results: Mapping[tuple[int, int], Mapping[Operation, int]]
     errors: Mapping[tuple[int, int], Mapping[Operation, str]]
@@ -142,5 +142,5 @@ def _named(data: Mapping[str, Any]) -> Operation:
     return str(data["op"]), str(data["group"]), int(data["seq"])
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from simdist.hardware.compare._account import Account
+from simdist.hardware.compare._account import Account, Operation
 from simdist.hardware.compare._match import Match
 from simdist.scenario import difference
 
@@ -75,7 +74,7 @@ def _values(simulated: Account, real: Account) -> Iterator[Point]:
         yield Point("value", rank, text is None, repr(simulated.values[rank]), text or repr(real.values[rank]))
 
 
-def _sequences(name: str, of: Callable[[Account], Mapping[tuple[int, int], Sequence[Any]]]) -> Any:
+def _sequences(name: str, of: Callable[[Account], Mapping[tuple[int, int], Sequence[object]]]) -> _Judge:
     def judge(simulated: Account, real: Account) -> Iterator[Point]:
         ours, theirs = of(simulated), of(real)
         for rank, life in sorted(ours.keys() | theirs.keys()):
@@ -96,11 +95,11 @@ def _sequences(name: str, of: Callable[[Account], Mapping[tuple[int, int], Seque
     return judge
 
 
-def _entry(sequence: Sequence[Any], index: int) -> str:
+def _entry(sequence: Sequence[object], index: int) -> str:
     return f"#{index}: {_words(sequence[index])}" if index < len(sequence) else f"#{index}: {_NOTHING}"
 
 
-def _words(entry: Any) -> str:
+def _words(entry: object) -> str:
     if not isinstance(entry, tuple):
         return str(entry)
     op, group, seq, nbytes, dtype, shape, peer = entry
@@ -108,14 +107,15 @@ def _words(entry: Any) -> str:
     return f"{op} #{seq} in group {group!r}, {dtype}{list(shape)}, {nbytes} bytes{towards}"
 
 
-_Excuse = Callable[[Account, Account, int, int, Any], bool]
+_Judge = Callable[[Account, Account], Iterator[Point]]
+_Excuse = Callable[[Account, Account, int, int, Operation], bool]
 
 
-def _never(simulated: Account, real: Account, rank: int, life: int, key: Any) -> bool:
+def _never(simulated: Account, real: Account, rank: int, life: int, key: Operation) -> bool:
     return False
 
 
-def _torn(simulated: Account, real: Account, rank: int, life: int, key: Any) -> bool:
+def _torn(simulated: Account, real: Account, rank: int, life: int, key: Operation) -> bool:
     """True if the operation failed on both sides because a connection ended.
 
     What had arrived by then is a race in reality, of microseconds; no simulation can tell its outcome. Nor are there
@@ -127,7 +127,9 @@ def _torn(simulated: Account, real: Account, rank: int, life: int, key: Any) -> 
     return all("by peer" in text for text in texts)
 
 
-def _tables(name: str, of: Callable[[Account], Mapping[tuple[int, int], Mapping[Any, Any]]], excused: _Excuse) -> Any:
+def _tables(
+    name: str, of: Callable[[Account], Mapping[tuple[int, int], Mapping[Operation, object]]], excused: _Excuse
+) -> _Judge:
     def judge(simulated: Account, real: Account) -> Iterator[Point]:
         ours, theirs = of(simulated), of(real)
         for rank, life in sorted(ours.keys() | theirs.keys()):
@@ -150,7 +152,7 @@ def _tables(name: str, of: Callable[[Account], Mapping[tuple[int, int], Mapping[
     return judge
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{value:08x}" if isinstance(value, int) else str(value)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from simdist.c10d.calls import MESSAGES, METHODS, TABLE, names_where
 from simdist.hardware._flight import Entry, FlightRecord
@@ -64,7 +63,7 @@ class Match:
         torch, simdist = self.disagreement
         return f"{who}: torch's flight recorder saw {torch}, simdist recorded {simdist}"
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """It as JSON-ready data; of the entries only how many there are."""
         record = self.record
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from simdist.errors import SimdistError
 from simdist.hardware._keeper import Keeper
@@ -61,7 +61,7 @@ class ParityReport:
         tolerance = self.timing_tolerance
         return "parity" if tolerance is None or all(t.within(tolerance) for t in self.timings) else "difference"
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """The report as JSON-ready data."""
         return {
             "scenario": self.plan.source,

@@ -17,7 +17,7 @@ def serve_on_loopback(*modules: str) -> None:
     """From now on, a store that these modules of torch serve at a loopback address listens there and nowhere else."""
     store: Any = importlib.import_module("torch.distributed").TCPStore
 
-    def local_store(host_name: str, port: int, *args: Any, **kwargs: Any) -> Any:
+    def local_store(host_name: str, port: int, *args: object, **kwargs: object) -> object:
         listener = _listener(host_name, port) if kwargs.get("is_master") else None
         if listener is not None:
             port = listener.getsockname()[1]

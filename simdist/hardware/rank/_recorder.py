@@ -67,16 +67,18 @@ def _joined(op: str, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Te
     return _Call(op, tensors, outputs, (sum(tensor.numel() for tensor in tensors),))
 
 
-def _all_reduce(tensors: Any, *_: Any) -> list[_Call]:
+def _all_reduce(tensors: Sequence[torch.Tensor], *_: object) -> list[_Call]:
     sparse = tensors[0].layout is not torch.strided
     return [_one("sparse_all_reduce" if sparse else "all_reduce", tensors[0], tensors)]
 
 
-def _reduce_scatter(outputs: Any, inputs: Any, *_: Any) -> list[_Call]:
+def _reduce_scatter(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], *_: object
+) -> list[_Call]:
     return [_Call("reduce_scatter", inputs[0], outputs, tuple(outputs[0].shape))]
 
 
-def _all_to_all(outputs: Any, inputs: Any, *_: Any) -> list[_Call]:
+def _all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *_: object) -> list[_Call]:
     return [_Call("all_to_all", inputs, outputs, tuple(inputs[0].shape))]
 
 
@@ -126,7 +128,7 @@ class Recorder:
         self._lock = threading.Lock()
         library: Any = torch.library.Library  # not typed
         self._library = library("c10d", "IMPL")
-        self._kept: list[Any] = []  # works in flight: C++ holds only their C++ half
+        self._kept: list[_RecordedWork] = []  # works in flight: C++ holds only their C++ half
 
     def install(self) -> None:
         """Stand before torch's kernels; for the rest of the process's life."""
@@ -140,8 +142,8 @@ class Recorder:
                 function = self._function(operator.default, describe)
                 self._library.impl(name, function, _HERE.name, with_keyset=True)
 
-    def _function(self, operator: Any, describe: Callable[..., list[_Call]]) -> Callable[..., Any]:
-        def recorded(keyset: Any, *args: Any) -> Any:
+    def _function(self, operator: Any, describe: Callable[..., list[_Call]]) -> Callable[..., object]:
+        def recorded(keyset: Any, *args: object) -> object:
             calls = describe(*args)
             group = next(dist.ProcessGroup.unbox(arg) for arg in args if isinstance(arg, torch.ScriptObject))
             tickets = [self._issue(call, group) for call in calls]
@@ -169,7 +171,7 @@ class Recorder:
             self._kept = [each for each in self._kept if not each.over]
             self._kept.append(work)
 
-    def _issue(self, call: _Call, group: Any) -> _Ticket:
+    def _issue(self, call: _Call, group: dist.ProcessGroup) -> _Ticket:
         ticket = _Ticket(self, call, group.group_name)
         self._strikes.before(call.op, ticket.group)
         ranks = dist.get_process_group_ranks(group)

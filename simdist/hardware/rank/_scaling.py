@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
-from typing import Any
 
 __all__ = ["scale_time", "scaled"]
 
@@ -65,14 +64,14 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _wrap(module: Any, package: Any, name: str, default: timedelta | None) -> None:
+def _wrap(module: object, package: object, name: str, default: timedelta | None) -> None:
     function = getattr(module, name, None)
     if function is None:
         return
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def with_scaled_timeout(*args: Any, **kwargs: Any) -> Any:
+    def with_scaled_timeout(*args: object, **kwargs: object) -> object:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments.get("timeout")
         # Torch hands on what has been scaled already.
@@ -86,13 +85,13 @@ def _wrap(module: Any, package: Any, name: str, default: timedelta | None) -> No
             setattr(place, name, with_scaled_timeout)
 
 
-def _wrap_store(store: Any, name: str, default: timedelta | None) -> None:
-    method: Callable[..., Any] | None = store.__dict__.get(name)
+def _wrap_store(store: type, name: str, default: timedelta | None) -> None:
+    method: Callable[..., object] | None = store.__dict__.get(name)
     if method is None:
         return
 
     @functools.wraps(method)
-    def with_scaled_timeout(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def with_scaled_timeout(self: object, *args: object, **kwargs: object) -> object:
         if _called_by_torch():
             return method(self, *args, **kwargs)
         args = tuple(scaled(value) if isinstance(value, timedelta) else value for value in args)

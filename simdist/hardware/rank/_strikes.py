@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from simdist.faults import OperationDelay, RankFault, Watch, Watches, draws_for
 from simdist.hardware._board import BoardClient
@@ -171,10 +170,10 @@ class Strikes:
         if peer < 0:
             self._await(op, group, sequence, ranks)
 
-    def _door(self, *what: Any) -> tuple[Any, ...]:
+    def _door(self, *what: object) -> tuple[object, ...]:
         return (self._life, *what)
 
-    def _strike_inside(self, index: int, doors: Sequence[Any], after_s: float) -> None:
+    def _strike_inside(self, index: int, doors: Sequence[object], after_s: float) -> None:
         self._board.call("wait_entered", doors, _DOOR_S)
         time.sleep(after_s)
         self._strike(index)

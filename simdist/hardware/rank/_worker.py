@@ -16,8 +16,9 @@ import signal
 import sys
 import traceback
 from array import array
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist._chance import WORDS, generator_words
 from simdist.hardware._board import BoardClient
@@ -27,6 +28,9 @@ from simdist.hardware._journal import Journal
 from simdist.hardware._lifeline import die_with
 from simdist.hardware.links._namespaces import enter
 from simdist.records import ended, started
+
+if TYPE_CHECKING:
+    from simdist.hardware.rank._strikes import Strikes
 
 __all__ = ["main"]
 
@@ -61,7 +65,7 @@ def main(job_path: str, orders: int, supervisor: int) -> None:
 
 def _prepared(
     job: Job, journal: Journal, boards: tuple[BoardClient, BoardClient | None], rank: int, life: int, orders: int
-) -> tuple[Any, Any]:
+) -> tuple[Callable[..., object], Strikes]:
     """Import everything, and lay the recorder over torch before the workload can take names from it."""
     import torch
 
@@ -103,7 +107,7 @@ def _seed_generators(seed: int, rank: int, life: int) -> None:
         np.random.set_state(("MT19937", np.frombuffer(legacy, dtype=np.uint32), WORDS, 0, 0.0))
 
 
-def _call(function: Any, job: Job, journal: Journal, rank: int, life: int) -> int:
+def _call(function: Callable[..., object], job: Job, journal: Journal, rank: int, life: int) -> int:
     status, content = "returned", None
     code: Any = 0
     try:
@@ -126,7 +130,7 @@ def _call(function: Any, job: Job, journal: Journal, rank: int, life: int) -> in
     return int(code)
 
 
-def _pickled(status: str, content: Any) -> bytes:
+def _pickled(status: str, content: object) -> bytes:
     """The value, or the exception with the names of its class and bases, in case it can't be had back."""
     names = [base.__name__ for base in type(content).__mro__]
     try:
