@@ -33,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "process": {"inside", "_chance", "errors", "frames", "records", "kernel", "cluster", "numpy"},
     "files": {"inside", "errors", "records", "kernel", "cluster", "storage", "process", "torch"},
     "_content": {"inside", "torch"},
-    "device": {"inside", "native", "errors", "frames", "kernel", "cluster", "process", "torch"},
+    "device": {"inside", "native", "numpy", "errors", "frames", "kernel", "cluster", "process", "torch"},
     "c10d": {
         "inside",
         "_content",

@@ -27,7 +27,7 @@ from simdist.device._torch_core import current_stream
 from simdist.frames import is_ours
 from simdist.inside.torch import Operator
 
-__all__ = ["History", "Place", "allocation_traceback", "base_of", "record", "recorded"]
+__all__ = ["Frame", "History", "Place", "allocation_traceback", "base_of", "record", "recorded"]
 
 Tensor = torch.Tensor
 

@@ -39,10 +39,10 @@ from simdist.judges._finite import Finite
 from simdist.judges._instruments import hear_of_files
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, names_of, with_names
-from simdist.judges._races import Races
 from simdist.judges._replicas import Replicas
 from simdist.judges._samples import Samples
 from simdist.judges._trails import Step, Trails
+from simdist.judges.races import Races
 
 __all__ = [
     "JUDGES",

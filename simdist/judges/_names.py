@@ -11,9 +11,9 @@ from simdist.judges._collectives import Collectives
 from simdist.judges._finite import Finite
 from simdist.judges._judge import Judge
 from simdist.judges._own import is_own, own_judge
-from simdist.judges._races import Races
 from simdist.judges._replicas import Replicas
 from simdist.judges._samples import Samples
+from simdist.judges.races import Races
 from simdist.values import brief, guess_or_list, items_of
 
 __all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "names_of", "with_names"]

@@ -178,8 +178,7 @@ class Member:
                 change_read(change, operation, payload, self.rank)
         if communicator.counted:
             process.operations += 1
-            record = bus.record
-            record(
+            bus.record(
                 issued(
                     now,
                     process.rank,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from simdist.judges._events import FileUsed
 from simdist.judges._judge import Hearing, Moment
-from simdist.judges._order import News, Order
+from simdist.judges.races._order import News, Order
 
 __all__ = ["FileRaces"]
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from simdist.c10d import StoreServed
 from simdist.judges._judge import Hearing, Moment
-from simdist.judges._order import Order
 from simdist.judges._sites import calling_site
+from simdist.judges.races._order import Order
 
 __all__ = ["StoreRaces"]
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 from simdist.c10d import StoreServed
 from simdist.device import StreamRaced
 from simdist.judges._events import FileUsed
-from simdist.judges._file_races import FileRaces
 from simdist.judges._judge import Hearing, Judge
-from simdist.judges._order import Order
-from simdist.judges._store_races import StoreRaces
+from simdist.judges.races._file_races import FileRaces
+from simdist.judges.races._order import Order
+from simdist.judges.races._store_races import StoreRaces
 
 __all__ = ["Races"]
 

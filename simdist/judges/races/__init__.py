@@ -1,0 +1,5 @@
+"""The judge of races: files, keys of stores and memory of devices that several ranks or streams use in no order."""
+
+from simdist.judges.races._races import Races
+
+__all__ = ["Races"]
