@@ -9,7 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from tests.corpus._entries import entry
 
@@ -130,5 +137,35 @@ def sampler_is_always_that_of_rank_0(buggy: bool) -> None:
     rank = 0 if buggy else dist.get_rank()
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=rank)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+class Stream(IterableDataset[tuple[torch.Tensor]]):
+    """The samples one after the other, of which each rank and each worker takes its share, if it is told to."""
+
+    def __init__(self, *, for_ranks: bool, for_workers: bool) -> None:
+        self.place, self.shares = (dist.get_rank(), dist.get_world_size()) if for_ranks else (0, 1)
+        self.for_workers = for_workers
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        place, shares, info = self.place, self.shares, get_worker_info()
+        if info is not None and self.for_workers:
+            place, shares = place * info.num_workers + info.id, shares * info.num_workers
+        return ((row,) for row in data().tensors[0][place::shares])
+
+
+@entry("huggingface/datasets#5360", "samples", rank=1, line=LOOP)
+def every_rank_reads_the_whole_stream(buggy: bool) -> None:
+    model, optimizer = trained()
+    loader = DataLoader(Stream(for_ranks=not buggy, for_workers=True), batch_size=4)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+@entry("huggingface/datasets#3423", "samples", line=LOOP)
+def every_worker_reads_the_share_of_its_rank(buggy: bool) -> None:
+    model, optimizer = trained()
+    loader = DataLoader(Stream(for_ranks=True, for_workers=not buggy), batch_size=4, num_workers=2)
     for (given,) in loader:
         train_epoch(model, optimizer, given)
