@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -165,6 +168,52 @@ def test_a_worker_that_is_killed_in_the_middle_loses_nothing(cluster: Any, tmp_p
                 os.kill(at_work[0], signal.SIGKILL)
 
     assert killed
+    assert found == [(number, number * number) for number in range(400)]
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address and the process of a scheduler with one worker, in processes of their own."""
+    distributed = pytest.importorskip("distributed")
+    file = tmp_path / "scheduler.json"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(part: str, *options: str) -> None:
+        command = [sys.executable, "-m", f"distributed.cli.dask_{part}", "--scheduler-file", str(file), *options]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, cwd=tmp_path))
+
+    start("scheduler", "--port", "0", "--no-dashboard")
+    try:
+        while not file.exists():
+            assert started[0].poll() is None
+            time.sleep(0.05)
+        start("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "5")
+        address = json.loads(file.read_text())["address"]
+        with distributed.Client(address) as client:
+            client.wait_for_workers(1, timeout=30)
+        yield address, started[0]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.real
+def test_a_scheduler_that_is_killed_in_the_middle_loses_nothing(
+    scheduler: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    address, process = scheduler
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    with Workers(Squares(), partial(CountedHere, seen), address) as workers:
+        found = []
+        for pair in workers.run(range(400), 400):
+            found.append(pair)
+            if any(int(each.name) != os.getpid() for each in seen.iterdir()):
+                process.kill()
+
+    assert process.wait(10) == -signal.SIGKILL
     assert found == [(number, number * number) for number in range(400)]
 
 
