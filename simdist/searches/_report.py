@@ -87,7 +87,11 @@ class Schedule:
         if self.shrunk is not None:
             order = self.shrunk
             left = "" if order.minimal else "; there may be a plainer one"
-            yield f"  schedule: {self.attempt.policy}, {order.choices} of {order.of_choices} choices are left{left}"
+            if order.choices:
+                needed = f"{self.attempt.policy}, {order.choices} of {order.of_choices} choices are needed{left}"
+            else:
+                needed = "the plain order: the first task always goes next"
+            yield f"  schedule: {needed}"
         yield f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
 
 

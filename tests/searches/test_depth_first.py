@@ -137,19 +137,40 @@ def test_an_order_without_which_it_fails_as_well_is_the_usual_one() -> None:
     assert (order.attempt.policy, order.choices, order.runs) == ("order:0", 0, 1)
 
 
+def fails_out_of_order() -> None:
+    got = first_come()
+    if got is not None and got != sorted(got):
+        raise ValueError("out of order")
+
+
 def test_an_order_that_a_search_has_found_is_shrunk_and_fails_in_the_same_way() -> None:
-    report = simdist.explore(lost_update, world_size=2, kwargs={"wait_ms": 0}, systematic=True)
+    report = simdist.explore(fails_out_of_order, world_size=4, systematic=True)
     (failure,) = report.failures
     places = failure.attempt.policy.removeprefix("order:").split(".")
 
     assert failure.shrunk is not None
     assert failure.shrunk.minimal
-    assert failure.shrunk.choices == len(places) - places.count("0") <= failure.shrunk.of_choices
+    assert 0 < failure.shrunk.choices == len(places) - places.count("0") <= failure.shrunk.of_choices
     assert f"schedule: {failure.attempt.policy}, {failure.shrunk.choices} of" in str(report)
+    assert not simdist.run(fails_out_of_order, world_size=4, policy=failure.attempt.policy).ok
     for place, chosen in enumerate(places):
         if chosen != "0":
             policy = f"order:{'.'.join([*places[:place], '0', *places[place + 1 :]])}"
-            assert simdist.run(lost_update, world_size=2, kwargs={"wait_ms": 0}, policy=policy, judges=True).ok
+            assert simdist.run(fails_out_of_order, world_size=4, policy=policy, judges=True).ok
+
+
+def fails_in_every_order() -> None:
+    dist.init_process_group("gloo")
+    raise ValueError("always")
+
+
+def test_a_failure_of_every_order_is_shrunk_to_the_plain_one() -> None:
+    report = simdist.explore(fails_in_every_order, world_size=2, systematic=True)
+    (failure,) = report.failures
+
+    assert failure.shrunk is not None
+    assert failure.shrunk.choices == 0
+    assert "schedule: the plain order: the first task always goes next" in str(report)
 
 
 def test_operations_of_all_together_leave_few_orders_that_differ() -> None:
