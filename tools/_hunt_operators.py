@@ -1,0 +1,211 @@
+"""What a rank does in a hunt: one operator of torch's own database on DTensors, held against plain tensors."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+__all__ = ["Difference", "Layout", "differences_of", "layouts", "operators"]
+
+_RELATIVE = 1e-3  # of the largest value: sums in another order stay far below
+_GRADIENTS = 5  # the seed of what outputs are weighed with
+
+
+class Layout(NamedTuple):
+    """How the tensors of a call lie on the ranks; `placements` takes the place of a tensor and its dimensions."""
+
+    name: str
+    mesh: str  # "line" has all ranks in one dimension, "square" half of them in each of two
+    placements: Callable[[int, int], Sequence[Placement]]
+
+
+class Difference(NamedTuple):
+    """One result that is another on DTensors: `what` is "output 0" or "gradient 1", counted over tensors."""
+
+    shapes: str
+    arguments: str
+    what: str
+    how: str
+
+
+def _first(*placements: Placement) -> Callable[[int, int], Sequence[Placement]]:
+    return lambda place, dimensions: placements if place == 0 else [Replicate()] * len(placements)
+
+
+def _all(*places: int) -> Callable[[int, int], Sequence[Placement]]:
+    return lambda place, dimensions: [Shard(at % dimensions) if dimensions else Replicate() for at in places]
+
+
+_LAYOUTS = (
+    *(Layout(f"first on dimension {at}", "line", _first(Shard(at))) for at in range(4)),
+    Layout("all on the first dimension", "line", _all(0)),
+    Layout("all on the last dimension", "line", _all(-1)),
+    *(Layout(f"first a partial {op}", "line", _first(Partial(op))) for op in ("sum", "avg", "max")),
+    Layout("first on dimension 0 twice", "square", _first(Shard(0), Shard(0))),
+    Layout("first on dimensions 1 and 0", "square", _first(Shard(1), Shard(0))),
+    Layout("first a partial sum, on dimension 0", "square", _first(Partial(), Shard(0))),
+)
+
+
+def layouts() -> tuple[Layout, ...]:
+    """The layouts that each operator is tried in."""
+    return _LAYOUTS
+
+
+def operators() -> list[str]:
+    """The names of all operators of torch's database that take float32, without those whose results are not set."""
+    names = dict.fromkeys(op.name for op in op_db if torch.float32 in op.dtypes)
+    return [name for name in names if not name.startswith(("empty", "new_empty"))]
+
+
+def differences_of(name: str, layout: Layout, samples: int) -> list[Difference]:
+    """Call an operator on this rank's share of so many samples; what comes out is compared with plain tensors.
+
+    An operator that DTensor refuses, on all ranks alike, gives nothing. One that ranks go through on different ways
+    ends as collectives that do not fit each other do.
+    """
+    warnings.filterwarnings("ignore")
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size(),) if layout.mesh == "line" else (2, dist.get_world_size() // 2)
+    )
+    found: list[Difference] = []
+    for op in (op for op in op_db if op.name == name):
+        torch.manual_seed(0)
+        drawn = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)  # type: ignore[no-untyped-call]
+        for sample in itertools.islice(drawn, samples):
+            values, form = tree_flatten(([sample.input, *sample.args], sample.kwargs))
+            values = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
+            found += _compared(op.op, values, form, mesh, layout)
+    return found
+
+
+def _compared(
+    call: Callable[..., Any], values: list[Any], form: Any, mesh: DeviceMesh, layout: Layout
+) -> Iterator[Difference]:
+    """What one call gives otherwise on DTensors."""
+
+    def results(arguments: Sequence[Any]) -> list[torch.Tensor]:
+        positional, named = tree_unflatten(arguments, form)
+        return [whole for whole in map(_whole, tree_flatten(call(*positional, **named))[0]) if whole is not None]
+
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return
+    leaves = _leaves(values)
+    try:
+        plain, again = results(leaves), results(_leaves(values))
+        gradients = _gradients(plain, leaves)
+    except Exception:
+        return  # a sample that plain tensors refuse
+    if any(_difference(one, two) for one, two in zip(plain, again, strict=True)):
+        return  # drawn at random
+    places = itertools.count()
+    shapes = " ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    rest = ", ".join(str(value) for value in values if not isinstance(value, torch.Tensor))
+
+    def differences(
+        kind: str, plain: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor | None]
+    ) -> list[Difference]:
+        pairs = enumerate(itertools.zip_longest(plain, given))
+        return [
+            Difference(shapes, rest, f"{kind} {place}", how)
+            for place, (one, two) in pairs
+            if (how := _difference(one, two))
+        ]
+
+    try:
+        shared = [
+            _distributed(value, mesh, layout.placements(next(places), value.ndim))
+            if isinstance(value, torch.Tensor)
+            else value
+            for value in values
+        ]
+        given = results(shared)
+        if found := differences("output", plain, given):
+            yield from found
+            return
+        yield from differences("gradient", gradients, _gradients(given, shared))
+    except Exception as error:
+        if type(error).__module__.startswith("simdist") or isinstance(error, dist.DistError):
+            raise
+        # else this layout is not supported, and says so
+
+
+def _gradients(outputs: Sequence[torch.Tensor], arguments: Sequence[Any]) -> list[torch.Tensor | None]:
+    """The gradients of the arguments, the outputs weighed with numbers that are the same each time."""
+    generator = torch.Generator().manual_seed(_GRADIENTS)
+    weighed = [out for out in outputs if out.requires_grad]
+    if weighed:
+        torch.autograd.backward(weighed, [torch.randn(out.shape, generator=generator).to(out.dtype) for out in weighed])
+    leaves = [value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad]
+    return [_whole(leaf.grad) for leaf in leaves]
+
+
+def _leaves(values: Sequence[Any]) -> list[Any]:
+    """The values, tensors as leaves of a new graph."""
+    return [
+        value.detach().clone().requires_grad_(value.is_floating_point()) if isinstance(value, torch.Tensor) else value
+        for value in values
+    ]
+
+
+def _whole(value: object) -> torch.Tensor | None:
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _distributed(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """A tensor over the ranks of a mesh; a partial placement is split up so that its parts give the same bits again."""
+    partial = next((placement for placement in placements if isinstance(placement, Partial)), None)
+    if partial is None:
+        shared = distribute_tensor(tensor, mesh, placements)
+        shared.requires_grad_(tensor.is_floating_point())
+        return shared
+    if not tensor.is_floating_point():
+        raise TypeError("only numbers with a fraction are split up")
+    plain = [Replicate() if placement is partial else placement for placement in placements]
+    rank, ranks = mesh.get_local_rank(0), mesh.size(0)
+    local = distribute_tensor(tensor, mesh, plain).to_local()
+    match partial.reduce_op:
+        case "sum":
+            local = local * 2.0 ** -min(rank + 1, ranks - 1)
+        case "avg":
+            local = local + (rank - (ranks - 1) / 2)
+        case _:
+            local = local - rank
+    # It is not cloned after this: a clone of a partial tensor is reduced.
+    stride = tensor.contiguous().stride()
+    shared = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=stride)
+    shared.requires_grad_()
+    return shared
+
+
+def _difference(plain: torch.Tensor | None, given: torch.Tensor | None) -> str:
+    """How two results differ, in words; empty if they are alike."""
+    if plain is None or given is None:
+        return "" if plain is given else "nothing on plain tensors" if plain is None else "nothing on DTensors"
+    if plain.shape != given.shape:
+        return f"{tuple(plain.shape)} on plain tensors, {tuple(given.shape)} on DTensors"
+    if plain.dtype != given.dtype:
+        return f"{plain.dtype} on plain tensors, {given.dtype} on DTensors"
+    if not (plain.is_floating_point() or plain.is_complex()):
+        return "" if torch.equal(plain, given) else "other values"
+    scale = plain.abs()[plain.isfinite()].max().item() if plain.isfinite().any() else 1.0
+    if torch.allclose(plain, given, rtol=_RELATIVE, atol=_RELATIVE * max(scale, _RELATIVE), equal_nan=True):
+        return ""
+    off = (plain - given).abs()
+    return (
+        f"off by {off[off.isfinite()].max().item():.3g} of {scale:.3g}"
+        if off.isfinite().all()
+        else "not finite on one side"
+    )
