@@ -3,7 +3,7 @@
     python tools/hunt.py                      # all operators; a line per layout in which one gives another result
     python tools/hunt.py mse_loss conv1d      # operators with one of these words in their name
     python tools/hunt.py --samples 12         # more of the arguments that torch tests an operator with
-    python tools/hunt.py mse_loss --real      # what was found, once more on real processes over Gloo
+    python tools/hunt.py mse_loss --real      # what was found, again on real processes over Gloo
 
 Results and gradients on DTensors are compared with those of plain tensors. A line says how many calls differ, and how
 the first one does. "part ways" means that ranks call different collectives, or that some raise and others wait: on
