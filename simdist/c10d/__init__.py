@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from simdist.c10d.calls._unseen import unseen_steps
     from simdist.c10d.engine import Backend, Done, Flow
     from simdist.c10d.surface._callsite import issued_by_torch
-    from simdist.c10d.surface._store import StoreServer
+    from simdist.c10d.surface._store_server import StoreServer
     from simdist.c10d.surface._tcp_store import host_server
     from simdist.c10d.surface.state._generators import torch_generator
     from simdist.c10d.watch._strict import problems_at_end
@@ -75,7 +75,7 @@ _HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._
     **dict.fromkeys(("Backend", "Done", "Flow"), "engine"),
     "Operation": "calls._operation",
     "RankState": "_rank_state",
-    "StoreServer": "surface._store",
+    "StoreServer": "surface._store_server",
     "TorchState": "_install",
     "group_maker": "_makers",
     "host_server": "surface._tcp_store",

@@ -39,7 +39,7 @@ from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
 from simdist.c10d.calls import _unseen
 from simdist.c10d.surface import _functional_outputs, _host_stores, _memory
-from simdist.c10d.surface._store import StoreServer
+from simdist.c10d.surface._store_server import StoreServer
 from simdist.c10d.surface.state import (
     _flags,
     _generators,

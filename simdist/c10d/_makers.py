@@ -34,7 +34,8 @@ from simdist.c10d.surface._identity import (
     create_device,
     lazy_by_default,
 )
-from simdist.c10d.surface._store import SimPrefixStore, SimStore, StoreServer
+from simdist.c10d.surface._store import SimPrefixStore, SimStore
+from simdist.c10d.surface._store_server import StoreServer
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.c10d.watch._flight_record import flight_record_of
 from simdist.cluster import Network

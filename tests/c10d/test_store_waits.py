@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from simdist.c10d.surface._store import StoreServer
+from simdist.c10d.surface._store_server import StoreServer
 
 
 def test_a_change_concerns_only_those_that_wait_for_the_key() -> None:

@@ -18,7 +18,7 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d.calls._work import SimWork
     from simdist.c10d.engine import Communicator, P2PWork
-    from simdist.c10d.surface._store import StoreServer
+    from simdist.c10d.surface._store_server import StoreServer
 
 __all__ = ["CollectiveRead", "MembersAwaited", "MembersMet", "MessageRead", "OperationAdmitted", "OperationCalled"]
 __all__ += ["PayloadSampled", "StoreRequested", "StoreServed", "WorkIssued", "WorkWaited"]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from simdist.c10d.surface._store import gave_up, time_limit_ns
+from simdist.c10d.surface._store_server import gave_up, time_limit_ns
 from simdist.errors import SimdistError
 from simdist.inside.system import listens_at
 from simdist.inside.torch import FileStore, HashStore, PrefixStore, TCPStore, c10d_bindings

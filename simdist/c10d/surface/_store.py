@@ -12,11 +12,9 @@ timeouts and what is counted as a key differ between TCPStore, HashStore and Fil
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
@@ -25,20 +23,25 @@ import torch.distributed as dist
 from simdist.c10d.calls._events import StoreRequested, StoreServed
 from simdist.c10d.surface._compat import Store
 from simdist.c10d.surface._log import log
+from simdist.c10d.surface._store_server import (
+    Connection,
+    KeyWait,
+    StoreServer,
+    due_in,
+    gave_up,
+    in_ns,
+    time_limit_ns,
+)
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.inside.torch import Place
-from simdist.kernel import Task
 from simdist.process import SimProcess, Strike, carry_out, current_process
 from simdist.records import store_asked
 
-__all__ = ["LATE_NS", "SimPrefixStore", "SimStore", "StoreServer", "gave_up", "time_limit_ns"]
-
-LATE_NS = 1_000_000  # from when a wait has lasted as long as it may until it ends for that, unless it may not wait
+__all__ = ["SimPrefixStore", "SimStore"]
 
 _POLL_NS = 100_000  # a round trip to the server on one machine
 _MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again and again, others have to get on
 _QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "queue_len")  # change nothing
-_DEFAULT_TIMEOUT = timedelta(seconds=300)
 _CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 _BROKEN = "Broken pipe"
 _TOLD = ("get", "add", "compare_set", "check", "wait", "delete_key", "multi_get", "queue_pop")  # `StoreServed`
@@ -50,185 +53,6 @@ _READERS = {  # what reads an answer, and where; after `check` all others do lik
 _NUMBER = re.compile(rb"\s*[+-]?\d+")
 
 Kind = Literal["tcp", "hash", "file"]
-
-
-class _KeyWait:
-    """A rank waits for keys."""
-
-    def __init__(self, server: StoreServer, keys: list[str]) -> None:
-        self.server = server
-        self.keys = keys
-
-    def describe(self) -> str:
-        return f"store.wait({self.keys})"
-
-    def waits_for(self) -> Iterable[Task]:
-        # Anyone may set the key.
-        return [task for process in self.server.clients if process.running for task in process.tasks]
-
-
-class _Turn:
-    """A thread waits until another one of its process has done with their client."""
-
-    def __init__(self, before: Task) -> None:
-        self.before = before
-
-    def describe(self) -> str:
-        return "its turn at the client of a store, which another thread of the process uses"
-
-    def waits_for(self) -> Iterable[Task]:
-        return (self.before,)
-
-
-class StoreServer:
-    """The data of one store, and who waits for what in it."""
-
-    def __init__(self, name: str, *, launchers: bool = False, distance_ns: Callable[[str], int] | None = None) -> None:
-        """`distance_ns` gives the latency from a host to the server's; None: it is where its clients are."""
-        self.name = name
-        self._distance_ns = distance_ns
-        self._distances: dict[str, int] = {}
-        self.launchers = launchers  # the launcher's agent serves it, and no rank
-        self.data: dict[str, bytes] = {}
-        self.queues: dict[str, list[bytes]] = {}
-        self._waiting: dict[str, dict[Task, tuple[set[str], Callable[[], bool]]]] = {}  # by key: see `expect`
-        self.connected: dict[Task, None] = {}  # who must be woken when the server goes
-        self.clients: dict[SimProcess, None] = {}
-        self.groups: dict[str, list[Any]] = {}  # communicators that met here, by prefix, one for each generation
-        self.monitors: list[Any] = []  # those who wait here for word from each other, beside what the store answers
-        self.joined = 0  # clients that counted themselves in
-        self.master: Task | None = None  # waits for them
-        self.gone = False  # the process that hosted it has ended
-        self.opener: weakref.ref[SimStore] | None = None  # the store object that a rank made it with
-
-    @property
-    def dropped(self) -> bool:
-        """Whether the store object that opened it is gone; torch's server ends with that object."""
-        return self.opener is not None and self.opener() is None
-
-    def distance_ns(self, host: str) -> int:
-        """One-way latency between a host and the server's."""
-        found = self._distances.get(host)
-        if found is None:
-            found = self._distances[host] = 0 if self._distance_ns is None else self._distance_ns(host)
-        return found
-
-    def close(self) -> None:
-        """End all connections; clients that wait for an answer get none."""
-        self.gone = True
-        for task in list(self.connected):
-            task.simulation.wake(task)
-        for monitor in self.monitors:
-            monitor.notice()
-
-    @contextlib.contextmanager
-    def expect(self, task: Task, keys: Sequence[str], arrived: set[str], over: Callable[[], bool]) -> Iterator[None]:
-        """Inside, the task is woken when the server goes, and when a key is set after which the wait is `over`.
-
-        Keys that are set meanwhile come into `arrived`.
-        """
-        self.connected[task] = None
-        for key in keys:
-            self._waiting.setdefault(key, {})[task] = arrived, over
-        try:
-            yield
-        finally:
-            self.connected.pop(task, None)
-            for key in dict.fromkeys(keys):
-                waiting = self._waiting[key]
-                del waiting[task]
-                if not waiting:
-                    del self._waiting[key]
-
-    def changed(self, key: str) -> None:
-        """Wake the tasks that wait for `key` and lack nothing else."""
-        for task, (arrived, over) in list(self._waiting.get(key, {}).items()):
-            arrived.add(key)
-            if over():
-                task.simulation.wake(task)
-
-    def forget(self) -> None:
-        """The world is over: let go of the communicators that met here."""
-        for generations in self.groups.values():
-            for communicator in generations:
-                communicator.forget()
-        self.groups.clear()
-
-    def has(self, key: str) -> bool:
-        """True if the key has a value or its queue an element."""
-        return key in self.data or bool(self.queues.get(key))
-
-
-class _Connection:
-    """What a client shares with the views of it that have a prefix."""
-
-    __slots__ = ("arrives_ns", "asked_ns", "at_once", "closed", "noticed", "strike", "timeout", "turns")
-
-    def __init__(self) -> None:
-        self.timeout = _DEFAULT_TIMEOUT
-        self.arrives_ns = 0  # when the last request without an answer is at the server: later ones are behind it
-        self.asked_ns = 0  # when the last request left; its timeout counts from there
-        self.at_once = 0  # requests at that moment
-        self.closed = False  # by the server
-        self.strike: Callable[[], None] | None = None  # to call when the request is over whose caller has it now
-        self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
-        # The tasks of a process that use it, the first now; one that a signal interrupts within may be first twice.
-        self.turns: dict[SimProcess, list[Task]] = {}
-
-    def begin(self, process: SimProcess) -> None:
-        """Wait for the calling task's turn (TCPStore's activeOpLock_)."""
-        simulation = process.simulation
-        task = simulation.check()
-        tasks = self.turns.setdefault(process, [])
-        if not tasks or tasks[0] is task:
-            tasks.insert(0, task)
-            return
-        tasks.append(task)
-        try:
-            while tasks[0] is not task:
-                simulation.park(_Turn(tasks[0]))
-        except BaseException:
-            self.end(process, task)
-            raise
-
-    def end(self, process: SimProcess, task: Task | None) -> None:
-        """It is the next task's turn, unless the calling one was interrupted within a turn of its own."""
-        tasks = self.turns.get(process)
-        if tasks is None or task is None or task not in tasks:
-            return
-        had_turn = tasks[0] is task
-        tasks.remove(task)
-        if not tasks:
-            del self.turns[process]
-        elif had_turn and tasks[0] is not task and not task.doomed:
-            process.simulation.wake(tasks[0])
-
-
-def time_limit_ns(kind: str, limit: timedelta) -> int:
-    """How long a store waits that may wait for so long."""
-    limit_ns = _in_ns(limit)
-    if kind == "file":
-        limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
-    return _due_in(limit_ns)
-
-
-def gave_up(kind: str, names: list[str], limit: timedelta, what: str) -> Exception:
-    """What a store raises that has waited for so long; `what` a FileStore says."""
-    limit_ms = round(limit.total_seconds() * 1e3)
-    if kind == "hash":
-        return dist.DistStoreError("Wait timeout")
-    if kind == "file":
-        return RuntimeError(what if what == "Wait timeout" else f"{what} after {limit_ms} ms")
-    keys = ", ".join("/" + name for name in names)
-    return dist.DistStoreError(f"wait timeout after {limit_ms}ms, keys: {keys}")
-
-
-def _due_in(limit_ns: int) -> int:
-    return limit_ns + LATE_NS if limit_ns else 0
-
-
-def _in_ns(limit: timedelta) -> int:
-    return round(limit.total_seconds() * 1e9)
 
 
 def _bytes(value: Any) -> bytes:
@@ -279,14 +103,14 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         kind: Kind = "tcp",
         host: str = "",
         port: int = 0,
-        connection: _Connection | None = None,
+        connection: Connection | None = None,
     ) -> None:
         super().__init__()
         self.server = server
         self._kind: Kind = kind
         self.host = host
         self.port = port
-        self._connection = _Connection() if connection is None else connection
+        self._connection = Connection() if connection is None else connection
 
     @property
     def path(self) -> str:
@@ -550,7 +374,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
                 self._strike_later(process, *left)
         self.require_server(process, operation if answered else "")
         if answered:
-            most_ns = None if limit is None else max(0, connection.asked_ns + _in_ns(limit) - simulation.now_ns)
+            most_ns = None if limit is None else max(0, connection.asked_ns + in_ns(limit) - simulation.now_ns)
             if self._travel(process, most_ns, behind_ns=connection.arrives_ns):
                 self.require_server(process, operation)
         touch = simulation.policy.touch
@@ -636,7 +460,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
 
     def _judged(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> Strike | None:
         verdict = process.simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
-        limit_ns = None if limit is None else _due_in(_in_ns(limit))
+        limit_ns = None if limit is None else due_in(in_ns(limit))
         return carry_out(process, verdict, f"store.{operation}", limit_ns=limit_ns)
 
     def _strike_later(self, process: SimProcess, when: str, action: Callable[[], None]) -> None:
@@ -690,7 +514,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
     def _is_late(self, process: SimProcess, limit: timedelta) -> bool:
         """True if the request itself took as long as its caller waits for the answer."""
         asked_ns, now_ns = self._connection.asked_ns, process.simulation.now_ns
-        return now_ns > asked_ns and now_ns >= asked_ns + _due_in(_in_ns(limit))
+        return now_ns > asked_ns and now_ns >= asked_ns + due_in(in_ns(limit))
 
     def _wait(
         self,
@@ -720,7 +544,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         task = simulation.check()
         if late:
             self._give_up(names, limit, what, process)
-        wait = _KeyWait(server, [name for name in names if not server.has(name)])
+        wait = KeyWait(server, [name for name in names if not server.has(name)])
         deadline_ns = self._connection.asked_ns + time_limit_ns(self._kind, limit)
         with server.expect(task, names, arrived, over):
             while not over():

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simdist.c10d.surface._store import LATE_NS, SimStore, StoreServer
+from simdist.c10d.surface._store import SimStore
+from simdist.c10d.surface._store_server import LATE_NS, StoreServer
 from simdist.kernel import Task
 from simdist.process import SimProcess, address_of_host, current_process
 
