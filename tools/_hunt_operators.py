@@ -98,7 +98,7 @@ def _compared(
         return [whole for whole in map(_whole, tree_flatten(call(*positional, **named))[0]) if whole is not None]
 
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if not tensors:
+    if not tensors or any(tensor.layout is not torch.strided for tensor in tensors):
         return
     leaves = _leaves(values)
     try:
