@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 __all__ = ["Difference", "Layout", "differences_of", "layouts", "operators"]
 
 _RELATIVE = 1e-3  # of the largest value: sums in another order stay far below
+_SMALLEST = 0.1  # what a largest value counts as at least: what cancels out leaves noise
 _GRADIENTS = 5  # the seed of what outputs are weighed with
 
 
@@ -201,7 +202,7 @@ def _difference(plain: torch.Tensor | None, given: torch.Tensor | None) -> str:
     if not (plain.is_floating_point() or plain.is_complex()):
         return "" if torch.equal(plain, given) else "other values"
     scale = plain.abs()[plain.isfinite()].max().item() if plain.isfinite().any() else 1.0
-    if torch.allclose(plain, given, rtol=_RELATIVE, atol=_RELATIVE * max(scale, _RELATIVE), equal_nan=True):
+    if torch.allclose(plain, given, rtol=_RELATIVE, atol=_RELATIVE * max(scale, _SMALLEST), equal_nan=True):
         return ""
     off = (plain - given).abs()
     return (
