@@ -29,7 +29,7 @@ import itertools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from simdist.errors import UnsupportedError
 
 __all__ = ["Batch", "Redirection", "can_be_redirected", "note_wrapper", "original", "without_wrapper"]
 
+_F = TypeVar("_F", bound=Callable[..., object])
 _FASTCALL_KEYWORDS = 0x80 | 0x02
 _METHOD = 0x200  # the C function also gets its class: `PyCMethodObject`
 _MODULE, _ENTRY = 2, 4  # places of words; before them the method's definition and its first argument
@@ -71,13 +72,16 @@ def can_be_redirected(function: object) -> bool:
     return isinstance(function, types.FunctionType)
 
 
-def original(function: Callable[..., Any]) -> Callable[..., Any]:
+def original(function: _F) -> _F:
     """The function as it is outside simulated ranks, for every caller; the function itself if ranks have no other."""
     redirection = _redirections.get(id(function))
     if redirection is None:
         function = without_wrapper(function)
         redirection = _redirections.get(id(function))
-    return function if redirection is None else redirection.original
+    if redirection is None:
+        return function
+    before: _F = redirection.original
+    return before
 
 
 def note_wrapper(wrapper: Any, function: Any) -> None:
@@ -111,7 +115,7 @@ class Redirection:
         self.made_by = make
         self._words: tuple[Any, list[int], list[int]] | None = None  # of the object; and what to write there: on, off
         self._code: tuple[Any, Any] | None = None  # on, off
-        self.original: Callable[..., Any]
+        self.original: Any  # a function with the signature of `function`
         if isinstance(function, types.FunctionType):
             self.original = _copy_of_python(function)
             self._code = (_code_calling(make(self.original), function.__code__), function.__code__)
