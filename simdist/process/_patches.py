@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from simdist.inside.python import (
     Batch,
+    Make,
     Redirection,
     can_be_redirected,
     namespace_of,
@@ -38,11 +39,8 @@ __all__ = ["Make", "MakeAttribute", "Patched", "Patches", "Replacement", "patche
 
 _MISSING = object()
 
-Make = Callable[[Any], Callable[..., object]]
-"""Makes, of a function that stands there, the one that replaces it; both have the signature that goes with the name."""
-
 MakeAttribute = Callable[[Any], object]
-"""Likewise, of an attribute that may be anything."""
+"""Makes what replaces an attribute, which may be anything, as `Make` does with a function."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
