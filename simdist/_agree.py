@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist._layouts import (
     Layout,
@@ -19,6 +19,9 @@ from simdist._layouts import (
 from simdist.api import run
 from simdist.errors import ArgumentError, RunFailedError
 from simdist.result import RunResult, report_of
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["AgreeReport", "LayoutDifference", "agree"]
 
@@ -76,7 +79,7 @@ class AgreeReport:
 
 
 def agree(
-    train: Callable[[Layout], Any],
+    train: Callable[[Layout], object],
     *,
     layouts: Iterable[Layout | int | Mapping[str, int]],
     tolerance: float | None = None,
@@ -133,7 +136,7 @@ def _first_difference(
 ) -> LayoutDifference | None:
     if not result.ok:
         return LayoutDifference(layout, f"the run failed: {report_of(result).headline}")
-    returned: dict[tuple[int | None, str], dict[int, Any]] = {}
+    returned: dict[tuple[int | None, str], dict[int, object]] = {}
     for rank in result.ranks:
         for leaf in leaves_of(rank.value):
             if leaf.value is not None:
@@ -149,7 +152,7 @@ def _first_difference(
 
 
 def _difference(
-    layout: Layout, leaf: Leaf, values: Mapping[int, Any], tolerance: float | None
+    layout: Layout, leaf: Leaf, values: Mapping[int, object], tolerance: float | None
 ) -> LayoutDifference | None:
     name = leaf.name or "the value"
     if not values:
@@ -181,9 +184,10 @@ def _difference(
     )
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: Any) -> torch.Tensor:
     import torch
 
     if hasattr(value, "placements"):
-        return value.to_local()
+        whole: torch.Tensor = value.to_local()
+        return whole
     return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.tensor(float(value))

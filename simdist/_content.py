@@ -6,13 +6,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 
 from simdist.inside.torch import keep_function, without_modes
 
 __all__ = ["bytes_of", "content_checksum", "with_numbered_storages", "with_zero_padding"]
+
+_P = ParamSpec("_P")
 
 # Where the heap of a Linux process begins if nothing is random, and what a StorageImpl takes there.
 _FIRST_ADDRESS = 0x5555_5555_6000
@@ -57,14 +59,16 @@ class _Padded(torch.Tensor):
         return self
 
 
-def with_zero_padding(to_tensor: Callable[..., Any]) -> Callable[..., Any]:
+def with_zero_padding(
+    to_tensor: Callable[_P, tuple[torch.Tensor, torch.Tensor]],
+) -> Callable[_P, tuple[torch.Tensor, torch.Tensor]]:
     """Wrap `torch.distributed.distributed_c10d._object_to_tensor`.
 
     Torch pickles an object into a tensor, grows that to the size of the largest among the ranks, and sends all of it:
     the rest is whatever the memory held (torch 2.13, `all_gather_object`, `gather_object`).
     """
 
-    def padded(*args: Any, **kwargs: Any) -> Any:
+    def padded(*args: _P.args, **kwargs: _P.kwargs) -> tuple[torch.Tensor, torch.Tensor]:
         data, size = to_tensor(*args, **kwargs)
         return data.as_subclass(_Padded), size
 
@@ -89,7 +93,7 @@ def with_numbered_storages(save: Callable[..., None]) -> Callable[..., None]:
         save.__closure__,
     )
 
-    def numbered(*args: Any, **kwargs: Any) -> None:
+    def numbered(*args: object, **kwargs: object) -> None:
         names: dict[int, str] = {}
 
         def named(address: int) -> str:

@@ -27,7 +27,7 @@ class Layout:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Any) -> Layout:
+    def of(cls, given: object) -> Layout:
         """A layout from what a caller may write: a number of ranks ("dp"), or a mapping from dimensions to sizes.
 
         Raises:
@@ -66,10 +66,10 @@ class Leaf:
 
     step: int | None
     name: str
-    value: Any
+    value: object
 
 
-def leaves_of(value: Any, name: str = "", step: int | None = None) -> Iterator[Leaf]:
+def leaves_of(value: object, name: str = "", step: int | None = None) -> Iterator[Leaf]:
     """The values inside what a rank returned: tables give names, the outermost list gives steps."""
     if isinstance(value, Mapping):
         for key, each in value.items():
@@ -81,7 +81,9 @@ def leaves_of(value: Any, name: str = "", step: int | None = None) -> Iterator[L
         yield Leaf(step, name, value)
 
 
-def whole_of(values: Mapping[int, Any], reference: torch.Tensor, world_size: int) -> Mapping[str, torch.Tensor] | str:
+def whole_of(
+    values: Mapping[int, object], reference: torch.Tensor, world_size: int
+) -> Mapping[str, torch.Tensor] | str:
     """What ranks returned under one name as tensors of the reference's shape, each with who has it; or what is wrong.
 
     Parts of it are put together: those of a DTensor by its placements, others along the dimension in which they are
@@ -121,16 +123,16 @@ def whole_of(values: Mapping[int, Any], reference: torch.Tensor, world_size: int
     return found or f"has parts that do not make up shape {list(reference.shape)}"
 
 
-def _plain(value: Any) -> torch.Tensor:
-    tensor = getattr(value, "_local_tensor", value)
+def _plain(value: object) -> torch.Tensor:
+    tensor: Any = getattr(value, "_local_tensor", value)
     if isinstance(tensor, torch.Tensor):
         return tensor.detach().cpu()
     return torch.tensor(float(tensor), dtype=torch.float32)
 
 
-def _of_dtensor(values: Mapping[int, Any]) -> torch.Tensor:
+def _of_dtensor(values: Mapping[int, object]) -> torch.Tensor:
     """The whole of a DTensor, from the parts of all ranks."""
-    first = next(iter(values.values()))
+    first: Any = next(iter(values.values()))
     mesh, placements = first.device_mesh.mesh, first.placements
 
     def assemble(ranks: torch.Tensor, dimension: int) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from simdist.cluster import Cluster
 from simdist.faults import Fault
@@ -17,6 +17,7 @@ _LONGEST = 400  # letters of one argument
 _MOST_ITEMS = 40  # of one container
 _DEEPEST = 6
 ALWAYS = ("world_size", "seed")
+_T = TypeVar("_T")
 
 
 class _Writer:
@@ -58,7 +59,7 @@ class _Writer:
             return f"{value!r}..."
         return self._within(self._repr(value))
 
-    def _first(self, items: Any) -> list[Any]:
+    def _first(self, items: Iterable[_T]) -> list[_T]:
         found = list(items)
         if len(found) > _MOST_ITEMS:
             self.shortened = True
@@ -90,7 +91,7 @@ class _Writer:
 
 
 def call_text(
-    function: str, fn: Callable[..., Any], arguments: Mapping[str, object], defaults: Mapping[str, Any]
+    function: str, fn: Callable[..., object], arguments: Mapping[str, object], defaults: Mapping[str, object]
 ) -> str:
     """`function(fn, name=value, ...)` with every argument that is not its default.
 

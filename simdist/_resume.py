@@ -68,7 +68,7 @@ class ResumeReport:
 
 
 def resume(
-    train: Callable[[str], Any],
+    train: Callable[[str], object],
     *,
     world_size: int,
     crashes: Sequence[int] | None = None,
@@ -116,7 +116,7 @@ def resume(
 
 
 def _run(
-    train: Callable[[str], Any], world_size: int, crash: int | None, settings: Mapping[str, Any]
+    train: Callable[[str], object], world_size: int, crash: int | None, settings: Mapping[str, Any]
 ) -> tuple[RunResult, Trails]:
     given = dict(settings)
     judges = given.pop("judges", ())

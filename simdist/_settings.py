@@ -72,7 +72,7 @@ def _cluster() -> type:
 class _Anything(Spec):
     """Whatever the function of a rank takes."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> object:
         return value
 
 
@@ -80,7 +80,7 @@ class _Anything(Spec):
 class _Arguments(Spec):
     """The positional arguments of a function, kept as they are."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
         checked: tuple[Any, ...] = ListOf(ANYTHING).check(value, dialect)
         return checked
 
@@ -89,7 +89,7 @@ class _Arguments(Spec):
 class _Keywords(Spec):
     """The keyword arguments of a function."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> dict[str, Any]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise Unfit([Finding((), f"expected a mapping with names as keys, found {dialect.found(value)}")])
         return dict(value)
@@ -99,7 +99,7 @@ class _Keywords(Spec):
 class _Faults(Spec):
     """Some faults; what is wrong with each is for `problems_of` to say."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
         items = items_of(value)
         if items is None:
             text = f"expected a sequence of faults from simdist.faults, found {dialect.found(value)}"
@@ -111,7 +111,7 @@ class _Faults(Spec):
 class _Isolate(Spec):
     """True or False, or names of modules; False comes out, or a tuple."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[str, ...] | bool:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[str, ...] | bool:
         if isinstance(value, bool):
             return () if value else False
         if items_of(value) is None:
@@ -125,7 +125,7 @@ class _Isolate(Spec):
 class _Module(Spec):
     """The name of a module at the top, which stands for all that lies in it."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> str:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> str:
         name = Text().check(value, dialect)
         if "." in name and all(part.isidentifier() for part in name.split(".")):
             top = name.partition(".")[0]
@@ -141,7 +141,7 @@ class _Module(Spec):
 class _Policy(OneOf):
     """The name of a scheduling policy; those with parameters are not listed."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> str:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> str:
         if isinstance(value, str) and value not in self.known and not policy_problem(value):
             return value
         return OneOf.check(self, value, dialect)
@@ -151,7 +151,7 @@ class _Policy(OneOf):
 class _Judges(Spec):
     """True or False, or judges and names of judges; True, False or a tuple comes out."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...] | bool:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...] | bool:
         if isinstance(value, bool):
             return value
         from simdist.judges import judges_problem  # which worlds without judges do not need
@@ -170,7 +170,7 @@ class _Judges(Spec):
 class _Disk(Spec):
     """A mount, or the folder of one with every default."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Mount:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Mount:
         if isinstance(value, str | os.PathLike):
             value = Mount(folder=value)
         if not isinstance(value, Mount):

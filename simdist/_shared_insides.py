@@ -45,9 +45,9 @@ class Insides:
 
     def __init__(self) -> None:
         self._tables: list[tuple[str, Any, Any]] = []  # of classes, with a copy or their length
-        self._registries: list[tuple[str, Any, frozenset[Any]]] = []
-        self._functions: list[tuple[str, Any, dict[str, tuple[Any, Any]]]] = []
-        self._objects: list[tuple[str, Any, dict[str, Any]]] = []
+        self._registries: list[tuple[str, Mapping[type, object], frozenset[type]]] = []
+        self._functions: list[tuple[str, ForeignLibrary, dict[str, tuple[object, object]]]] = []
+        self._objects: list[tuple[str, object, dict[str, object]]] = []
         self._seen: set[int] = set()
 
     def add_class(self, name: str, attributes: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Insides:
             )
         )
 
-    def changes(self, is_new: Callable[[Any], bool]) -> _Tell:
+    def changes(self, is_new: Callable[[object], bool]) -> _Tell:
         """What is another now, but for what modules have registered that are `is_new`: imported since."""
         for name, table, before in self._tables:
             if not same_content(before, table) and not is_of_imports(before, table, is_new):
@@ -104,12 +104,14 @@ class Insides:
             for key, now in (_attributes_of(value) or {}).items():
                 if not isinstance(now, _PLAIN):
                     continue
-                was = attributes.get(key, _MISSING)
-                if was is not now and isinstance(was, _PLAIN) and not (isinstance(now, _ATOMS) and was == now):
+                earlier = attributes.get(key, _MISSING)
+                if earlier is now or not isinstance(earlier, _PLAIN):
+                    continue
+                if not (isinstance(now, _ATOMS) and earlier == now):
                     yield f"{name}.{key}", "set"
 
 
-def _attributes_of(value: Any) -> dict[str, Any] | None:
+def _attributes_of(value: object) -> dict[str, object] | None:
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -117,7 +119,7 @@ def _attributes_of(value: Any) -> dict[str, Any] | None:
     return found.copy() if type(found) is dict else None
 
 
-def is_of_imports(before: Any, now: Any, is_new: Callable[[Any], bool]) -> bool:
+def is_of_imports(before: Any, now: Any, is_new: Callable[[object], bool]) -> bool:
     """True if nothing but entries was added that tell of modules imported since: those have registered them."""
     if isinstance(before, dict):
         added = [(key, value) for key, value in now.items() if key not in before]
@@ -131,7 +133,7 @@ def is_of_imports(before: Any, now: Any, is_new: Callable[[Any], bool]) -> bool:
     return kept and bool(added) and all(any(map(is_new, parts)) for parts in added)
 
 
-def same_entries(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def same_entries(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
     """True where the very objects stand in the same order, which can be told fast."""
     return len(before) == len(now) and all(map(is_, before.values(), now.values())) and all(map(is_, before, now))
 

@@ -147,11 +147,11 @@ class _State:
             if name in settings and settings[name] != value and not is_of_imports(value, settings[name], self._is_new):
                 yield name, "set"
 
-    def _is_harmless_elsewhere(self, container: Any) -> bool:
+    def _is_harmless_elsewhere(self, container: object) -> bool:
         """True if the very object is known to be harmless by another name: `from sys import modules`."""
         return any(each is container and self._quiet(f"{name}.{key}") for name, key, each, _ in self._containers)
 
-    def _is_new(self, thing: Any) -> bool:
+    def _is_new(self, thing: object) -> bool:
         home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None
         return home in sys.modules and home not in self._imported
 
@@ -175,7 +175,7 @@ def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tup
             yield prefix + key, "deleted"
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: object, other: object) -> bool:
     """True for equal numbers and texts, and for what is bound anew at each look."""
     plain = (int, float, str, bytes, bool, tuple, frozenset, type(None))
     try:
@@ -184,11 +184,11 @@ def _alike(one: Any, other: Any) -> bool:
         return False
 
 
-def _settings() -> Iterator[tuple[str, Any]]:
+def _settings() -> Iterator[tuple[str, object]]:
     """Those that a world neither keeps apart nor puts back where ranks share their modules."""
     yield "warnings.filters", list(warnings.filters)
     yield "trace function", (sys.gettrace() is None, sys.getprofile() is None)
-    decimal: Any = sys.modules.get("decimal")
+    decimal = sys.modules.get("decimal")
     if decimal is not None:
         for name in ("DefaultContext", "BasicContext", "ExtendedContext"):
             context = getattr(decimal, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from simdist.records import samples_told, state_told
 __all__ = ["samples", "state"]
 
 
-def state(**parts: Any) -> None:
+def state(**parts: object) -> None:
     """Tell what the rank's state is, at the end of a step, as in `state(model=model, optimizer=optimizer)`.
 
     A part is a tensor, a generator, whatever has a `state_dict` (a module, an optimizer, a gradient scaler), a dict or
@@ -47,7 +46,7 @@ def samples(indices: Iterable[int], *, epoch: int = 0) -> None:
     )
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
     if hasattr(value, "state_dict"):
         value = value.state_dict()
     if isinstance(value, Mapping):
@@ -60,12 +59,12 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name.replace(" ", "_"), value
 
 
-def _hash(value: Any) -> str:
+def _hash(value: object) -> str:
     if isinstance(value, torch.Generator):
         value = value.get_state()
     if isinstance(value, torch.Tensor):
-        value = getattr(value, "_local_tensor", value)  # of a DTensor, this rank's part
-        plain = value.detach().cpu().contiguous()
+        part: torch.Tensor = getattr(value, "_local_tensor", value)  # of a DTensor, this rank's part
+        plain = part.detach().cpu().contiguous()
         data = f"{plain.dtype} {tuple(plain.shape)} ".encode() + bytes(plain.reshape(-1).view(torch.uint8).numpy())
     else:
         data = repr(value).encode(errors="surrogateescape")

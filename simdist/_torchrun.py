@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 from simdist.process import encoded
 
@@ -17,7 +16,7 @@ AGENT_HOST = "127.0.0.1"  # of the launcher's store
 
 
 @functools.lru_cache(maxsize=64)
-def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_restarts: int) -> Mapping[Any, Any]:
+def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_restarts: int) -> Mapping[str, str]:
     """What each rank of a life finds."""
     size = str(world_size)
     return encoded(
@@ -39,7 +38,7 @@ def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_resta
 
 
 @functools.lru_cache(maxsize=4096)
-def said_to_rank(rank: int, local_rank: int, local_size: int, host_index: int) -> Mapping[Any, Any]:
+def said_to_rank(rank: int, local_rank: int, local_size: int, host_index: int) -> Mapping[str, str]:
     """What one rank finds besides."""
     return encoded(
         {

@@ -77,7 +77,7 @@ class WorldSpec(RunSettings):
         ArgumentError, FaultError, TopologyError: a setting is not what it has to be, or they do not fit together.
     """
 
-    call: Callable[[int], Any]
+    call: Callable[[int], object]
     # More environment, by life, rank, local rank and number of the host.
     rank_env: Callable[[int, int, int, int], Mapping[str, str]] | None = None
     monitor_ns: int = MONITOR_NS  # how often the agent looks after its workers
@@ -189,7 +189,7 @@ class World:
         self._leaked: list[str] = []
         self._finished: RunResult | None = None  # told when the world is gone
         self._undo = Undoing()
-        self._base_environ: dict[Any, Any] = {}
+        self._base_environ: dict[str, str] = {}
         self._ignored: Sequence[int] = ()  # signals, by this process when the world began
 
     def run(self) -> RunResult:
@@ -483,23 +483,23 @@ class World:
 
         process.spawn(main, "the launcher")
 
-    def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[Any, Any]:
-        said: Mapping[Any, Any] = {}
+    def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[str, str]:
+        said: Mapping[str, str] = {}
         if self._spec.torchrun:
             said = said_to_all(world_size, hosts, port, self._agent.restarts, self._spec.max_restarts)
         return {**self._base_environ, **said, **encoded(dict(self._spec.env or {}))}
 
-    def _host_environ(self, host: str) -> dict[Any, Any]:
+    def _host_environ(self, host: str) -> dict[str, str]:
         """The variable in which shells and containers tell the machine's name, where the host has it."""
         named = _HOSTNAME in self._base_environ and "HOSTNAME" not in (self._spec.env or {})
         return encoded({"HOSTNAME": host}) if named else {}
 
-    def _on_disks(self, host: str) -> dict[Any, Any]:
+    def _on_disks(self, host: str) -> dict[str, str]:
         return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))
 
     def _rank_environ(
         self, life: int, rank: int, local_rank: int, local_size: int, host_index: int
-    ) -> Mapping[Any, Any]:
+    ) -> Mapping[str, str]:
         if not self._spec.torchrun:
             return {}
         said = said_to_rank(rank, local_rank, local_size, host_index)

@@ -27,11 +27,11 @@ __all__ = ["point", "run", "spawn", "step"]
 
 
 def run(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     *,
     world_size: int,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     backend: str = "gloo",
     seed: int = 0,
     cluster: Cluster | None = None,
@@ -160,8 +160,8 @@ def run(
 
 
 def spawn(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,

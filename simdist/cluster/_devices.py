@@ -104,7 +104,7 @@ _KEYS = {
 class DeviceModelSpec(Spec):
     """None, a `DeviceModel`, the name of one; or a table of its fields, in which `model` names one to start from."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> DeviceModel | None:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> DeviceModel | None:
         if value is None or isinstance(value, DeviceModel):
             return value
         if isinstance(value, str):

@@ -63,7 +63,7 @@ _DEVICES = Either(("ranks",), Whole(least=0, most=MOST_DEVICES, why=", for torch
 class _Graph(Spec):
     """An undirected graph of networkx, one link between two nodes."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         if not isinstance(value, nx.Graph) or value.is_directed() or value.is_multigraph():
             text = f"expected an undirected networkx.Graph without parallel links, found {dialect.found(value)}"
             raise Unfit([Finding((), text)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated
 
 from simdist.errors import TopologyError
 from simdist.values import (
@@ -68,7 +68,7 @@ class NcclModel:
 class NcclModelSpec(Spec):
     """None, an `NcclModel`, or a table of its fields without their units: [nccl] in a scenario."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> NcclModel | None:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> NcclModel | None:
         if value is None or isinstance(value, NcclModel):
             return value
         if not isinstance(value, Mapping):

@@ -57,7 +57,7 @@ class Rank(Whole):
 class Life(Spec):
     """A restart round, counted from 0; None, or "every" in a file, for all of them."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> int | None:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> int | None:
         every, word = ("every", '"every"') if dialect.units else (None, "None")
         if value is None if every is None else isinstance(value, str) and value == every:
             return None
@@ -75,7 +75,7 @@ class _Probability(Number):
 
     above: float | None = 0
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> float:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> float:
         number = Number.check(self, value, dialect)
         if number > 1:
             raise Unfit([Finding((), f"{number:g} is no probability; the most is 1")])
@@ -86,7 +86,7 @@ class _Probability(Number):
 class _Anything(Spec):
     """Any value; the fault's class checks it."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         return value
 
 

@@ -149,8 +149,8 @@ def _read(original: Callable[..., Any], place: Spot, *args: object) -> object:
 def _real_open(file: object, flags: int) -> int:
     from simdist.process import original
 
-    number: int = original(os.open)(file, flags, 0o666)
-    return number
+    really: Callable[..., int] = original(os.open)
+    return really(file, flags, 0o666)
 
 
 def _layered(

@@ -33,28 +33,29 @@ __all__ = [
 Tensor = torch.Tensor
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
-_REAL: dict[Any, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+_REAL: dict[torch.dtype, type] = {torch.float32: np.float32, torch.float64: np.float64}
 _BYTE = np.dtype(np.uint8)
 _Elements: TypeAlias = Any  # a numpy array, which is no buffer to mypy before Python 3.12
 _NO_ELEMENTS: _Elements = np.empty(0, np.float32)
 
 
-def local_part(tensor: Any) -> Any:
+def local_part(tensor: Tensor) -> Tensor:
     """Of a DTensor this rank's part; any other tensor as it is."""
-    return getattr(tensor, "_local_tensor", tensor)
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
-def bits_of(tensor: Any) -> int | None:
+def bits_of(tensor: Tensor | None) -> int | None:
     """CRC-32 over the elements of a rank's tensor; None where they are out of reach, or not there yet."""
     return bits_of_each((tensor,))[0]
 
 
-def bits_of_each(tensors: Iterable[Any]) -> list[int | None]:
+def bits_of_each(tensors: Iterable[Tensor | None]) -> list[int | None]:
     """The bits of each tensor; None for what is None."""
     return [None if found is None else zlib.crc32(found[1]) for found in _readable(tensors)]
 
 
-def is_constant(tensor: Any) -> bool:
+def is_constant(tensor: Tensor) -> bool:
     """True if all elements are the same bits, or there is at most one."""
     for found in _readable((tensor,)):
         if found is not None and found[0].numel() > 1:
@@ -64,12 +65,12 @@ def is_constant(tensor: Any) -> bool:
     return True
 
 
-def is_finite(tensor: Any) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """False if an element is infinite or no number; True where that can't be seen."""
     return first_not_finite((tensor,)) is None
 
 
-def first_not_finite(tensors: Iterable[Any]) -> int | None:
+def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
     """The place of the first tensor with an element that is infinite or no number; None if there is none to be seen.
 
     What is None is left out.
@@ -87,10 +88,10 @@ def first_not_finite(tensors: Iterable[Any]) -> int | None:
     return None
 
 
-def memory_of(tensor: Any) -> tuple[int, int] | None:
+def memory_of(tensor: Tensor | None) -> tuple[int, int] | None:
     """The address and the size of a plain, dense tensor of the CPU; None for others, and without memory."""
     try:
-        if type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
+        if tensor is not None and type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
             address = tensor.data_ptr()
             if address and not tensor.is_neg():
                 return address, tensor.nbytes
@@ -99,7 +100,7 @@ def memory_of(tensor: Any) -> tuple[int, int] | None:
     return None
 
 
-def place_in_memory(tensor: Any) -> int:
+def place_in_memory(tensor: Tensor) -> int:
     """The address of a tensor's storage; 0 if it has none."""
     try:
         return int(local_part(tensor).untyped_storage().data_ptr())
@@ -118,7 +119,7 @@ def bits_inside(batch: Any) -> Iterator[int | None]:
         yield bits_of(batch)
 
 
-def _readable(tensors: Iterable[Any]) -> Iterator[tuple[Tensor, _Elements] | None]:
+def _readable(tensors: Iterable[Tensor | None]) -> Iterator[tuple[Tensor, _Elements] | None]:
     """Of each a dense CPU tensor with its elements, over the same memory where it can, and these; None without them.
 
     Keep the tensor while you look at the elements: they keep no memory.
@@ -158,6 +159,6 @@ def _made_readable(data: Tensor) -> tuple[Tensor, _Elements] | None:
 
 # Remembered: parameters and gradients are looked at again and again, and seldom move.
 @functools.lru_cache(maxsize=4096)
-def _elements_at(address: int, size: int, dtype: Any) -> _Elements:
+def _elements_at(address: int, size: int, dtype: torch.dtype) -> _Elements:
     """What is in memory there, as numbers if numpy has the type among `_REAL`, as bytes otherwise."""
     return np.frombuffer(memoryview(bytes_at(address, size)), _REAL.get(dtype, np.uint8))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simdist.c10d import CollectiveRead, MessageRead, WorkIssued, WorkWaited, issued_by_torch
 from simdist.c10d.engine import P2PWork
@@ -22,6 +22,9 @@ from simdist.judges._bits import bits_of
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges._sites import site_of
 from simdist.kernel import PASS, Verdict
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Buffers"]
 
@@ -48,11 +51,11 @@ class _Watch:
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
-        self._held: dict[Any, tuple[Sequence[Any], _Bits, Moment]] = {}  # by work
+        self._held: dict[object, tuple[Sequence[torch.Tensor], _Bits, Moment]] = {}  # by work
 
     def on_issue(self, event: WorkIssued) -> None:
         """An operation was issued, and may not be over when the call returns."""
-        work: Any = event.work
+        work = event.work
         if work.name == "send":
             on_device = not isinstance(work, P2PWork) or work.tensor.is_cuda
             reads = [] if self._hearing.strict or on_device or work.inner else [work.tensor]
@@ -98,5 +101,5 @@ class _Watch:
         )
 
 
-def _bits(tensors: Sequence[Any]) -> _Bits:
+def _bits(tensors: Sequence[torch.Tensor]) -> _Bits:
     return [bits_of(tensor) for tensor in tensors]

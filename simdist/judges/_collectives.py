@@ -13,7 +13,7 @@ import math
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simdist.c10d import WorkIssued, issued_by_torch
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
@@ -21,6 +21,9 @@ from simdist.judges._sites import site_of
 from simdist.judges._thread_order import ThreadOrder
 from simdist.judges._twice_reduced import TwiceReduced
 from simdist.values import rank_text
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine import Communicator
 
 __all__ = ["Collectives"]
 
@@ -60,11 +63,11 @@ class _Watch:
         self._hearing = hearing
         self._twice = TwiceReduced(hearing)
         self._order = ThreadOrder(hearing)
-        self._groups: dict[Any, dict[int, _Last]] = {}  # by communicator and rank
-        self._open: dict[
-            tuple[Any, int], dict[int, _Last] | None
-        ] = {}  # called by some of their ranks, by group and number
-        self._different: tuple[Any, int, dict[int, _Last]] | None = None  # the first that ranks did not call alike
+        self._groups: dict[Communicator, dict[int, _Last]] = {}  # by communicator and rank
+        # Called by some of their ranks, by group and number.
+        self._open: dict[tuple[Communicator, int], dict[int, _Last] | None] = {}
+        # The first that ranks did not call alike.
+        self._different: tuple[Communicator, int, dict[int, _Last]] | None = None
         # By life and rank what torch keeps per process, with the works that nobody has waited for yet. They are kept
         # there only: a work that is over must not keep its tensors.
         self._states: dict[tuple[int, int], Any] = {}
@@ -92,7 +95,7 @@ class _Watch:
                 state = self._states[process.life, process.rank] = process.torch_state
                 state.unwaited[work] = moment
 
-    def _compare(self, group: Any, number: int, call: _Last) -> None:
+    def _compare(self, group: Communicator, number: int, call: _Last) -> None:
         """Hold a call against those of the other ranks; the last one decides."""
         calls = self._open.setdefault((group, number), {})
         if calls is None or call.moment.rank in calls or call.name == "coalesced":
@@ -136,7 +139,7 @@ class _Watch:
                 if work.member.communicator.name not in failed:
                     self._tell_of_work(work, moment)
 
-    def _tell_of_different(self, group: Any, number: int, calls: dict[int, _Last]) -> None:
+    def _tell_of_different(self, group: Communicator, number: int, calls: dict[int, _Last]) -> None:
         said = Counter(call.said() for call in calls.values())
         # Between equally many those of the highest rank count as right: a lone root is more often the odd one.
         expected = max(said, key=lambda text: (said[text], max(r for r, call in calls.items() if call.said() == text)))
@@ -149,7 +152,7 @@ class _Watch:
             against=calls[others[0]].moment.where,
         )
 
-    def _look_at_group(self, group: Any, called: dict[int, _Last]) -> bool:
+    def _look_at_group(self, group: Communicator, called: dict[int, _Last]) -> bool:
         absent = [rank for rank, member in enumerate(group.members) if member is None]
         if absent:
             rank = min(called)
@@ -160,7 +163,7 @@ class _Watch:
                 subject=group.name,
             )
             return True
-        counts = {member.process.rank: member.sequence for member in group.members}
+        counts = {member.process.rank: member.sequence for member in group.members if member is not None}
         if len(set(counts.values())) < 2:
             return False
         most = max(Counter(counts.values()).values())
@@ -189,7 +192,7 @@ class _Watch:
         self._hearing.find(problem, moment, subject=what)
 
 
-def _groups_that_failed(ending: Ending, unheard: set[tuple[Any, ...]]) -> set[str]:
+def _groups_that_failed(ending: Ending, unheard: set[tuple[object, ...]]) -> set[str]:
     """Groups with an operation that failed, of which the program has heard: what is left over follows from that.
 
     `unheard` are works that nobody waited for, by rank, group, name and number.
@@ -205,7 +208,7 @@ def _groups_that_failed(ending: Ending, unheard: set[tuple[Any, ...]]) -> set[st
     return found
 
 
-def _is_on_device(given: Any) -> bool:
+def _is_on_device(given: object) -> bool:
     if isinstance(given, list | tuple):
         return any(map(_is_on_device, given))
     return bool(getattr(given, "is_cuda", False))

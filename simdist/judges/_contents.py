@@ -10,10 +10,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simdist.inside.python import copied_bytes, holds_bytes
 from simdist.judges._bits import bits_of, bits_of_each, memory_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    States = Mapping[Tensor, Mapping[str, Any]]  # what an optimizer keeps for each parameter
 
 __all__ = ["Bits", "Content", "Look", "Newest", "look_at", "summed_content"]
 
@@ -87,7 +92,7 @@ class Look:
         return Content(None, [None if place is None else copied_bytes(*place) for place in self.places], self.states)
 
 
-def look_at(parameters: Sequence[Any], kept: Mapping[Any, Any]) -> Look | None:
+def look_at(parameters: Sequence[Tensor | None], kept: States) -> Look | None:
     """Where parameters lie, those that are not None; None if one has no memory of the CPU to itself."""
     places: list[_Place] = []
     for each in parameters:
@@ -114,7 +119,7 @@ def look_at(parameters: Sequence[Any], kept: Mapping[Any, Any]) -> Look | None:
     return Look(places, states)
 
 
-def summed_content(parameters: Sequence[Any], kept: Mapping[Any, Any]) -> Content:
+def summed_content(parameters: Sequence[Tensor | None], kept: States) -> Content:
     """The content of parameters as sums."""
     gradients = [None if each is None else each.grad for each in parameters]
     states: list[int | None] = [None] * len(parameters)
@@ -132,11 +137,11 @@ class Newest:
     parameters: Sequence[int] = ()  # their ids
     content: Content | None = None
 
-    def note(self, step: object, parameters: Iterable[Any], content: Content) -> None:
+    def note(self, step: object, parameters: Iterable[object], content: Content) -> None:
         """Some parameters had this content after a step."""
         self.step, self.parameters, self.content = step, [*map(id, parameters)], content
 
-    def of(self, step: object, parameters: Iterable[Any]) -> Content | None:
+    def of(self, step: object, parameters: Iterable[object]) -> Content | None:
         """The content of just these parameters after a step; None if nobody has looked at it."""
         return self.content if self.step == step and self.parameters == [*map(id, parameters)] else None
 
@@ -144,12 +149,12 @@ class Newest:
 _NO_STATE: tuple[_State] = ((),)
 
 
-def _standing_for(value: Any) -> int:
+def _standing_for(value: object) -> int:
     """Of what is no tensor."""
     return hash(value) if type(value) in (int, float) else 0
 
 
-def _bits_of_state(state: Any) -> int | None:
+def _bits_of_state(state: Mapping[str, Any] | None) -> int | None:
     values = (state or {}).values()
     return _sum_of_state(
         bits_of(value) if hasattr(value, "untyped_storage") else _standing_for(value) for value in values

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
 
 __all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "FileUsed", "LoaderBegan", "LoaderEnded", "ModelWrapped"]
 __all__ += ["OptimizerBegins", "OptimizerStepped"]
@@ -24,7 +30,7 @@ class OptimizerBegins:
     """
 
     process: SimProcess
-    optimizer: Any
+    optimizer: Optimizer
     index: int
     number: int
     where: str
@@ -35,7 +41,7 @@ class OptimizerStepped:
     """Told: the step is done. The fields are those of `OptimizerBegins`."""
 
     process: SimProcess
-    optimizer: Any
+    optimizer: Optimizer
     index: int
     number: int
     where: str
@@ -46,7 +52,7 @@ class BackwardCalled:
     """Told: a rank is about to go backward from these tensors, such as its loss."""
 
     process: SimProcess
-    tensors: Sequence[Any]
+    tensors: Sequence[torch.Tensor]
     where: str
 
 
@@ -55,7 +61,7 @@ class ModelWrapped:
     """Told: a rank has made a `DistributedDataParallel`."""
 
     process: SimProcess
-    model: Any
+    model: DistributedDataParallel
     where: str
 
 
@@ -84,7 +90,7 @@ class LoaderBegan:
     """
 
     process: SimProcess
-    loader: Any
+    loader: DataLoader[object]
     number: int
     where: str
 

@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
@@ -25,10 +25,17 @@ try:
 except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike, FileDescriptorOrPath, StrOrBytesPath
+
+    # Of a `FileUsed`.
+    Use = Literal["read", "write", "append", "open", "create", "rename", "remove", "seen", "missed", "lock"]
+
 __all__ = ["wrap_files"]
 
+_T = TypeVar("_T")
+
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
-_Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def wrap_files(patches: Patches) -> None:
@@ -49,7 +56,7 @@ def wrap_files(patches: Patches) -> None:
             patches.wrap(fcntl, name, _locking)
 
 
-def _path_of(given: Any, folder: Any = None) -> str:
+def _path_of(given: StrOrBytesPath, folder: object = None) -> str:
     """The absolute path; nothing for what is no path, or belongs to the system."""
     try:
         path = os.fsdecode(given)
@@ -66,13 +73,13 @@ def _teller() -> SimProcess | None:
     return process if process is not None and process.simulation.bus.hears(FileUsed) else None
 
 
-def _tell(process: SimProcess, use: Any, path: str, given: Any, to: str = "") -> None:
+def _tell(process: SimProcess, use: Use, path: str, given: FileDescriptorOrPath, to: str = "") -> None:
     if path:
         name = str(given) if isinstance(given, int) else os.fsdecode(given)
         process.simulation.bus.tell(FileUsed(process, use, path, name, to, site_of(sys._getframe(2))))
 
 
-def _use_of(mode: Any) -> str:
+def _use_of(mode: object) -> Use:
     text = mode if isinstance(mode, str) else "r"
     if "x" in text:
         return "create"
@@ -81,11 +88,11 @@ def _use_of(mode: Any) -> str:
     return "write" if "w" in text or "+" in text else "read"
 
 
-def _opening(original: Any) -> Any:
+def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+    def open(file: FileDescriptorOrPath, mode: str = "r", *args: object, **kwargs: object) -> _T:
         process = None if isinstance(file, int) else _teller()
-        path = "" if process is None else _path_of(file)
+        path = "" if process is None or isinstance(file, int) else _path_of(file)
         if process is None or not path:
             return original(file, mode, *args, **kwargs)
         use = _use_of(mode)
@@ -103,9 +110,9 @@ def _opening(original: Any) -> Any:
     return open
 
 
-def _opening_descriptor(original: Any) -> Any:
+def _opening_descriptor(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def open(path: Any, flags: Any, mode: Any = 0o777, *, dir_fd: Any = None) -> Any:
+    def open(path: StrOrBytesPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         process = _teller()
         place = "" if process is None else _path_of(path, dir_fd)
         if process is None or not place or os.path.isdir(place):
@@ -118,7 +125,7 @@ def _opening_descriptor(original: Any) -> Any:
         except FileExistsError:
             _tell(process, "seen", place, path)
             raise
-        use = "read"
+        use: Use = "read"
         if flags & (os.O_WRONLY | os.O_RDWR):
             use = "append" if flags & os.O_APPEND else "write" if flags & os.O_TRUNC else "open"
         if flags & os.O_CREAT and flags & os.O_EXCL:
@@ -129,9 +136,11 @@ def _opening_descriptor(original: Any) -> Any:
     return open
 
 
-def _renaming(original: Any) -> Any:
+def _renaming(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def rename(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> Any:
+    def rename(
+        src: StrOrBytesPath, dst: StrOrBytesPath, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> _T:
         result = original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         process = _teller()
         if process is not None:
@@ -141,9 +150,9 @@ def _renaming(original: Any) -> Any:
     return rename
 
 
-def _linking(original: Any) -> Any:
+def _linking(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+    def link(src: StrOrBytesPath, dst: StrOrBytesPath, *args: object, **kwargs: object) -> _T:
         result = original(src, dst, *args, **kwargs)
         process = _teller()
         if process is not None:
@@ -153,9 +162,9 @@ def _linking(original: Any) -> Any:
     return link
 
 
-def _removing(original: Any) -> Any:
+def _removing(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def unlink(path: Any, *, dir_fd: Any = None) -> Any:
+    def unlink(path: StrOrBytesPath, *, dir_fd: int | None = None) -> _T:
         process = _teller()
         place = "" if process is None else _path_of(path, dir_fd)
         result = original(path, dir_fd=dir_fd)
@@ -166,9 +175,9 @@ def _removing(original: Any) -> Any:
     return unlink
 
 
-def _making(original: Any) -> Any:
+def _making(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def mkdir(path: Any, mode: Any = 0o777, *, dir_fd: Any = None) -> Any:
+    def mkdir(path: StrOrBytesPath, mode: int = 0o777, *, dir_fd: int | None = None) -> _T:
         process = _teller()
         try:
             result = original(path, mode, dir_fd=dir_fd)
@@ -183,11 +192,11 @@ def _making(original: Any) -> Any:
     return mkdir
 
 
-def _looking(original: Any) -> Any:
+def _looking(original: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
     @functools.wraps(original)
-    def stat(path: Any, *, dir_fd: Any = None, follow_symlinks: Any = True) -> Any:
+    def stat(path: FileDescriptorOrPath, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         process = None if isinstance(path, int) else _teller()
-        if process is None:
+        if process is None or isinstance(path, int):
             return original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
         try:
             found = original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
@@ -200,20 +209,19 @@ def _looking(original: Any) -> Any:
     return stat
 
 
-def _saving(original: Any) -> Any:
+def _saving(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        process = _teller() if isinstance(f, str | os.PathLike) else None
-        if process is not None:  # its C++ opens the file
+    def save(obj: object, f: object, *args: object, **kwargs: object) -> _T:
+        if isinstance(f, str | os.PathLike) and (process := _teller()) is not None:  # its C++ opens the file
             _tell(process, "write", _path_of(f), f)
         return original(obj, f, *args, **kwargs)
 
     return save
 
 
-def _locking(original: Any) -> Any:
+def _locking(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def lock(fd: Any, *args: Any, **kwargs: Any) -> Any:
+    def lock(fd: FileDescriptorLike, *args: object, **kwargs: object) -> _T:
         result = original(fd, *args, **kwargs)
         process = _teller()
         if process is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -45,7 +45,12 @@ from simdist.judges._sites import site_of
 from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, current_process
 
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
 __all__ = ["Instruments", "hear_of_files"]
+
+_T = TypeVar("_T")
 
 
 class Instruments:
@@ -128,7 +133,7 @@ class _Steps:
         self._counted: dict[SimProcess, weakref.WeakKeyDictionary[Optimizer, _Counted]] = {}
         self._seen: dict[SimProcess, int] = {}
 
-    def before(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+    def before(self, optimizer: Optimizer, _: object, __: object) -> None:
         process = _rank()
         if process is None:
             return
@@ -153,7 +158,7 @@ class _Steps:
             if process.simulation.bus.hears(OptimizerBegins):
                 _tell(process, OptimizerBegins(process, optimizer, step.index, step.number, step.where))
 
-    def after(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+    def after(self, optimizer: Optimizer, _: object, __: object) -> None:
         process = _rank()
         if process is None:
             return
@@ -186,7 +191,7 @@ def _rank() -> SimProcess | None:
 
 def _telling_of_backward(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    def backward(tensors: torch.Tensor | Sequence[torch.Tensor], *args: object, **kwargs: object) -> None:
         process = _rank()
         if process is not None and process.simulation.bus.hears(BackwardCalled):
             given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
@@ -201,7 +206,7 @@ def _telling_of_backward(original: Callable[..., None]) -> Callable[..., None]:
 
 def _telling_of_models(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: DistributedDataParallel, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         process = _rank()
         if process is not None and process.simulation.bus.hears(ModelWrapped):
@@ -213,13 +218,13 @@ def _telling_of_models(original: Callable[..., None]) -> Callable[..., None]:
 # -- loaders ---------------------------------------------------------------------------------------------------------
 
 # By iterator; it is not ours to give attributes to.
-_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_numbers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 _begun: dict[SimProcess, int] = {}  # how many iterations a rank has begun
 
 
 def _telling_of_first_beginnings(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def __init__(self: Any, loader: Any) -> None:
+    def __init__(self: object, loader: DataLoader[object]) -> None:
         _tell_of_beginning(self, loader)
         original(self, loader)
 
@@ -228,7 +233,7 @@ def _telling_of_first_beginnings(original: Callable[..., None]) -> Callable[...,
 
 def _telling_of_beginnings(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self: object, loader: DataLoader[object], first_iter: bool = False) -> None:
         if not first_iter:  # workers that persist go on with the next epoch
             _tell_of_beginning(self, loader)
         original(self, loader, first_iter)
@@ -236,7 +241,7 @@ def _telling_of_beginnings(original: Callable[..., None]) -> Callable[..., None]
     return _reset
 
 
-def _tell_of_beginning(iterator: Any, loader: Any) -> None:
+def _tell_of_beginning(iterator: object, loader: DataLoader[object]) -> None:
     process = _rank()
     if process is None or not process.simulation.bus.hears(LoaderBegan):
         return
@@ -244,9 +249,9 @@ def _tell_of_beginning(iterator: Any, loader: Any) -> None:
     _tell(process, LoaderBegan(process, loader, number, site_of(sys._getframe(2))))
 
 
-def _telling_of_indices(original: Callable[..., Any]) -> Callable[..., Any]:
+def _telling_of_indices(original: Callable[[object], _T]) -> Callable[[object], _T]:
     @functools.wraps(original)
-    def _next_index(self: Any) -> Any:
+    def _next_index(self: object) -> _T:
         found = original(self)
         number = _numbers.get(self)
         if number is not None and (process := _rank()) is not None and process.simulation.bus.hears(BatchDrawn):
@@ -257,9 +262,9 @@ def _telling_of_indices(original: Callable[..., Any]) -> Callable[..., Any]:
     return _next_index
 
 
-def _telling_of_ends(original: Callable[..., Any]) -> Callable[..., Any]:
+def _telling_of_ends(original: Callable[[object], _T]) -> Callable[[object], _T]:
     @functools.wraps(original)
-    def __next__(self: Any) -> Any:
+    def __next__(self: object) -> _T:
         number = _numbers.get(self)
         process = None if number is None else _rank()
         if number is None or process is None:

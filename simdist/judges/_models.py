@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from simdist.judges._events import ModelWrapped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["WrappedModel", "wrapped_model"]
 
@@ -17,12 +21,12 @@ __all__ = ["WrappedModel", "wrapped_model"]
 class WrappedModel:
     """A model in DDP, on one rank. It keeps neither the model nor its parameters."""
 
-    model: weakref.ref[Any]
+    model: weakref.ref[DistributedDataParallel]
     number: int  # of the rank's models
     ranks: tuple[int, ...]
-    names: dict[int, tuple[weakref.ref[Any], str]]  # by the parameter's id, those that DDP takes care of
+    names: dict[int, tuple[weakref.ref[Tensor], str]]  # by the parameter's id, those that DDP takes care of
 
-    def name_of(self, parameter: Any) -> str | None:
+    def name_of(self, parameter: object) -> str | None:
         """What a parameter is called in the model; None if it is none of its own, or DDP ignores it."""
         known = self.names.get(id(parameter))
         return None if known is None or known[0]() is not parameter else known[1]

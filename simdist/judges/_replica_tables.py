@@ -15,15 +15,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
 from simdist.judges._contents import Bits, Content, look_at, summed_content
 from simdist.judges._judge import Moment
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from simdist.judges._contents import States
+
 __all__ = ["Copy", "Key", "Optimized", "Row", "Table", "copy_of", "mesh_peers", "note_first_gradients"]
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -32,7 +38,7 @@ class Copy:
 
     key: Key
     name: str
-    tensor: weakref.ref[Any]
+    tensor: weakref.ref[Tensor]
     shape: tuple[int, ...]
     dtype: str
     first: int | None  # its bits before the first step
@@ -67,7 +73,7 @@ class Row:
 class Optimized:
     """One optimizer of one rank. `last` is the latest row; `places` says where the copy of a key is in `copies`."""
 
-    optimizer: weakref.ref[Any]
+    optimizer: weakref.ref[Optimizer]
     moment: Moment
     copies: list[Copy]
     places: dict[Key, int]
@@ -113,7 +119,7 @@ class Table:
             known[rank] = {places[key] for key, ranks in sets if rank in ranks}
         return known[rank]
 
-    def content_after(self, number: int, parameters: Sequence[Any], states: Mapping[Any, Any]) -> Content:
+    def content_after(self, number: int, parameters: Sequence[Tensor | None], states: States) -> Content:
         """What a rank holds after a step: the content of the first rank that took it, if it is the same."""
         look = look_at(parameters, states)
         first = self._content
@@ -162,7 +168,7 @@ class Table:
             found = [rank for rank in ranks if rank in known and known[rank].ranks == ranks]
             if len(found) > 1:
                 yield found
-        alike: dict[tuple[Any, ...], list[int]] = {}
+        alike: dict[tuple[object, ...], list[int]] = {}
         for rank, copy in known.items():
             if not copy.ranks and copy.first is not None:
                 alike.setdefault((copy.shape, copy.dtype, copy.first), []).append(rank)
@@ -176,7 +182,7 @@ class Table:
 
     def _whole_replicas(self, ranks: Sequence[int]) -> Iterator[list[int]]:
         """Those of the ranks, in sets, where all parameters are the same, and some of them no constants."""
-        sets: dict[tuple[Any, ...], list[int]] = {}
+        sets: dict[tuple[object, ...], list[int]] = {}
         for rank in ranks:
             copies = self.ranks[rank].copies
             if any(not copy.constant for copy in copies):
@@ -185,7 +191,7 @@ class Table:
         yield from (found for found in sets.values() if len(found) > 1)
 
 
-def copy_of(key: Key, name: str, parameter: Any, synced: set[int]) -> Copy:
+def copy_of(key: Key, name: str, parameter: Tensor, synced: set[int]) -> Copy:
     """What stands at a place now; `synced` are the addresses that collectives have filled."""
     return Copy(
         key,
@@ -209,7 +215,7 @@ def note_first_gradients(copies: Sequence[Copy]) -> None:
         copy.telling = gradient is not None and not is_constant(gradient)
 
 
-def mesh_peers(tensor: Any) -> tuple[int, ...]:
+def mesh_peers(tensor: object) -> tuple[int, ...]:
     """The ranks that have the same part of a DTensor as this one; none for other tensors, or if it is the only one."""
     placements = getattr(tensor, "placements", None)
     mesh = getattr(tensor, "device_mesh", None)

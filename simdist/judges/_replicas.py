@@ -26,7 +26,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from simdist.c10d import WorkIssued
 from simdist.judges._bits import bits_of, place_in_memory
@@ -35,11 +35,16 @@ from simdist.judges._events import ModelWrapped, OptimizerBegins, OptimizerStepp
 from simdist.judges._judge import Ending, Hearing, Judge
 from simdist.judges._models import WrappedModel, wrapped_model
 from simdist.judges._parameter_names import name_in_group, names_in_frames
-from simdist.judges._replica_tables import Key, Optimized, Row, Table, copy_of, note_first_gradients
+from simdist.judges._replica_tables import Copy, Key, Optimized, Row, Table, copy_of, note_first_gradients
 from simdist.process import SimProcess
 from simdist.values import rank_text
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Replicas"]
+
+_V = TypeVar("_V")
 
 _MOST_ROWS = 512  # of steps that some ranks have still to take; who is so far behind takes no part
 _SMALL = 64  # bytes of a collective that carries a loss or a count, and no part of a model
@@ -85,7 +90,7 @@ class _Suspicion:
 
     table: Table
     difference: _Difference
-    held: dict[int, Any]  # the copies as the program leaves them, by rank
+    held: dict[int, torch.Tensor | None]  # the copies as the program leaves them, by rank
 
 
 class _Watch:
@@ -362,7 +367,7 @@ def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[
     return lines
 
 
-def _usual_and_blamed(values: dict[int, Any], idle: Any) -> tuple[list[int], int]:
+def _usual_and_blamed(values: dict[int, _V], idle: Collection[int]) -> tuple[list[int], int]:
     """The ranks that agree, and the first of the others: most decide; between equally many who did something."""
     counts = Counter(values.values())
     most = max(counts.values())
@@ -385,12 +390,12 @@ def _exchange_nothing(ending: Ending, ranks: Sequence[int]) -> bool:
     return called
 
 
-def _alias(copy: Any) -> Any:
+def _alias(copy: Copy | None) -> torch.Tensor | None:
     tensor = None if copy is None else copy.tensor()
     return None if tensor is None else tensor.detach()
 
 
-def _tensors(given: Any) -> list[Any]:
+def _tensors(given: Any) -> list[torch.Tensor]:
     if isinstance(given, list | tuple):
         return [tensor for each in given for tensor in _tensors(each)]
     return [given] if hasattr(given, "untyped_storage") else []

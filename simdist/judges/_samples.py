@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
 
@@ -28,6 +28,8 @@ from simdist.process import SimProcess
 from simdist.values import number_text, rank_text
 
 __all__ = ["Samples"]
+
+_T = TypeVar("_T")
 
 _FEW = 4  # samples whose order says nothing
 _MOST_PASSES = 64  # that some ranks have still to make; who is so far behind has no such loader
@@ -76,12 +78,12 @@ class _Rank:
     """The loaders of one rank in one life."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[Any, str]] = []  # data set and line of each loader
+        self.lines: list[tuple[Callable[[], object], str]] = []  # data set and line of each loader
         self.counts: list[int] = []  # passes over each
         self.open: dict[int, _Pass] = {}  # by the number of the iteration
         self.before: dict[int, _Pass] = {}  # the last pass of training over each loader
 
-    def line_of(self, dataset: Any, where: str) -> int:
+    def line_of(self, dataset: object, where: str) -> int:
         """Which loader this is."""
         for place, (known, there) in enumerate(self.lines):
             if there == where and known() is dataset:
@@ -113,16 +115,17 @@ class _Watch:
     def on_begin(self, event: LoaderBegan) -> None:
         """A pass begins."""
         loader, rank = event.loader, self._rank(event.process)
-        if isinstance(loader.dataset, IterableDataset):
+        dataset: Any = loader.dataset
+        if isinstance(dataset, IterableDataset):
             return
         sampler = loader.sampler
         if not isinstance(sampler, DistributedSampler | RandomSampler):
             sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", sampler)
         try:
-            size = len(loader.dataset)
+            size = len(dataset)
         except TypeError:
             return
-        line = rank.line_of(loader.dataset, event.where)
+        line = rank.line_of(dataset, event.where)
         rank.open[event.number] = _Pass(
             self._hearing.moment(event.process, event.where),
             line,
@@ -263,7 +266,7 @@ class _Watch:
         )
 
 
-def _replaces(sampler: Any, size: int) -> bool:
+def _replaces(sampler: object, size: int) -> bool:
     """True for a sampler that may draw a sample twice, or not all of them, on purpose."""
     if isinstance(sampler, WeightedRandomSampler):
         return True
@@ -274,7 +277,7 @@ def _some(indices: Sequence[int]) -> str:
     return number_text(indices[:3]) + (f" and {len(indices) - 3} more" if len(indices) > 3 else "")
 
 
-def _reference(thing: Any) -> Any:
+def _reference(thing: _T) -> Callable[[], _T | None]:
     """Something that returns `thing` when it is called, and keeps it only if there is no other way."""
     try:
         return weakref.ref(thing)

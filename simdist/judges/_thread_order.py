@@ -41,9 +41,9 @@ class ThreadOrder:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._clocks: dict[Task, _News] = {}  # of threads beside the main one, and of those that started some
-        self._given: WeakKeyDictionary[Any, _News] = WeakKeyDictionary()  # by lock
-        self._given_by_lasting: dict[Any, _News] = {}  # likewise, by what can't be referred to weakly
-        self._uses: dict[Any, dict[Task, _Use]] = {}  # by member and thread
+        self._given: WeakKeyDictionary[object, _News] = WeakKeyDictionary()  # by lock
+        self._given_by_lasting: dict[object, _News] = {}  # likewise, by what can't be referred to weakly
+        self._uses: dict[object, dict[Task, _Use]] = {}  # by member and thread
         self._found = False
         hearing.listen(ThreadBegan, self._on_thread)
         hearing.listen(HandedOver, self._on_hand_over)
@@ -89,7 +89,7 @@ class ThreadOrder:
         clock = self._clocks.get(event.task)
         if clock is None:
             return  # hot: the rank has one thread
-        given: MutableMapping[Any, _News] = self._given
+        given: MutableMapping[object, _News] = self._given
         try:
             known = given.get(event.thing)
         except TypeError:  # a lock of `multiprocessing`; the world keeps those anyway

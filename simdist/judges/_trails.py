@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from simdist.judges._events import BackwardCalled, BatchRead, OptimizerBegins, O
 from simdist.judges._judge import Hearing, Judge
 from simdist.judges._parameter_names import name_in_group, names_in_frames
 from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["Step", "Trails"]
 
@@ -123,7 +126,7 @@ class Trails(Judge):
         return self._since.setdefault((process.life, process.rank), _Since())
 
 
-def _named(optimizer: Any, names: Any) -> Iterator[tuple[str, Any]]:
+def _named(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
     for place, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             yield name_in_group(group, place, index, names), parameter
@@ -133,7 +136,7 @@ def _plain(value: object) -> object:
     return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def _number(tensor: Any) -> float:
+def _number(tensor: torch.Tensor) -> float:
     return float(tensor.detach().sum()) if not tensor.is_cuda else float("nan")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.c10d import WorkIssued
 from simdist.judges._bits import local_part, place_in_memory
@@ -20,6 +20,12 @@ from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins
 from simdist.judges._judge import Hearing, Moment
 from simdist.judges._models import WrappedModel, wrapped_model
 from simdist.judges._parameter_names import name_in_group, names_in_frames
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from simdist.c10d.engine import Communicator
+    from simdist.process import SimProcess
 
 __all__ = ["TwiceReduced"]
 
@@ -33,7 +39,7 @@ class _Reduction:
     storage: int
     begin: int
     end: int
-    group: Any  # its communicator
+    group: Communicator  # its communicator
     what: str
     moment: Moment
 
@@ -62,7 +68,7 @@ class TwiceReduced:
 
     def on_reduction(self, event: WorkIssued, moment: Moment, *, by_torch: bool) -> None:
         """A rank reduces a tensor in place; `by_torch` for DDP's own."""
-        work: Any = event.work
+        work = event.work
         if self._found or event.reduction not in _ADDS or work.member.communicator.size == 1:
             return
         if by_torch:
@@ -74,7 +80,7 @@ class TwiceReduced:
             if place is not None:
                 rank.by_program.append(_Reduction(*place, group, work.describe(), moment))
 
-    def _of(self, process: Any) -> _Rank:
+    def _of(self, process: SimProcess) -> _Rank:
         return self._ranks.setdefault((process.life, process.rank), _Rank())
 
     def _on_backward(self, event: BackwardCalled) -> None:
@@ -107,7 +113,7 @@ class TwiceReduced:
                     self._tell(name, mine[-1], earlier)
                     return
 
-    def _earlier(self, rank: _Rank, parameter: Any, mine: list[_Reduction]) -> str:
+    def _earlier(self, rank: _Rank, parameter: Tensor, mine: list[_Reduction]) -> str:
         """What has reduced the gradient before the last of `mine`, over the same group; "" for nothing."""
         if not mine:
             return ""
@@ -132,9 +138,9 @@ class TwiceReduced:
         )
 
 
-def _bytes_of(tensor: Any) -> tuple[int, int, int] | None:
+def _bytes_of(tensor: Tensor) -> tuple[int, int, int] | None:
     """The storage of a tensor, and from where to where in it the tensor lies; None without memory."""
-    part = local_part(tensor)
+    part: Any = local_part(tensor)
     storage = place_in_memory(part)
     if not storage or not part.numel():
         return None
@@ -143,5 +149,5 @@ def _bytes_of(tensor: Any) -> tuple[int, int, int] | None:
     return storage, begin, begin + extent * part.itemsize
 
 
-def _ranks_of(group: Any) -> tuple[int, ...]:
+def _ranks_of(group: Communicator) -> tuple[int, ...]:
     return tuple(-1 if member is None else member.process.rank for member in group.members)

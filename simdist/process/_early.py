@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.inside.python import Redirection
+from simdist.process._patches import Make
 from simdist.process._user_code import UserModules
 
 __all__ = ["EarlyMethods"]
@@ -36,12 +37,12 @@ class EarlyMethods:
     Each of `makers` is asked about a method and says what makes the replacement of its original, or None.
     """
 
-    def __init__(self, *makers: Callable[[Any], Callable[[Any], Any] | None]) -> None:
+    def __init__(self, *makers: Callable[[types.BuiltinFunctionType], Make | None]) -> None:
         self._makers = makers
         self._modules = UserModules()
         self._found: dict[int, tuple[types.ModuleType, int, str, list[Redirection]]] = {}  # by id of the module
 
-    def among(self, called: Iterable[Any]) -> list[Redirection]:
+    def among(self, called: Iterable[object]) -> list[Redirection]:
         """Those in the user's modules, and those that hang on what is called on the ranks."""
         found: list[Redirection] = []
         modules = list(self._modules)
@@ -66,18 +67,18 @@ class EarlyMethods:
             known = self._found[id(module)] = (module, size, newest, redirections)
         return known[3]
 
-    def _redirection(self, method: Any) -> Redirection:
+    def _redirection(self, method: types.BuiltinFunctionType) -> Redirection:
         make = self._maker_of(method)
         assert make is not None
         return Redirection(method, make)  # not kept: a program may make any number of these
 
-    def _maker_of(self, method: Any) -> Callable[[Any], Any] | None:
+    def _maker_of(self, method: types.BuiltinFunctionType) -> Make | None:
         return next(filter(None, (maker(method) for maker in self._makers)), None)
 
-    def _reached(self, things: list[Any], budget: int) -> list[Any]:
+    def _reached(self, things: list[object], budget: int) -> list[types.BuiltinFunctionType]:
         """The methods among `things` and what they refer to, what is nearest first."""
         seen = {id(builtins.__dict__)}
-        methods = []
+        methods: list[types.BuiltinFunctionType] = []
         things = list(filter(gc.is_tracked, things))
         for thing in things:  # it grows meanwhile
             key = id(thing)
@@ -93,7 +94,7 @@ class EarlyMethods:
                 things += filter(gc.is_tracked, self._held_by(thing))
         return methods
 
-    def _held_by(self, thing: Any) -> list[Any]:
+    def _held_by(self, thing: Any) -> list[object]:
         kind = type(thing)
         if kind is types.FunctionType:  # without its globals
             held = [thing.__defaults__, thing.__kwdefaults__, vars(thing)]

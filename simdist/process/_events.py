@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simdist.kernel import Task
@@ -52,11 +52,11 @@ class HandedOver:
     """
 
     task: Task
-    thing: Any
+    thing: object
     gives: bool
 
 
-def tell_of_hand_over(task: Task | None, thing: Any, *, gives: bool) -> None:
+def tell_of_hand_over(task: Task | None, thing: object, *, gives: bool) -> None:
     """Have those who listen hear that a thread has taken a thing, or given it back."""
     if task is not None:
         bus = task.simulation.bus

@@ -8,15 +8,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from simdist.process._imports import imported_for_all
 from simdist.process._refusals import refused
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 
 __all__ = ["install"]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., object])
 
 
 def install(patches: Patches) -> None:
@@ -53,9 +53,9 @@ def _sched_getaffinity(original: Callable[[int], set[int]]) -> Callable[[int], s
     return sched_getaffinity
 
 
-def _exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
+def _exit(original: Callable[[int], None]) -> Callable[[int], None]:
     @functools.wraps(original)
-    def _exit(status: int) -> Any:
+    def _exit(status: int) -> None:
         process = current_process()
         if process is None:
             original(status)
@@ -66,9 +66,9 @@ def _exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
     return _exit
 
 
-def _abort(original: Callable[[], Any]) -> Callable[[], Any]:
+def _abort(original: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(original)
-    def abort() -> Any:
+    def abort() -> None:
         process = current_process()
         if process is None:
             original()
@@ -79,9 +79,9 @@ def _abort(original: Callable[[], Any]) -> Callable[[], Any]:
     return abort
 
 
-def _atexit_register(original: Callable[..., Any]) -> Callable[..., Any]:
+def _atexit_register(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def register(function: _F, *args: Any, **kwargs: Any) -> _F:
+    def register(function: _F, *args: object, **kwargs: object) -> _F:
         process = current_process()
         # What a shared module has to do at the end is not to be done before all have ended.
         if process is None or imported_for_all(sys._getframe(1)):
@@ -93,9 +93,11 @@ def _atexit_register(original: Callable[..., Any]) -> Callable[..., Any]:
     return register
 
 
-def _atexit_unregister(original: Callable[..., Any]) -> Callable[..., Any]:
+def _atexit_unregister(
+    original: Callable[[Callable[..., object]], None],
+) -> Callable[[Callable[..., object]], None]:
     @functools.wraps(original)
-    def unregister(function: Callable[..., Any]) -> None:
+    def unregister(function: Callable[..., object]) -> None:
         process = current_process()
         if process is None:
             original(function)
@@ -105,34 +107,31 @@ def _atexit_unregister(original: Callable[..., Any]) -> Callable[..., Any]:
     return unregister
 
 
-def _forking(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _forking(what: str) -> Make:
     return refused(
         f"{what} would copy the whole world, with all its ranks; multiprocessing.Process starts a simulated child, and "
         "subprocess a program"
     )
 
 
-def _replacing(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _replacing(name: str) -> Make:
     return refused(
         f"os.{name} would replace the whole world, with all its ranks; subprocess.run starts the program, and "
         "sys.exit with its returncode ends the rank as the program would"
     )
 
 
-_REPLACEMENTS = tuple(
-    Replacement(owner, name, make)
-    for owner, name, make in (
-        (os, "getpid", _getpid),
-        (os, "getppid", _getppid),
-        (os, "sched_getaffinity", _sched_getaffinity),
-        (os, "_exit", _exit),
-        (os, "abort", _abort),
-        (atexit, "register", _atexit_register),
-        (atexit, "unregister", _atexit_unregister),
-        (os, "fork", _forking("os.fork")),
-        (os, "forkpty", _forking("os.forkpty (pty.fork and pty.spawn, too)")),
-        (os, "execv", _replacing("execv")),
-        (os, "execve", _replacing("execve")),
-    )
-    if hasattr(owner, name)
+_MADE: tuple[tuple[object, str, Make], ...] = (
+    (os, "getpid", _getpid),
+    (os, "getppid", _getppid),
+    (os, "sched_getaffinity", _sched_getaffinity),
+    (os, "_exit", _exit),
+    (os, "abort", _abort),
+    (atexit, "register", _atexit_register),
+    (atexit, "unregister", _atexit_unregister),
+    (os, "fork", _forking("os.fork")),
+    (os, "forkpty", _forking("os.forkpty (pty.fork and pty.spawn, too)")),
+    (os, "execv", _replacing("execv")),
+    (os, "execve", _replacing("execve")),
 )
+_REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from simdist.process._early import EarlyMethods
 from simdist.process._patches import Patches
@@ -15,7 +14,7 @@ __all__ = ["follow"]
 _EARLY = EarlyMethods(_clock.taken_early, _lock_methods.taken_early)
 
 
-def follow(patches: Patches, called: Iterable[Any]) -> None:
+def follow(patches: Patches, called: Iterable[object]) -> None:
     """Redirect those in the user's modules, and those that hang on `called`, which is what runs on the ranks."""
     early = _EARLY.among(called)
     if early:

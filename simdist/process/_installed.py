@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.inside.python import original
 from simdist.process import _exits, _signals, _stdio, _when_imported
@@ -104,7 +104,7 @@ class PythonReplacements:
         _lock_methods.bind_again()
         simulation.start_thread = original(_thread.start_new_thread)
 
-    def follow(self, patches: Patches, called: Sequence[Any]) -> None:
+    def follow(self, patches: Patches, called: Sequence[object]) -> None:
         """Redirect methods that user code took before, and those that hang on `called`, which runs on the ranks."""
         follow(patches, called)
 

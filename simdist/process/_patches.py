@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from simdist.inside.python import (
     Batch,
+    Make,
     Redirection,
     can_be_redirected,
     namespace_of,
@@ -34,9 +35,12 @@ from simdist.inside.python import (
 )
 from simdist.process._undoing import call_all
 
-__all__ = ["Patched", "Patches", "Replacement", "patched_now"]
+__all__ = ["Make", "MakeAttribute", "Patched", "Patches", "Replacement", "patched_now"]
 
 _MISSING = object()
+
+MakeAttribute = Callable[[Any], object]
+"""Makes what replaces an attribute, which may be anything, as `Make` does with a function."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,10 +74,10 @@ def patched_now() -> list[Patched]:
     return sorted({_patched(files, *row) for patches in list(Patches.living) for row in patches.rows()})
 
 
-_Row = tuple[Any, str, str, Any, str]  # owner, name, how, what has replaced it, the module that asked for that
+_Row = tuple[object, str, str, object, str]  # owner, name, how, what has replaced it, the module that asked for that
 
 
-def _patched(files: Mapping[str, str], owner: Any, name: str, how: str, replacement: Any, by: str) -> Patched:
+def _patched(files: Mapping[str, str], owner: object, name: str, how: str, replacement: object, by: str) -> Patched:
     if isinstance(owner, types.ModuleType):
         place = owner.__name__
     else:
@@ -83,7 +87,7 @@ def _patched(files: Mapping[str, str], owner: Any, name: str, how: str, replacem
     return Patched(place, name, how, by, _first_sentence(by))
 
 
-def _module_of(replacement: Any, files: Mapping[str, str]) -> str:
+def _module_of(replacement: object, files: Mapping[str, str]) -> str:
     """The module of simdist that has written it, "" if none has: `functools.wraps` gives a function another's name."""
     code = getattr(replacement, "__code__", None)
     if code is not None:
@@ -106,11 +110,11 @@ class Replacement:
 
     __slots__ = ("function", "make", "name", "owner")
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def __init__(self, owner: object, name: str, make: Make) -> None:
         self.owner = owner
         self.name = name
         self.make = make
-        self.function: Any = without_wrapper(getattr(owner, name))
+        self.function: Callable[..., object] = without_wrapper(getattr(owner, name))
 
 
 @functools.cache
@@ -126,7 +130,9 @@ class _Attribute:
 
     __slots__ = ("asker", "name", "original", "owner", "replacement")
 
-    def __init__(self, owner: Any, name: str, original: Any, replacement: Any, asker: Mapping[str, Any]) -> None:
+    def __init__(
+        self, owner: object, name: str, original: object, replacement: object, asker: Mapping[str, Any]
+    ) -> None:
         self.owner = owner
         self.name = name
         self.original = original
@@ -153,7 +159,7 @@ class _Methods:
 
     __slots__ = ("_asker", "_names", "_namespace", "_note_change", "_originals", "_owner")
 
-    def __init__(self, owner: type, make: Mapping[str, Callable[[Any], Any]], asker: Mapping[str, Any]) -> None:
+    def __init__(self, owner: type, make: Mapping[str, MakeAttribute], asker: Mapping[str, Any]) -> None:
         self._namespace = namespace_of(owner)
         self._note_change = noter_of_changes(owner)
         self._owner = owner
@@ -216,7 +222,7 @@ class _InModule:
 
     __slots__ = ("_added", "_namespace", "_originals", "_replacements")
 
-    def __init__(self, namespace: dict[str, Any], attributes: Iterable[_Attribute]) -> None:
+    def __init__(self, namespace: dict[str, object], attributes: Iterable[_Attribute]) -> None:
         kept = list(attributes)
         self._namespace = namespace
         self._replacements = {each.name: each.replacement for each in kept}
@@ -300,7 +306,7 @@ class _Remembered:
         call_all(*reversed(self._actions))
 
 
-def _dictionary_of(owner: Any) -> dict[str, Any]:
+def _dictionary_of(owner: object) -> dict[str, Any]:
     return namespace_of(owner) if isinstance(owner, type) else vars(owner)
 
 
@@ -309,10 +315,12 @@ class Patches:
 
     # (owner, name, code of `make`) -> (original, replacement) of what `wrap` has made before: worlds start by the
     # thousand.
-    _made: ClassVar[dict[tuple[int, str, Any], tuple[Any, Any, Any]]] = {}
+    _made: ClassVar[dict[tuple[int, str, object], tuple[object, object, object]]] = {}
     # Methods of a type that nobody else can change.
-    _made_in_type: ClassVar[dict[Any, _Methods]] = {}
-    _remembered: ClassVar[dict[Any, _Remembered]] = {}  # by the functions that took the steps
+    _made_in_type: ClassVar[dict[tuple[type, tuple[tuple[str, MakeAttribute], ...]], _Methods]] = {}
+    _remembered: ClassVar[
+        dict[tuple[Callable[[Patches], None], ...], _Remembered]
+    ] = {}  # by the functions that took the steps
 
     living: ClassVar[weakref.WeakSet[Patches]] = weakref.WeakSet()  # for `patched_now`, which sorts
 
@@ -342,11 +350,11 @@ class Patches:
             each for each in self._done[before:] if not isinstance(each, _Remembered)
         )
 
-    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+    def replace(self, owner: object, name: str, replacement: object) -> None:
         """Set `owner.name`; where it did not exist before, `undo` deletes it."""
         self._replace(owner, name, replacement, sys._getframe(1).f_globals)
 
-    def replace_all(self, owner: Any, replacements: Mapping[str, Any]) -> None:
+    def replace_all(self, owner: object, replacements: Mapping[str, object]) -> None:
         """Set attributes that exist."""
         there = vars(owner)
         asker = sys._getframe(1).f_globals
@@ -354,7 +362,7 @@ class Patches:
             self._done.append(_Attribute(owner, name, there[name], replacement, asker))
             setattr(owner, name, replacement)
 
-    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def wrap(self, owner: object, name: str, make: MakeAttribute) -> None:
         """Replace `owner.name` by `make(original)`, which must depend on nothing but the original."""
         original = getattr(owner, name)
         key = id(owner), name, getattr(make, "__code__", make)
@@ -363,20 +371,20 @@ class Patches:
             made = self._made[key] = (owner, original, make(original))
         self._replace(owner, name, made[2], sys._getframe(1).f_globals)
 
-    def _replace(self, owner: Any, name: str, replacement: Any, asker: Mapping[str, Any]) -> None:
+    def _replace(self, owner: object, name: str, replacement: object, asker: Mapping[str, Any]) -> None:
         original = vars(owner).get(name, _MISSING) if isinstance(owner, type) else getattr(owner, name, _MISSING)
         self._done.append(_Attribute(owner, name, original, replacement, asker))
         setattr(owner, name, replacement)
 
-    def wrap_in_type(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+    def wrap_in_type(self, owner: type, name: str, make: MakeAttribute) -> None:
         """Replace the method `name` of a type that Python code can't change, by `make` of what stood there."""
         self._wrap_methods(owner, {name: make}, sys._getframe(1).f_globals)
 
-    def wrap_all_in_type(self, owner: type, make: Mapping[str, Callable[[Any], Any]]) -> None:
+    def wrap_all_in_type(self, owner: type, make: Mapping[str, MakeAttribute]) -> None:
         """Likewise with every method of these names that the type has."""
         self._wrap_methods(owner, make, sys._getframe(1).f_globals)
 
-    def _wrap_methods(self, owner: type, make: Mapping[str, Callable[[Any], Any]], asker: Mapping[str, Any]) -> None:
+    def _wrap_methods(self, owner: type, make: Mapping[str, MakeAttribute], asker: Mapping[str, Any]) -> None:
         key = owner, tuple(make.items())
         methods = self._made_in_type.get(key)
         if methods is None:

@@ -16,10 +16,20 @@ from simdist.kernel import EVERYTHING, Simulation, Task, TaskKilled, TaskState, 
 from simdist.records import child_ended, ended, printed
 
 if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import TextIO
+
     from simdist.process._programs import Program
     from simdist.process._randomness import States
     from simdist.process._signal_masks import SignalMasks
     from simdist.process._stream_files import Descriptor
+    from simdist.process.stdlib._environ import Encoded
+    from simdist.process.threads._threads import Threads
+
+    Streams = tuple[
+        TextIO, TextIO, Callable[[type[BaseException], BaseException, TracebackType | None], object]
+    ]  # `sys.stdout`, `sys.stderr`, `sys.excepthook`
+    Handler = Callable[[int, FrameType | None], object] | int | None  # of a signal; a number is one of `Handlers`
 
 __all__ = ["ORPHAN_NS", "SimProcess"]
 
@@ -114,7 +124,7 @@ class SimProcess:
         host: Host,
         parent_pid: int = 1,
         epoch_ns: int = 0,
-        environ: dict[str, str],
+        environ: dict[Encoded, Encoded],
         place: int | None = None,
         argv: list[str],
         echo: Callable[[int, int, str, str], None] | None = None,
@@ -144,13 +154,13 @@ class SimProcess:
         self.environ = environ
         self.argv = argv
         # What it has in sys.stdout, sys.stderr and sys.excepthook; None: what all begin with.
-        self.streams: tuple[Any, Any, Any] | None = None
+        self.streams: Streams | None = None
         self.tasks: list[Task] = []  # its threads of control, the main one first
         self.polling: dict[Task, None] = {}  # those that wait for file descriptors
-        self.threads: Any = None  # what `threading` knows of them; None: nobody asked
+        self.threads: Threads | None = None  # what `threading` knows of them; None: nobody asked
         self.status: Status = "running"
         self.exit_code: int | None = None
-        self.value: Any = None
+        self.value: object = None
         self.exception: BaseException | None = None
         self.ended_ns = 0
         self.stdout: list[str] = []
@@ -162,7 +172,9 @@ class SimProcess:
         self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no end
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
-        self.handlers: dict[int, Any] = {int(_signal.SIGINT): _signal.default_int_handler}  # what it has set, by signal
+        self.handlers: dict[int, Handler] = {
+            int(_signal.SIGINT): _signal.default_int_handler
+        }  # what it has set, by signal
         self.handlers.update(dict.fromkeys(ignored, _signal.SIG_IGN))
         self.pending: list[int] = []  # signals whose handlers have not run
         self.handled = 0  # how many have
@@ -171,7 +183,7 @@ class SimProcess:
         self.alarm_ns = self.alarm_interval_ns = 0
         self.polls_really = False  # what it waits for comes from outside the simulation: a child's output
         self.wakeup_descriptor = -1  # of `signal.set_wakeup_fd`
-        self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.at_exit: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]]] = []
         self.entropy: dict[str, int] = {}  # how often it has drawn, by stream
         self.random_states: States  # set before its first turn
         self.torch_state: Any = None  # belongs to the c10d layer

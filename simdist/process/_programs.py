@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from simdist.errors import SimdistError
 from simdist.frames import is_ours, torch_folder, user_frame
@@ -30,6 +30,15 @@ from simdist.kernel import Task, TaskState
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.records import program_ended, program_started
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _typeshed import StrOrBytesPath
+
+    Command = StrOrBytesPath | Sequence[StrOrBytesPath]
+    AnyPopen = subprocess.Popen[str] | subprocess.Popen[bytes]
+    Running: TypeAlias = "AnyPopen | Spawned"
 
 __all__ = ["Program", "Programs", "Spawned"]
 
@@ -93,9 +102,7 @@ class Program:
 
     __slots__ = ("_killed_by", "begins_ns", "ends_ns", "name", "popen", "process", "where")
 
-    def __init__(
-        self, process: SimProcess, popen: subprocess.Popen[Any] | Spawned, name: str, where: str, ends_ns: int
-    ) -> None:
+    def __init__(self, process: SimProcess, popen: Running, name: str, where: str, ends_ns: int) -> None:
         self.process = process
         self.popen = popen
         self.name = name
@@ -143,7 +150,7 @@ class Program:
         Where that is not patient, a program that runs on for too long ends the world.
         """
         self._wait_really(patient=patient)
-        status: int = original(os.waitpid)(self.popen.pid, 0)[1]
+        status = original(os.waitpid)(self.popen.pid, 0)[1]
         self.ended(status)
         return self._killed_by or status
 
@@ -151,7 +158,8 @@ class Program:
         """Likewise, but the next who asks finds it still there."""
         self._wait_really(patient=patient)
         found = original(os.waitid)(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
-        status: int = found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status
+        assert found is not None
+        status = found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status
         return self._killed_by or status
 
     def _wait_really(self, *, patient: bool) -> None:
@@ -214,9 +222,7 @@ class Programs:
         self._all: list[Program] = []
         self._connections: list[tuple[str, str, int]] = []
 
-    def begin(
-        self, process: SimProcess, popen: subprocess.Popen[Any] | Spawned, args: Any, frame: FrameType | None
-    ) -> None:
+    def begin(self, process: SimProcess, popen: Running, args: Command, frame: FrameType | None) -> None:
         """A rank has started one. Those that torch starts for itself, compilers above all, are torch's own affair."""
         caller = _outside_of_standard_library(frame)
         if caller is not None and caller.f_code.co_filename.startswith(torch_folder() or "\0"):
@@ -247,14 +253,14 @@ class Programs:
         self._connections.clear()
 
 
-def _name(args: Any) -> str:
+def _name(args: Command) -> str:
     """That of its file, or of the first word of a shell's command. All of it may hold what no seed decides: paths."""
-    first = args.split(None, 1)[:1] if isinstance(args, str | bytes) else [*([args] if _is_path(args) else args)][:1]
+    first = (
+        args.split(None, 1)[:1]
+        if isinstance(args, str | bytes)
+        else [*([args] if isinstance(args, os.PathLike) else args)][:1]
+    )
     return PurePath(os.fsdecode(first[0])).name if first else ""
-
-
-def _is_path(args: Any) -> bool:
-    return isinstance(args, os.PathLike)
 
 
 def _line(frame: FrameType | None) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,7 +46,7 @@ class GlobalGenerator(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def save(self) -> Any:
+    def save(self) -> Hashable:
         """Its state, as something hashable."""
         ...
 
@@ -54,7 +54,7 @@ class GlobalGenerator(Protocol):
         """Set its state."""
         ...
 
-    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
+    def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
         """The state of a new process that drew these 2,496 bytes, and its bytes in memory; made without touching it."""
         ...
 
@@ -73,7 +73,7 @@ class States:
     __slots__ = ("raw", "saved", "seen")
 
     def __init__(
-        self, saved: Sequence[Any], raw: tuple[bytes, bytes, bytes] | None = None, seen: tuple[int, ...] = ()
+        self, saved: Sequence[Hashable], raw: tuple[bytes, bytes, bytes] | None = None, seen: tuple[int, ...] = ()
     ) -> None:
         self.saved = saved
         self.raw = raw
@@ -90,9 +90,10 @@ class _Python:
         words = own_random_words()
         self.memory: memoryview[int] | None = None if words is None else words.cast("B")
 
-    def save(self) -> Any:
+    def save(self) -> Hashable:
         if self.memory is None:
-            return self._instance.getstate()
+            state: Hashable = self._instance.getstate()
+            return state
         return self.memory.tobytes(), None, self._instance.gauss_next
 
     def load(self, state: Any) -> None:
@@ -102,7 +103,7 @@ class _Python:
         self.memory[:] = state[0]
         self._instance.gauss_next = state[2]
 
-    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
+    def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
         raw = array("I", [WORDS]).tobytes() + chance
         if self.memory is None:
             return (random.Random.VERSION, (*array("I", chance), WORDS), None), raw
@@ -118,13 +119,13 @@ class _Numpy:
     at = (WORDS, 1)
 
     def __init__(self) -> None:
-        self._state: Any = np.random.mtrand._rand
+        self._state = np.random.mtrand._rand
         bits = self._state._bit_generator
         self.memory: memoryview[int] | None = None
         if type(bits).__name__ == "MT19937":
             self.memory = words_at(bits.ctypes.state_address, WORDS + 1).cast("B")
 
-    def save(self) -> Any:
+    def save(self) -> Hashable:
         state = self._state.get_state(legacy=False)
         inner = state["state"]
         gaussian = (state["bit_generator"], state["gauss"]) if state["has_gauss"] else None
@@ -141,7 +142,7 @@ class _Numpy:
             }
         )
 
-    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
+    def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
         return (chance, WORDS, None), chance + array("I", [WORDS]).tobytes()
 
     def holds_gaussian(self, state: Any) -> bool:
@@ -181,7 +182,7 @@ class RandomStates:
     def __init__(self, seed: int, third: GlobalGenerator) -> None:
         self._generators = global_generators(third)
         self._seed = seed
-        self._known: dict[Any, Any] = {}
+        self._known: dict[Hashable, Any] = {}
         memory = [each.memory for each in self._generators]
         self._memory = [each for each in memory if each is not None]
         self._quick = len(self._memory) == 3  # all three can be looked at, and set, in memory

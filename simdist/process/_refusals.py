@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from simdist.errors import UnsupportedError
 from simdist.process._runtime import current_process
 
 __all__ = ["refused"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
-def refused(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+
+def refused(text: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """What makes the replacement of a function that is refused; `text` says what is not supported, why, and what is.
 
     The replacement raises UnsupportedError on a rank.
     """
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(original: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(original)
-        def refuse(*args: Any, **kwargs: Any) -> Any:
+        def refuse(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             process = current_process()
             if process is None:
                 return original(*args, **kwargs)

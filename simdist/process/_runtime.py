@@ -6,17 +6,18 @@ import _thread
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
-from simdist.process._patches import Patches, Replacement
+from simdist.process._patches import Make, Patches, Replacement
 from simdist.process._process import SimProcess
 from simdist.process._programs import Programs
 from simdist.process._slots import Slot, Slots
 from simdist.process._undoing import call_all
 
 __all__ = [
+    "Make",
     "OwnModules",
     "Patches",
     "Replacement",
@@ -30,6 +31,7 @@ __all__ = [
 
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
+_T = TypeVar("_T")
 
 
 class StateLeft(Protocol):
@@ -60,7 +62,7 @@ class Replacements(Protocol):
         """Replace all that does not depend on the program."""
         ...
 
-    def follow(self, patches: Patches, called: Sequence[Any]) -> None:
+    def follow(self, patches: Patches, called: Sequence[object]) -> None:
         """Replace what user code, and what runs on the ranks, took before."""
         ...
 
@@ -80,15 +82,15 @@ class OwnModules(Protocol):
         """True for a module that each process has for itself."""
         ...
 
-    def own(self, thing: Any) -> Any:
+    def own(self, thing: _T) -> _T:
         """What the calling process has in place of a class or a function of the host."""
         ...
 
-    def handed_over(self, thing: Any) -> Any:
+    def handed_over(self, thing: _T) -> _T:
         """An object of the host in terms of the calling process's classes."""
         ...
 
-    def handed_back(self, thing: Any) -> Any:
+    def handed_back(self, thing: _T) -> _T:
         """An object of a process in terms of the host's classes."""
         ...
 
@@ -130,7 +132,7 @@ class Runtime:
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
         self.isolation: OwnModules | None = None  # while each process imports modules for itself
-        self.extras: dict[Any, Any] = {}  # what the layers above keep for the length of the world
+        self.extras: dict[object, Any] = {}  # what the layers above keep for the length of the world
         self.thread_begins: list[Callable[[SimProcess], None]] = []  # called by each thread that a rank starts
         self.left_behind: StateLeft  # in state that all share; there from `activate` on
         # Called with parent, child and whether it is forked, by a rank that starts a process.
@@ -140,7 +142,7 @@ class Runtime:
         self._noticing = False  # writes to file descriptors
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
-    def activate(self, *called: Any) -> None:
+    def activate(self, *called: object) -> None:
         """Install every replacement; `called` is what runs on the ranks. `deactivate` takes back what an error leaves.
 
         Raises:
@@ -161,7 +163,7 @@ class Runtime:
         """From now on tell ranks virtual times of what they write; called before any has begun."""
         self._python.keep_file_times(self.patches)
 
-    def separate(self, slot: Slot[Any]) -> None:
+    def separate(self, slot: Slot[_T]) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
         task = self.simulation.current
         assert task is not None

@@ -14,17 +14,18 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import SupportsIndex
 
 from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
-from simdist.process._runtime import current_process
+from simdist.process._runtime import Make, current_process
 
 __all__ = ["MADE", "SignalMasks"]
 
 _NEVER_BLOCKED = (signal.SIGKILL, signal.SIGSTOP)
 _FIRST_KEPT_EACH = getattr(signal, "SIGRTMIN", 1_000)
+_Signals = set[signal.Signals | int]
 Origin = tuple[int, int, int]
 """Why a signal came (`si_code`), from which process, and with what status."""
 
@@ -141,7 +142,7 @@ def _masks_of(process: SimProcess) -> SignalMasks:
     return process.masks
 
 
-def _numbers(given: Iterable[Any]) -> frozenset[int]:
+def _numbers(given: Iterable[SupportsIndex]) -> frozenset[int]:
     numbers = []
     for each in given:
         if not hasattr(each, "__index__"):
@@ -152,13 +153,15 @@ def _numbers(given: Iterable[Any]) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def _as_signals(numbers: Iterable[int]) -> set[Any]:
+def _as_signals(numbers: Iterable[int]) -> _Signals:
     known = signal.valid_signals()
     return {next((each for each in known if each == number), number) for number in numbers}
 
 
-def _pthread_sigmask(original: Callable[..., Any]) -> Callable[..., Any]:
-    def pthread_sigmask(how: int, mask: Iterable[Any]) -> Any:
+def _pthread_sigmask(
+    original: Callable[[int, Iterable[SupportsIndex]], _Signals],
+) -> Callable[[int, Iterable[SupportsIndex]], _Signals]:
+    def pthread_sigmask(how: int, mask: Iterable[SupportsIndex]) -> _Signals:
         process = current_process()
         if process is None:
             return original(how, mask)
@@ -179,8 +182,8 @@ def _pthread_sigmask(original: Callable[..., Any]) -> Callable[..., Any]:
     return pthread_sigmask
 
 
-def _sigpending(original: Callable[[], Any]) -> Callable[[], Any]:
-    def sigpending() -> Any:
+def _sigpending(original: Callable[[], _Signals]) -> Callable[[], _Signals]:
+    def sigpending() -> _Signals:
         process = current_process()
         if process is None:
             return original()
@@ -189,8 +192,10 @@ def _sigpending(original: Callable[[], Any]) -> Callable[[], Any]:
     return sigpending
 
 
-def _sigwait(original: Callable[..., Any]) -> Callable[..., Any]:
-    def sigwait(sigset: Iterable[Any]) -> Any:
+def _sigwait(
+    original: Callable[[Iterable[SupportsIndex]], signal.Signals | int],
+) -> Callable[[Iterable[SupportsIndex]], signal.Signals | int]:
+    def sigwait(sigset: Iterable[SupportsIndex]) -> signal.Signals | int:
         process = current_process()
         if process is None:
             return original(sigset)
@@ -202,14 +207,16 @@ def _sigwait(original: Callable[..., Any]) -> Callable[..., Any]:
     return sigwait
 
 
-def _info(found: tuple[int, Origin]) -> Any:
+def _info(found: tuple[int, Origin]) -> signal.struct_siginfo:
     number, (code, pid, status) = found
     user = 0 if pid == 0 else os.getuid()
     return signal.struct_siginfo((number, code, 0, pid, user, status, pid | user << 32))
 
 
-def _sigwaitinfo(original: Callable[..., Any]) -> Callable[..., Any]:
-    def sigwaitinfo(sigset: Iterable[Any], /) -> Any:
+def _sigwaitinfo(
+    original: Callable[[Iterable[SupportsIndex]], signal.struct_siginfo],
+) -> Callable[[Iterable[SupportsIndex]], signal.struct_siginfo]:
+    def sigwaitinfo(sigset: Iterable[SupportsIndex], /) -> signal.struct_siginfo:
         process = current_process()
         if process is None:
             return original(sigset)
@@ -220,8 +227,10 @@ def _sigwaitinfo(original: Callable[..., Any]) -> Callable[..., Any]:
     return sigwaitinfo
 
 
-def _sigtimedwait(original: Callable[..., Any]) -> Callable[..., Any]:
-    def sigtimedwait(sigset: Iterable[Any], timeout: float, /) -> Any:
+def _sigtimedwait(
+    original: Callable[[Iterable[SupportsIndex], float], signal.struct_siginfo | None],
+) -> Callable[[Iterable[SupportsIndex], float], signal.struct_siginfo | None]:
+    def sigtimedwait(sigset: Iterable[SupportsIndex], timeout: float, /) -> signal.struct_siginfo | None:
         process = current_process()
         if process is None:
             return original(sigset, timeout)
@@ -236,7 +245,7 @@ def _sigtimedwait(original: Callable[..., Any]) -> Callable[..., Any]:
     return sigtimedwait
 
 
-def _pthread_kill(original: Callable[..., Any]) -> Callable[..., Any]:
+def _pthread_kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
     def pthread_kill(thread_id: int, signalnum: int, /) -> None:
         process = current_process()
         if process is None:
@@ -253,7 +262,7 @@ def _pthread_kill(original: Callable[..., Any]) -> Callable[..., Any]:
     return pthread_kill
 
 
-MADE: dict[str, Callable[[Any], Any]] = {
+MADE: dict[str, Make] = {
     "pthread_kill": _pthread_kill,
     "pthread_sigmask": _pthread_sigmask,
     "sigpending": _sigpending,

@@ -15,13 +15,16 @@ import functools
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simdist.errors import UnsupportedError
 from simdist.kernel import Timer
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.process._signal_masks import MADE
+
+if TYPE_CHECKING:
+    from simdist.process._process import Handler
 
 __all__ = ["install"]
 
@@ -113,9 +116,9 @@ def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
     return raise_signal
 
 
-def _signal(original: Callable[..., Any]) -> Callable[..., Any]:
+def _signal(original: Callable[[int, Handler], Handler]) -> Callable[[int, Handler], Handler]:
     @functools.wraps(original)
-    def set_handler(number: int, handler: Any) -> Any:
+    def set_handler(number: int, handler: Handler) -> Handler:
         process = current_process()
         if process is None:
             return original(number, handler)
@@ -132,28 +135,29 @@ def _signal(original: Callable[..., Any]) -> Callable[..., Any]:
     return set_handler
 
 
-def _getsignal(original: Callable[[int], Any]) -> Callable[[int], Any]:
+def _getsignal(original: Callable[[int], Handler]) -> Callable[[int], Handler]:
     @functools.wraps(original)
-    def getsignal(number: int) -> Any:
+    def getsignal(number: int) -> Handler:
         process = current_process()
         return original(number) if process is None else _handler_of(process, number)
 
     return getsignal
 
 
-def _handler_of(process: SimProcess, number: int) -> Any:
+def _handler_of(process: SimProcess, number: int) -> Handler:
     if number not in signal.valid_signals():
         raise ValueError("signal number out of range")
     return process.handlers.get(int(number), signal.SIG_DFL)
 
 
-def _setitimer(original: Callable[..., Any]) -> Callable[..., Any]:
+def _setitimer(
+    original: Callable[[int, float, float], tuple[float, float]],
+) -> Callable[..., tuple[float, float]]:
     @functools.wraps(original)
     def setitimer(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
         process = current_process()
         if process is None:
-            before: tuple[float, float] = original(which, seconds, interval)
-            return before
+            return original(which, seconds, interval)
         if which != signal.ITIMER_REAL:
             raise UnsupportedError(
                 f"rank {process.rank}: only signal.ITIMER_REAL is simulated; computing takes no virtual time"
@@ -165,9 +169,9 @@ def _setitimer(original: Callable[..., Any]) -> Callable[..., Any]:
     return setitimer
 
 
-def _getitimer(original: Callable[[int], Any]) -> Callable[[int], Any]:
+def _getitimer(original: Callable[[int], tuple[float, float]]) -> Callable[[int], tuple[float, float]]:
     @functools.wraps(original)
-    def getitimer(which: int) -> Any:
+    def getitimer(which: int) -> tuple[float, float]:
         process = current_process()
         return original(which) if process is None else _left(process)
 
@@ -254,7 +258,7 @@ def _siginterrupt(original: Callable[[int, bool], None]) -> Callable[[int, bool]
     return siginterrupt
 
 
-_MADE: list[tuple[Any, str, Callable[[Any], Any]]] = [
+_MADE: list[tuple[object, str, Make]] = [
     (os, "kill", _kill),
     (os, "killpg", _killpg),
     (signal, "raise_signal", _raise_signal),

@@ -23,7 +23,7 @@ Swap = Callable[[SimProcess | None, SimProcess | None], None]
 """Called with the process that loses the baton and the one that gets it; None stands for the host."""
 
 
-def _the_same(state: Any) -> Any:
+def _the_same(state: _S) -> _S:
     return state
 
 
@@ -37,7 +37,7 @@ class Slot(Generic[_S]):
 
     name: str
     save: Callable[[], _S]
-    load: Callable[[_S], None]
+    load: Callable[[_S], object]
     fresh: Callable[[SimProcess, _S], _S]
     forked: Callable[[_S], _S] = _the_same  # what a forked child has of its parent's
 
@@ -98,7 +98,7 @@ class Slots:
         """Call `swap` as well, from the next hand-over on."""
         self._swaps.append(swap)
 
-    def separate(self, slot: Slot[Any], running: SimProcess | None) -> None:
+    def separate(self, slot: Slot[_S], running: SimProcess | None) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times, or before
         any has begun."""
         if slot not in self._own:

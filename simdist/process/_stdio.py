@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process
@@ -34,7 +34,7 @@ class _Bytes(io.RawIOBase):
 class RankStream(io.TextIOBase):
     """Stands in for `sys.stdout` or `sys.stderr`: a rank's text goes to its process, all other to the original."""
 
-    def __init__(self, name: str, original: Any) -> None:
+    def __init__(self, name: str, original: TextIO) -> None:
         self._name = name
         self._original = original
 
@@ -44,7 +44,7 @@ class RankStream(io.TextIOBase):
         return "utf-8" if current_process() is not None else str(getattr(self._original, "encoding", "utf-8"))
 
     @property
-    def buffer(self) -> Any:
+    def buffer(self) -> io.RawIOBase | BinaryIO:
         """A binary stream with the same destination."""
         return _Bytes(self) if current_process() is not None else self._original.buffer
 

@@ -6,20 +6,23 @@ import functools
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from simdist.frames import user_line
 from simdist.process._runtime import current_process, current_runtime
 
 __all__ = ["tell", "telling"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
-def telling(what: str, end: str = "which stays") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+
+def telling(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """What makes a function that tells of each call by a rank: `what` it sets, who and where, and how that ends."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(original: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(original)
-        def do(*args: Any, **kwargs: Any) -> Any:
+        def do(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             name = f" {args[0]!r}" if args and isinstance(args[0], str) else ""
             tell(f"{what}{name}", sys._getframe(1), end)
             return original(*args, **kwargs)

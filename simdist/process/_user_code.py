@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 from simdist.frames import is_user_file
 
@@ -16,9 +15,9 @@ class UserModules:
     """The user's modules among all that are imported, each judged once: there may be thousands of others."""
 
     def __init__(self) -> None:
-        self._judged: dict[str, Any] = {}  # by name, the module that was judged
+        self._judged: dict[str, object] = {}  # by name, the module that was judged
         self._users: dict[str, ModuleType] = {}
-        self._newest: tuple[int, str, Any] = (0, "", None)
+        self._newest: tuple[int, str, object] = (0, "", None)
 
     def __iter__(self) -> Iterator[ModuleType]:
         modules = sys.modules
@@ -32,7 +31,7 @@ class UserModules:
     def __contains__(self, name: object) -> bool:
         return name in self._users
 
-    def _judge(self, modules: dict[str, Any]) -> None:
+    def _judge(self, modules: dict[str, object]) -> None:
         for name in [name for name in self._judged if name not in modules]:
             del self._judged[name]
             self._users.pop(name, None)
@@ -45,5 +44,5 @@ class UserModules:
                 self._users[name] = module
 
 
-def _is_users(name: str, file: Any) -> bool:
+def _is_users(name: str, file: object) -> bool:
     return is_user_file(file) if isinstance(file, str) else name == "__main__"

@@ -10,11 +10,16 @@ from __future__ import annotations
 import importlib.machinery
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
-from simdist.process._patches import Patches
+from simdist.process._patches import MakeAttribute, Patches
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+    from _typeshed.importlib import MetaPathFinderProtocol
 
 __all__ = ["Finder", "install", "tell_own", "when_imported"]
 
@@ -65,23 +70,25 @@ def tell_own(name: str) -> None:
 class _ForGood(Patches):
     """What is replaced in a rank's own modules, which go with its world."""
 
-    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+    def replace(self, owner: object, name: str, replacement: object) -> None:
         setattr(owner, name, replacement)
 
-    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def wrap(self, owner: object, name: str, make: MakeAttribute) -> None:
         setattr(owner, name, make(getattr(owner, name)))
 
 
 class Finder:
     """Stands in front of `finders` until all libraries of these names are imported."""
 
-    def __init__(self, patches: Patches, names: list[str], finders: list[Any]) -> None:
+    def __init__(self, patches: Patches, names: list[str], finders: list[MetaPathFinderProtocol]) -> None:
         self._patches = patches
         self._names = names
         self._finders = finders
         finders.insert(0, self)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The module's own spec, with something to do once it is there; None for every other module."""
         if name not in self._names:
             return None

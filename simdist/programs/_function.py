@@ -60,7 +60,7 @@ class FunctionProgram:
     """
 
     caller: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     settings: Mapping[str, Any]
     mount: Mapping[str, Any] | None = None
     oracle: Callable[[Seen], Iterable[tuple[str, str]]] = _watched

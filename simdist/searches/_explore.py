@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.errors import ArgumentError
 from simdist.programs import FunctionProgram, PlanProgram, count_problems, setting_problems, workers_problems
 from simdist.scenario import Plan
 from simdist.searches._report import ExploreReport
 from simdist.searches._search import Progress, Search
+
+if TYPE_CHECKING:
+    from simdist.judges import Judge
 
 __all__ = ["explore", "explore_plan", "function_program", "judged"]
 
@@ -19,13 +22,13 @@ _TAKEN = ("policy", "progress", "echo", "replay", "record_results")
 
 
 def explore(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     *,
     world_size: int,
     runs: int = 200,
     schedules: int = 0,
     systematic: bool = False,
-    judges: Any = True,
+    judges: bool | Sequence[str | Judge] = True,
     one_outcome: bool = False,
     until_found: bool = False,
     inevitable: bool = True,
@@ -118,7 +121,11 @@ def explore_plan(
 
 
 def function_program(
-    caller: str, fn: Callable[..., Any], settings: Mapping[str, Any], problems: Iterable[str], taken: Sequence[str] = ()
+    caller: str,
+    fn: Callable[..., object],
+    settings: Mapping[str, Any],
+    problems: Iterable[str],
+    taken: Sequence[str] = (),
 ) -> FunctionProgram:
     """A function as a user gives it. `taken` are settings that the search has too; `problems` what is wrong besides.
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
@@ -24,6 +24,9 @@ from simdist.searches._tokens import token_of
 from simdist.searches._trials import Judging, Trial, elsewhere
 from simdist.searches._verdicts import Verdict
 from simdist.values import guess_or_list
+
+if TYPE_CHECKING:
+    from simdist.judges import Judge
 
 __all__ = ["Tries", "fuzz", "fuzz_plan"]
 
@@ -55,7 +58,7 @@ class Tries:
 
 
 def fuzz(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     *,
     world_size: int,
     runs: int = 200,
@@ -63,7 +66,7 @@ def fuzz(
     budget: int = 1,
     families: Sequence[str] | None = None,
     shrink: bool = True,
-    judges: Any = True,
+    judges: bool | Sequence[str | Judge] = True,
     workers: int | str = 1,
     progress: Progress | None = None,
     **settings: Any,

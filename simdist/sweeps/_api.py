@@ -46,11 +46,11 @@ _GIVEN: Mapping[str, Any] = {
 
 
 def sweep(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     *,
     world_size: int,
-    args: Sequence[Any] = ("{tmp}",),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = ("{tmp}",),
+    kwargs: Mapping[str, object] | None = None,
     profile: str = "ext4",
     local_disks: bool = False,
     strikes: Sequence[Strike] | None = None,

@@ -39,7 +39,7 @@ class Call:
         return f"simdist.sweep({', '.join(arguments)})"
 
 
-def call_of(function: Callable[..., Any], given: Mapping[str, Any]) -> Call:
+def call_of(function: Callable[..., object], given: Mapping[str, object]) -> Call:
     """The call of a sweep with these arguments."""
     name = getattr(function, "__qualname__", type(function).__name__)
     module = getattr(function, "__module__", None)

@@ -48,7 +48,7 @@ _EVENT_RANK = Whole(least=-1, most=_MOST_RANK)
 class _Microseconds(Spec):
     """A time as Chrome has it; nanoseconds come out."""
 
-    def check(self, value: Any, dialect: Dialect = JSON) -> int:
+    def check(self, value: object, dialect: Dialect = JSON) -> int:
         time_us = value if isinstance(value, int) and not isinstance(value, bool) else Number().check(value, dialect)
         if not 0 <= time_us < LONGEST_NS // 1000:
             raise Unfit([Finding((), f"{brief(value)} µs is no virtual time: it is negative, or beyond 292 years")])

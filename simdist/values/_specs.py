@@ -96,7 +96,7 @@ class Spec(ABC):
     """What one value has to be."""
 
     @abstractmethod
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         """The value as plain data: Python's own numbers, tuples for lists.
 
         Raises:
@@ -158,7 +158,7 @@ class Whole(Spec):
     most: int = 2**63 - 1  # TOML's own integers end here
     why: str = ""  # there is a most
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> int:
         # Looked at first: what is an int is soon told, what is a number of another kind takes longer.
         if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
             raise _unfit(f"expected a whole number, found {dialect.found(value)}")
@@ -182,7 +182,7 @@ class Number(Spec):
 
     above: float | None = None
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> float:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise _unfit(f"expected a number, found {dialect.found(value)}")
         try:
@@ -200,7 +200,7 @@ class Number(Spec):
 class Truth(Spec):
     """True or False."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> bool:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> bool:
         if not isinstance(value, bool):
             raise _unfit(f"expected {dialect.truth}, found {dialect.found(value)}")
         return value
@@ -212,7 +212,7 @@ class Text(Spec):
 
     title: bool = False
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> str:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> str:
         if not isinstance(value, str):
             raise _unfit(f"expected {dialect.text}, found {dialect.found(value)}")
         awkward = awkward_character(value) if self.title else None
@@ -229,7 +229,7 @@ class OneOf(Spec):
     more: tuple[str, ...] = ()
     noun: str = ""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> str:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> str:
         if not isinstance(value, str):
             expected = f"the name of an {self.noun}" if self.noun else " or ".join(map(repr, self.known))
             raise _unfit(f"expected {expected}, found {dialect.found(value)}")
@@ -244,7 +244,7 @@ class OneOf(Spec):
 class Duration(Spec):
     """A time or a duration: "3ms" in a file, nanoseconds in Python."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> int:
         if not dialect.units:
             if isinstance(value, bool) or not isinstance(value, numbers.Integral):
                 raise _unfit(f"expected nanoseconds, a whole number, found {dialect.found(value)}")
@@ -264,7 +264,7 @@ class Duration(Spec):
 class Moment(Spec):
     """A date, or a date and a time, of the years 1970 to 2099, in UTC unless it says otherwise; comes out aware."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> datetime.datetime:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> datetime.datetime:
         if not isinstance(value, datetime.date):
             raise _unfit(f"expected a date or a date and a time, found {dialect.found(value)}")
         moment = value
@@ -285,7 +285,7 @@ class Moment(Spec):
 class Bandwidth(Spec):
     """A bandwidth: "25Gbit/s" in a file, bytes per second in Python."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> int:
         if not dialect.units:
             return Whole(least=1).check(value, dialect)
         try:
@@ -298,7 +298,7 @@ class Bandwidth(Spec):
 class Size(Spec):
     """An amount of memory: "80GiB" in a file, bytes in Python."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> int:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> int:
         if not dialect.units:
             return Whole(least=1).check(value, dialect)
         try:
@@ -314,7 +314,7 @@ class Either(Spec):
     words: tuple[str, ...]
     spec: Spec
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         if not isinstance(value, str):
             return self.spec.check(value, dialect)
         if value not in self.words:
@@ -330,7 +330,7 @@ class Maybe(Spec):
     spec: Spec
     none: str = ""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         if value is None or (dialect.units and self.none and isinstance(value, str) and value == self.none):
             return None
         return self.spec.check(value, dialect)
@@ -343,7 +343,7 @@ class ListOf(Spec):
     each: Spec
     of: str = ""  # what they are, in the plural
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
         items = items_of(value)
         if items is None:
             of = f" of {self.of}" if self.of else ""
@@ -375,7 +375,7 @@ class TableOf(Spec):
 
     each: Spec
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> dict[str, Any]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise _unfit(f"expected {dialect.table}, found {dialect.found(value)}")
         checked, findings = {}, []
@@ -396,7 +396,7 @@ class TableOf(Spec):
 class Environment(Spec):
     """What an operating system takes as environment: names and values are texts without NUL, names have no "="."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> dict[str, str]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, str]:
         table: dict[str, str] = TableOf(Text()).check(value, dialect)
         findings = []
         for name, text in table.items():
@@ -416,7 +416,7 @@ class Environment(Spec):
 class Function(Spec):
     """Something to call."""
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         if not callable(value):
             raise _unfit(f"expected a function, found {dialect.found(value)}")
         return value
@@ -429,7 +429,7 @@ class Instance(Spec):
     kind: Callable[[], type]
     expected: str
 
-    def check(self, value: Any, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
         if not isinstance(value, self.kind()):
             raise _unfit(f"expected {self.expected}, found {dialect.found(value)}")
         return value

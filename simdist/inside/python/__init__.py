@@ -12,6 +12,7 @@ from simdist.inside.python._foreign import (
 )
 from simdist.inside.python._functions import (
     Batch,
+    Make,
     Redirection,
     can_be_redirected,
     note_wrapper,
@@ -49,6 +50,7 @@ __all__ = [
     "PYTHON_LIBRARY",
     "Batch",
     "ForeignLibrary",
+    "Make",
     "MappedFile",
     "Redirection",
     "Setter",

@@ -29,14 +29,21 @@ import itertools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Batch", "Redirection", "can_be_redirected", "note_wrapper", "original", "without_wrapper"]
+__all__ = ["Batch", "Make", "Redirection", "can_be_redirected", "note_wrapper", "original", "without_wrapper"]
 
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., object])
+
+Make = Callable[[Any], Callable[..., object]]
+"""Makes, of a function that stands there, the one that replaces it; both have the signature that goes with the name."""
+
+_Space = ctypes.Array[ctypes.c_size_t]
 _FASTCALL_KEYWORDS = 0x80 | 0x02
 _METHOD = 0x200  # the C function also gets its class: `PyCMethodObject`
 _MODULE, _ENTRY = 2, 4  # places of words; before them the method's definition and its first argument
@@ -45,12 +52,13 @@ _WORD = ctypes.sizeof(ctypes.c_void_p)
 _AT_ONCE = 100  # functions: up to 500 elements numpy keeps the GIL (`NPY_BEGIN_THREADS_THRESHOLDED`)
 
 _api: Any = ctypes.pythonapi
-_new_function: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)(
-    ("PyCFunction_NewEx", _api)
-)
+_prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+_new_function: Callable[[int, object, object], Callable[..., object]] = _prototype(("PyCFunction_NewEx", _api))
 _redirections: dict[int, Redirection] = {}  # by id of the function, which they keep alive
-_wrappers: dict[int, tuple[Any, Any]] = {}  # by id: the wrapper, and what it calls
-_stands: dict[tuple[int, int, Any], _Stand] = {}  # by definition, first argument and maker: equal functions share one
+_wrappers: dict[int, tuple[object, Any]] = {}  # by id: the wrapper, and what it calls
+_stands: dict[
+    tuple[int, int, object], _Stand
+] = {}  # by definition, first argument and maker: equal functions share one
 
 
 class _Definition(ctypes.Structure):
@@ -71,24 +79,30 @@ def can_be_redirected(function: object) -> bool:
     return isinstance(function, types.FunctionType)
 
 
-def original(function: Callable[..., Any]) -> Callable[..., Any]:
+def original(function: _F) -> _F:
     """The function as it is outside simulated ranks, for every caller; the function itself if ranks have no other."""
     redirection = _redirections.get(id(function))
     if redirection is None:
         function = without_wrapper(function)
         redirection = _redirections.get(id(function))
-    return function if redirection is None else redirection.original
+    if redirection is None:
+        return function
+    before: _F = redirection.original
+    return before
 
 
-def note_wrapper(wrapper: Any, function: Any) -> None:
+def note_wrapper(wrapper: object, function: object) -> None:
     """For the length of worlds this stands in the function's place, and is no function of its own for `original`."""
     _wrappers[id(wrapper)] = wrapper, function
 
 
-def without_wrapper(function: Any) -> Any:
+def without_wrapper(function: _T) -> _T:
     """What a noted wrapper was put around; the function itself if it is none."""
     known = _wrappers.get(id(function))
-    return function if known is None else known[1]
+    if known is None:
+        return function
+    inner: _T = known[1]
+    return inner
 
 
 class Redirection:
@@ -106,12 +120,14 @@ class Redirection:
 
     __slots__ = ("_code", "_words", "function", "made_by", "original")
 
-    def __init__(self, function: Any, make: Callable[[Any], Callable[..., Any]]) -> None:
+    def __init__(self, function: Any, make: Make) -> None:
         self.function = function
         self.made_by = make
-        self._words: tuple[Any, list[int], list[int]] | None = None  # of the object; and what to write there: on, off
-        self._code: tuple[Any, Any] | None = None  # on, off
-        self.original: Callable[..., Any]
+        self._words: tuple[_Space, list[int], list[int]] | None = (
+            None  # of the object; and what to write there: on, off
+        )
+        self._code: tuple[types.CodeType, types.CodeType] | None = None  # on, off
+        self.original: Any  # a function with the signature of `function`
         if isinstance(function, types.FunctionType):
             self.original = _copy_of_python(function)
             self._code = (_code_calling(make(self.original), function.__code__), function.__code__)
@@ -126,7 +142,7 @@ class Redirection:
             self._words = words, on, [words[place] for place in _WRITTEN]
 
     @classmethod
-    def of(cls, function: Any, make: Callable[[Any], Callable[..., Any]]) -> Redirection:
+    def of(cls, function: Callable[..., object], make: Make) -> Redirection:
         """The redirection of `function` to `make(original)`, made once: `make` must depend on nothing but that.
 
         Raises:
@@ -169,7 +185,7 @@ class _Words:
 
     __slots__ = ("memory", "off", "on", "places")
 
-    def __init__(self, functions: Sequence[tuple[Any, list[int], list[int]]]) -> None:
+    def __init__(self, functions: Sequence[tuple[_Space, list[int], list[int]]]) -> None:
         starts = [ctypes.addressof(words) for words, _, _ in functions]
         first = min(starts)
         extent = (max(starts) - first) // _WORD + _ENTRY + 1
@@ -184,9 +200,9 @@ class _Stand:
 
     __slots__ = ("_definition", "_module", "first_words", "original")
 
-    def __init__(self, function: Any, words: Any, make: Callable[[Any], Callable[..., Any]]) -> None:
+    def __init__(self, function: Any, words: _Space, make: Make) -> None:
         was = _Definition.from_address(words[0])
-        self.original: Callable[..., Any] = _new_function(words[0], function.__self__, function.__module__)
+        self.original = _new_function(words[0], function.__self__, function.__module__)
         kind = type("redirected", (types.ModuleType,), {"__call__": staticmethod(make(self.original))})
         self._module = kind(getattr(function.__self__, "__name__", ""))
         self._definition = _Definition(was.name, _vectorcall_address(), _FASTCALL_KEYWORDS, was.doc)
@@ -194,7 +210,7 @@ class _Stand:
         self.first_words = ctypes.addressof(self._definition), id(self._module)
 
 
-def _words_of(function: Any) -> Any:
+def _words_of(function: Any) -> _Space:
     """The five words behind the header of a built-in function.
 
     Raises:
@@ -213,7 +229,7 @@ def _words_of(function: Any) -> Any:
     )
 
 
-def _copy_of_python(function: Any) -> Callable[..., Any]:
+def _copy_of_python(function: types.FunctionType) -> types.FunctionType:
     parts = (function.__name__, function.__defaults__, function.__closure__)
     copy = types.FunctionType(function.__code__, function.__globals__, *parts)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -239,12 +255,12 @@ def _fast_entry() -> int:
     raise UnsupportedError("this Python has no built-in function that takes keyword arguments: clocks can't be virtual")
 
 
-def _template(*args: Any, **kwargs: Any) -> Any:
+def _template(*args: object, **kwargs: object) -> object:
     callee: Any = "the replacement"
     return callee(*args, **kwargs)
 
 
-def _code_calling(replacement: Callable[..., Any], code: types.CodeType) -> types.CodeType:
+def _code_calling(replacement: Callable[..., object], code: types.CodeType) -> types.CodeType:
     """Code for a function with the name of `code` that calls `replacement`."""
     constants = tuple(replacement if each == "the replacement" else each for each in _template.__code__.co_consts)
     # A function takes only code with as many free variables as it has cells.

@@ -57,10 +57,10 @@ class Setter:
 
     def __init__(self, address: int) -> None:
         self.address = address
-        self.set: Callable[[Any, str, Any], int] = _set_of(address)
-        self._delete: Callable[[Any, str, None], int] = _delete_of(address)
+        self.set: Callable[[object, str, object], int] = _set_of(address)
+        self._delete: Callable[[object, str, None], int] = _delete_of(address)
 
-    def delete(self, owner: Any, name: str) -> int:
+    def delete(self, owner: object, name: str) -> int:
         """Delete an attribute."""
         return self._delete(owner, name, None)
 
@@ -86,7 +86,7 @@ generic_setter = ctypes.cast(ctypes.pythonapi.PyObject_GenericSetAttr, ctypes.c_
 class _Class:
     """A class of Python with the slot that such have."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
 
 

@@ -33,7 +33,7 @@ class LedFunction:
 
     __slots__ = ("_ours", "_real", "address", "real_address")
 
-    def __init__(self, name: str, types: str, lead: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, name: str, types: str, lead: Callable[[Callable[..., Any]], Callable[..., object]]) -> None:
         gives, *takes = (LED_TYPES[each] for each in types.split())
         prototype = ctypes.CFUNCTYPE(gives, *takes, use_errno=True)
         self._real = prototype((name, c_library()))

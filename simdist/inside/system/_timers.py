@@ -65,7 +65,7 @@ class KillTimer:
     __slots__ = ("_action", "_span", "_timer")
 
     def __init__(self) -> None:
-        self._timer: Any = None
+        self._timer: ctypes.c_void_p | None = None
         self._action = _Action()
         self._span = _never
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,10 +28,10 @@ BaseFuture: Any = core_bindings.Future
 set_backward_threads: Callable[[bool], None] = core_bindings._set_multithreading_enabled
 """Whether the calling thread's backward passes use threads of C++, as `torch.autograd.set_multithreading_enabled`."""
 
-pass_by_subclasses: Callable[[], Any] = core_bindings.DisableTorchFunctionSubclass
+pass_by_subclasses: Callable[[], AbstractContextManager[object]] = core_bindings.DisableTorchFunctionSubclass
 
 
-def profiler_settings() -> Any:
+def profiler_settings() -> object:
     """The settings of the profiler that have no public name, as they are by default."""
     return core_bindings._profiler._ExperimentalConfig()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -98,7 +99,9 @@ def nccl_means_nccl2() -> bool:
 _NCCL2_BY_DEFAULT = (2, 15)
 
 
-def wrap_for_debugging(group: Any, name: str, store: Any, rank: int, size: int, timeout: Any) -> Any:
+def wrap_for_debugging(
+    group: ProcessGroup, name: str, store: Store, rank: int, size: int, timeout: datetime.timedelta
+) -> Any:
     """The group that compares calls, which torch makes around each at debug level DETAIL."""
     return c10d_module._create_process_group_wrapper(group, name, store, rank, size, timeout)
 

@@ -66,9 +66,9 @@ def exchange_beginning(other: Callable[[], None]) -> None:
     torch.cuda._lazy_init = other
 
 
-def visible_devices() -> list[Any]:
+def visible_devices() -> list[int] | list[str]:
     """What CUDA_VISIBLE_DEVICES says: numbers, or names of devices."""
-    named: list[Any] = torch.cuda._parse_visible_devices()
+    named: list[int] | list[str] = torch.cuda._parse_visible_devices()
     return named
 
 

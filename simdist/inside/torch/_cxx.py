@@ -43,7 +43,7 @@ def address_of(function: Any) -> int:
     return ctypes.cast(function, Pointer).value or 0
 
 
-def copy_table(old: Table, words: int, answers: Mapping[int, Any]) -> tuple[int, Any]:
+def copy_table(old: Table, words: int, answers: Mapping[int, Any]) -> tuple[int, object]:
     """A copy of a table with other functions in some places: its address, and what must be kept for it.
 
     An answer is a function of `ctypes`, or an address.
@@ -54,7 +54,7 @@ def copy_table(old: Table, words: int, answers: Mapping[int, Any]) -> tuple[int,
     return ctypes.addressof(table) + BeforeTable * ctypes.sizeof(Pointer), table
 
 
-def stand_in(table: int) -> tuple[int, Any]:
+def stand_in(table: int) -> tuple[int, object]:
     """An object that has nothing but a table: its address, and what must be kept for it."""
     thing = (Pointer * 1)(table)
     return ctypes.addressof(thing), thing

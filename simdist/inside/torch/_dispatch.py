@@ -56,7 +56,7 @@ class KeySet(Protocol):
 class KernelLibrary(Protocol):
     """Kernels that are registered together; unlike `torch.library.Library` it is made in no time."""
 
-    def impl(self, name: str, key: str, kernel: Callable[..., Any]) -> Any:
+    def impl(self, name: str, key: str, kernel: Callable[..., object]) -> object:
         """Register a kernel of an operator for a dispatch key."""
         ...
 
@@ -82,15 +82,15 @@ count_function_modes: Callable[[], int] = core_bindings._len_torch_function_stac
 pop_function_mode: Callable[[], Any] = core_bindings._pop_torch_function_stack
 """Take the innermost function mode off the calling thread."""
 
-push_function_mode: Callable[[Any], None] = core_bindings._push_on_torch_function_stack
+push_function_mode: Callable[[object], None] = core_bindings._push_on_torch_function_stack
 
-without_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+without_modes: Callable[[], AbstractContextManager[object]] = _python_dispatch._disable_current_modes
 """Inside, the calling thread is in none of its dispatch modes."""
 
-without_functions: Callable[[], AbstractContextManager[Any]] = core_bindings.DisableTorchFunction
+without_functions: Callable[[], AbstractContextManager[object]] = core_bindings.DisableTorchFunction
 """Inside, no `__torch_function__` is called."""
 
-with_inference: Callable[[bool], AbstractContextManager[Any]] = core_bindings._InferenceMode
+with_inference: Callable[[bool], AbstractContextManager[object]] = core_bindings._InferenceMode
 
 keep_function: Any = core_bindings._disabled_torch_function_impl
 """The `__torch_function__` of a subclass whose operations give ordinary tensors."""
@@ -103,14 +103,14 @@ kernel_library: Callable[[str, str, str], KernelLibrary] = core_bindings._dispat
 """`kernel_library(kind, space, key)`; `kind` is "IMPL", "DEF" or "FRAGMENT"."""
 
 
-def has_kernel(name: str, key: Any = None) -> bool:
+def has_kernel(name: str, key: object = None) -> bool:
     """True if an operator is there; with a key, if it has a kernel for that."""
     if key is None:
         return bool(core_bindings._dispatch_has_kernel(name))
     return bool(core_bindings._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
-def compiled_kernel(name: str, key: Any) -> Any:
+def compiled_kernel(name: str, key: object) -> Any:
     """The kernel that the dispatcher would take for a key, fallbacks and composites included."""
     return core_bindings._dispatch_get_computed_kernel_for_dispatch_key(name, key)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,7 +42,7 @@ class DeviceGuard:
     """
 
     def __init__(self) -> None:
-        self._keep: list[Any] = []  # what C++ points at
+        self._keep: list[object] = []  # what C++ points at
         self._registry = (Pointer * _TYPES).in_dll(library("libc10.so"), _REGISTRY)
         self._old = self._registry[CUDA_TYPE]  # of a CUDA build
         self._guard = self._make()

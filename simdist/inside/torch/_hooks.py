@@ -52,7 +52,7 @@ class DeviceHooks:
         self.count: Callable[[], int] = lambda: 0
         self.pinned: dict[int, int] = {}  # address -> what frees it, of all pinned memory
         self._guard = guard
-        self._keep: list[Any] = []  # what C++ points at
+        self._keep: list[object] = []  # what C++ points at
         self._require_init: Any = library("libtorch_python.so")[_REQUIRE_INIT]
         self._require_init.argtypes = (ctypes.c_int8, ctypes.c_bool)
         self._require_init.restype = None

@@ -56,7 +56,7 @@ class Argument(Protocol):
         ...
 
     @property
-    def type(self) -> Any:
+    def type(self) -> object:
         """Its type, whose text is that of a schema, such as "Tensor?"."""
         ...
 
@@ -117,7 +117,7 @@ class Operator(Protocol):
     @property
     def _handle(self) -> Any: ...
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call it."""
         ...
 

@@ -18,7 +18,7 @@ On the other side: a rank that only asks `is_completed` learns nothing, nor does
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from simdist.c10d import MembersAwaited, MembersMet, StoreServed, WorkIssued, Wo
 from simdist.c10d.engine import P2PWork
 from simdist.judges._judge import Hearing
 from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine import Communicator
 
 __all__ = ["News", "Order", "rank_of"]
 
@@ -63,10 +66,10 @@ class Order:
         self._size = hearing.world_size
         self.life = -1
         self._clocks: list[News] = []
-        self._meetings: dict[tuple[Any, int], _Meeting] = {}
-        self._sent: dict[Any, News] = {}  # by send
-        self._on_devices: dict[Any, News] = {}  # by group: what its members knew at their last messages
-        self._keys: dict[tuple[Any, str], News] = {}
+        self._meetings: dict[tuple[Communicator, int], _Meeting] = {}
+        self._sent: dict[object, News] = {}  # by send
+        self._on_devices: dict[Communicator, News] = {}  # by group: what its members knew at their last messages
+        self._keys: dict[tuple[object, str], News] = {}
         hearing.listen(WorkIssued, self._on_issue)
         hearing.listen(WorkWaited, self._on_wait)
         hearing.listen(MembersAwaited, self._on_arrival)
@@ -133,7 +136,7 @@ class Order:
         meeting.news[rank] = self.publish(rank)
 
     def _on_wait(self, event: WorkWaited) -> None:
-        work: Any = event.work
+        work = event.work
         rank = self.enter(work.process)
         if rank < 0 or work.error is not None:
             return
@@ -145,7 +148,7 @@ class Order:
             self.learn(rank, self._on_devices.get(group))
             self._go_on(rank, group, work.sequence)
 
-    def _go_on(self, rank: int, group: Any, number: int) -> None:
+    def _go_on(self, rank: int, group: Communicator, number: int) -> None:
         meeting = self._meetings.get((group, number))
         if meeting is None or rank not in meeting.news:
             return
@@ -189,6 +192,6 @@ class Order:
                 self._keys[place] = np.maximum(news, self._keys.get(place, news))
 
 
-def _world_rank(group: Any, root: int) -> int:
+def _world_rank(group: Communicator, root: int) -> int:
     member = group.members[root]
     return -1 if member is None else int(member.process.rank)

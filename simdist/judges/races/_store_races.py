@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from simdist.c10d import StoreServed
 from simdist.judges._judge import Hearing, Moment
@@ -63,7 +62,7 @@ class StoreRaces:
         self._hearing = hearing
         self._order = order
         self._life = -1
-        self._keys: dict[tuple[Any, str], _Key] = {}
+        self._keys: dict[tuple[object, str], _Key] = {}
 
     def on_use(self, event: StoreServed) -> None:
         """A rank uses keys."""

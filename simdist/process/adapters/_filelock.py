@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from simdist.inside.python import Redirection
 from simdist.process._runtime import Patches, current_process
@@ -31,7 +30,7 @@ def tell(patches: Patches) -> None:
 
 def _of_host_alone(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def reset(**settings: Any) -> None:
+    def reset(**settings: object) -> None:
         if current_process() is None:
             original(**settings)
 

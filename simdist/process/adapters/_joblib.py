@@ -16,11 +16,14 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from simdist.process._runtime import Patches, current_process
 
 __all__ = ["tell"]
+
+_T = TypeVar("_T")
 
 
 def tell(patches: Patches) -> None:
@@ -30,9 +33,9 @@ def tell(patches: Patches) -> None:
         patches.wrap(module, "get_memmapping_executor", _of_ranks)
 
 
-def _of_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+def _of_ranks(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def get_memmapping_executor(n_jobs: int, *args: Any, **settings: Any) -> Any:
+    def get_memmapping_executor(n_jobs: int, *args: object, **settings: Any) -> object:
         if current_process() is None:
             return original(n_jobs, *args, **settings)
         return _Workers(n_jobs, settings.get("initializer"), settings.get("initargs", ()))
@@ -43,13 +46,13 @@ def _of_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
 class _Workers:
     """What joblib asks of loky's executor."""
 
-    def __init__(self, count: int, initializer: Any, initargs: tuple[Any, ...]) -> None:
+    def __init__(self, count: int, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> None:
         self._executor = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer, initargs)
         self._temp_folder_manager = self  # joblib says through it that a call has ended
 
-    def submit(self, function: Callable[[], Any]) -> Future[Any]:
+    def submit(self, function: Callable[[], _T]) -> Future[_T]:
         """Let a worker call it."""
-        outer: Future[Any] = Future()
+        outer: Future[_T] = Future()
 
         def pass_on(inner: Future[bytes]) -> None:
             error = inner.exception()
@@ -61,10 +64,10 @@ class _Workers:
         self._executor.submit(_call, _pickle().dumps(function)).add_done_callback(pass_on)
         return outer
 
-    def set_current_context(self, _: Any) -> None:
+    def set_current_context(self, _: object) -> None:
         """joblib names the call whose arrays it maps into memory."""
 
-    def _clean_temporary_resources(self, **_: Any) -> None:
+    def _clean_temporary_resources(self, **_: object) -> None:
         self._executor.shutdown()
 
     def terminate(self, *, kill_workers: bool = False) -> None:
@@ -72,7 +75,7 @@ class _Workers:
         self._executor.shutdown(cancel_futures=True)
 
 
-def _pickle() -> Any:
+def _pickle() -> ModuleType:
     return importlib.import_module("joblib.externals.loky.cloudpickle_wrapper")  # whose versions have it elsewhere
 
 

@@ -14,16 +14,19 @@ import functools
 import importlib
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import pool
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from simdist.process._runtime import Patches, Replacement, current_process
 
 __all__ = ["tell"]
 
-_mapstar: Any = vars(pool)["mapstar"]
-_starmapstar: Any = vars(pool)["starmapstar"]
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+_mapstar: Callable[..., object] = vars(pool)["mapstar"]
+_starmapstar: Callable[..., object] = vars(pool)["starmapstar"]
 
 
 def tell(patches: Patches) -> None:
@@ -32,13 +35,13 @@ def tell(patches: Patches) -> None:
 
 
 @functools.cache
-def _of(module: Any) -> tuple[Replacement, ...]:
+def _of(module: ModuleType) -> tuple[Replacement, ...]:
     return (Replacement(module.BaseContext, "Pool", _pool),)
 
 
-def _pool(original: Callable[..., Any]) -> Callable[..., Any]:
+def _pool(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def Pool(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def Pool(self: Any, *args: Any, **kwargs: Any) -> object:
         if current_process() is None:
             return original(self, *args, **kwargs)
         kwargs["context"] = multiprocessing.get_context(self.get_start_method())
@@ -50,22 +53,38 @@ def _pool(original: Callable[..., Any]) -> Callable[..., Any]:
 class _Pool(pool.Pool):
     """A pool whose functions and arguments go over dill."""
 
-    def apply_async(self, func: Any, args: Any = (), kwds: Any = None, *told: Any, **more: Any) -> Any:
+    def apply_async(
+        self,
+        func: Callable[..., _T],
+        args: Iterable[object] = (),
+        kwds: Mapping[str, object] | None = None,
+        *told: Any,
+        **more: Any,
+    ) -> pool.AsyncResult[_T]:
         """Let a worker call it."""
         return super().apply_async(_call, (_dumps((func, tuple(args), dict(kwds or {}))),), {}, *told, **more)
 
-    def imap(self, func: Any, iterable: Iterable[Any], chunksize: int | None = 1) -> Any:
+    def imap(
+        self, func: Callable[[_S], _T], iterable: Iterable[_S], chunksize: int | None = 1
+    ) -> pool.IMapIterator[_T]:
         """Call it with each, in order."""
         return super().imap(_Call(_dumps(func)), map(_dumps, iterable), chunksize)
 
-    def imap_unordered(self, func: Any, iterable: Iterable[Any], chunksize: int | None = 1) -> Any:
+    def imap_unordered(
+        self, func: Callable[[_S], _T], iterable: Iterable[_S], chunksize: int | None = 1
+    ) -> pool.IMapIterator[_T]:
         """Call it with each, in any order."""
         return super().imap_unordered(_Call(_dumps(func)), map(_dumps, iterable), chunksize)
 
-    def _map_async(self, func: Any, iterable: Iterable[Any], mapper: Any, *told: Any, **more: Any) -> Any:
+    def _map_async(
+        self, func: Callable[..., _T], iterable: Iterable[object], mapper: object, *told: object, **more: object
+    ) -> pool.MapResult[_T]:
         call = _Call(_dumps(func), spreads=mapper is _starmapstar)
         inherited: Any = super()
-        return inherited._map_async(call, [_dumps(each) for each in iterable], _mapstar, *told, **more)
+        result: pool.MapResult[_T] = inherited._map_async(
+            call, [_dumps(each) for each in iterable], _mapstar, *told, **more
+        )
+        return result
 
 
 class _Call:
@@ -85,7 +104,7 @@ def _call(pickled: bytes) -> Any:
     return function(*args, **kwds)
 
 
-def _dumps(thing: Any) -> bytes:
+def _dumps(thing: object) -> bytes:
     return bytes(_pickler().dumps(thing))
 
 

@@ -20,7 +20,7 @@ from simdist.errors import UnsupportedError
 from simdist.inside.python import original
 from simdist.kernel import TaskState
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, current_process, current_runtime
 
 __all__ = ["tell"]
 
@@ -30,12 +30,13 @@ _SETTING = ("cpu_affinity_set", "ionice_set", "nice_set")
 
 def tell(patches: Patches) -> None:
     """Let psutil know the processes of ranks."""
-    psutil: Any = sys.modules[_NAME]
+    psutil = sys.modules[_NAME]
     platform = psutil._psplatform
     patches.replace(psutil, "_LOWEST_PID", None)
     patches.replace(psutil, "_pmap", {})  # what `process_iter` has seen
     patches.wrap(psutil, "_ppid_map", _ppid_map)
-    for name, make in (("Process", _class), ("pid_exists", _pid_exists), ("pids", _pids)):
+    made: dict[str, Make] = {"Process": _class, "pid_exists": _pid_exists, "pids": _pids}
+    for name, make in made.items():
         patches.wrap(platform, name, make)
 
 
@@ -95,11 +96,11 @@ def _ppid_map(original: Callable[[], dict[int, int]]) -> Callable[[], dict[int, 
 # -- one process -----------------------------------------------------------------------------------------------------
 
 
-def _class(original: type[Any]) -> Callable[[int], Any]:
+def _class(original: type[Any]) -> Callable[[int], object]:
     simulated = _simulated(original)
 
     @functools.wraps(original, updated=())
-    def process_of(pid: int) -> Any:
+    def process_of(pid: int) -> object:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(pid)
@@ -115,7 +116,7 @@ def _class(original: type[Any]) -> Callable[[int], Any]:
 
 def _simulated(base: type[Any]) -> type[Any]:
     """psutil's class for one process of this platform, as that of a simulated process."""
-    psutil: Any = sys.modules[_NAME]
+    psutil = sys.modules[_NAME]
 
     class SimulatedProcess(base):  # type: ignore[misc]
         """Of a rank, of a child of one, or of the launcher; then `process` is None."""
@@ -130,8 +131,7 @@ def _simulated(base: type[Any]) -> type[Any]:
             self._require()
             if self._process is not None and not self._process.running:
                 raise psutil.ZombieProcess(self._known_as)
-            pid: int = original(os.getpid)()
-            return pid
+            return original(os.getpid)()
 
         @pid.setter
         def pid(self, pid: int) -> None:
@@ -171,7 +171,7 @@ def _simulated(base: type[Any]) -> type[Any]:
         def cwd(self) -> str:
             return str(Path.cwd()) if self._process is current_process() else str(super().cwd())
 
-        def cpu_times(self) -> Any:
+        def cpu_times(self) -> object:
             found = super().cpu_times()
             began_ns = 0 if self._process is None else self._process.began_ns
             taken_s = (self._looking.simulation.now_ns - began_ns) / 1e9
@@ -187,11 +187,11 @@ def _simulated(base: type[Any]) -> type[Any]:
             self._require()
             return sorted(os.sched_getaffinity(0))
 
-        def wait(self, timeout: float | None = None) -> Any:
+        def wait(self, timeout: float | None = None) -> object:
             # The platform's way, by what opens a process as a file, would look at the host's.
             return psutil._psposix.wait_pid_posix(self._known_as, timeout)
 
-        def rlimit(self, resource: int, limits: tuple[int, int] | None = None) -> Any:
+        def rlimit(self, resource: int, limits: tuple[int, int] | None = None) -> object:
             if limits is not None:
                 _refuse("rlimit")
             return super().rlimit(resource)
@@ -202,8 +202,8 @@ def _simulated(base: type[Any]) -> type[Any]:
     return SimulatedProcess
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(self: Any, *args: Any) -> Any:
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: object, *args: object) -> NoReturn:
         _refuse(name)
 
     return refuse

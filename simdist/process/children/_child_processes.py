@@ -25,10 +25,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from multiprocessing import connection, context, popen_fork, reduction, spawn, util
+from multiprocessing import connection, context, reduction, spawn, util
 from multiprocessing import process as processes
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.kernel import Task, TaskKilled
 from simdist.process._process import SimProcess
@@ -54,9 +54,9 @@ __all__ = [
 
 _FIRST_PID = 20_000
 _START_NS = 1_000_000  # until a new process runs its first line; its parent is busy with its next ones meanwhile
+_T = TypeVar("_T")
 _PIDS, _HANDED = "pids of children", "descriptors on their way"
 _module: Any = processes  # has what the stubs leave out
-_popen: Any = popen_fork
 
 
 class _End:
@@ -254,14 +254,14 @@ def separate_attributes(runtime: Runtime) -> None:
     _views(runtime, of_all=True)
 
 
-def adopt_connections(process: SimProcess, made: Iterable[Any]) -> None:
+def adopt_connections(process: SimProcess, made: Iterable[connection.Connection]) -> None:
     """Let a process of the world have the ends of pipes that the host made, until the world ends."""
     runtime = current_runtime()
     assert runtime is not None
     pipes_here(runtime).adopt(process, made)
 
 
-def hand_connections(values: Any, process: SimProcess) -> Any:
+def hand_connections(values: _T, process: SimProcess) -> _T:
     """Values as a process gets them that is started with them: with ends of its own for those that were adopted."""
     runtime = current_runtime()
     assert runtime is not None
@@ -276,11 +276,16 @@ def hand_connections(values: Any, process: SimProcess) -> Any:
             return {key: own(each) for key, each in value.items()}
         return value
 
-    return own(values)
+    handed: _T = own(values)
+    return handed
 
 
 def _begin(
-    runtime: Runtime, parent: SimProcess, child: SimProcess, process_obj: Any, function: Callable[[], int]
+    runtime: Runtime,
+    parent: SimProcess,
+    child: SimProcess,
+    process_obj: processes.BaseProcess,
+    function: Callable[[], int],
 ) -> None:
     runtime.processes[child.pid] = child
     parent.children[child.pid] = child

@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from multiprocessing import connection, managers
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.kernel import Task, TaskKilled
 from simdist.process._process import SimProcess
@@ -25,6 +25,9 @@ from simdist.process.children._child_processes import pipes_here
 __all__ = ["accepting", "connecting"]
 
 _FIRST_PORT = 49152
+_T = TypeVar("_T")
+_Address = tuple[str, int] | str | bytes
+_Key = tuple[str, int] | str
 
 
 class _Accepting:
@@ -34,7 +37,7 @@ class _Accepting:
     interruptible = True  # by signals
     timed = False
 
-    def __init__(self, address: Any) -> None:
+    def __init__(self, address: _Address) -> None:
         self._address = address
 
     def describe(self) -> str:
@@ -59,13 +62,13 @@ class _Listener:
         self._runtime = runtime
         self._process = process
         self._address = address
-        self._last_accepted: Any = None
+        self._last_accepted: object = None
         self._waiting: deque[int] = deque()  # ends of pipes that nobody has accepted
         self._tasks: dict[Task, None] = {}  # that accept
         self._known[_key(address)] = self
         process.end_listeners[self._left] = None
 
-    def accept(self) -> Any:
+    def accept(self) -> connection.Connection:
         """The next connection, in the order in which they were made."""
         process = current_process()
         assert process is not None
@@ -89,7 +92,7 @@ class _Listener:
         pipes.hold(made)
         return made
 
-    def connect(self, process: SimProcess) -> Any:
+    def connect(self, process: SimProcess) -> connection.Connection:
         """A connection for a client."""
         pipes = pipes_here(self._runtime)
         own, other = pipes.make(process, duplex=True)
@@ -119,32 +122,32 @@ class _Listener:
             task.simulation.wake(task)
 
 
-def _listeners(runtime: Runtime) -> dict[Any, _Listener]:
-    found: dict[Any, _Listener] | None = runtime.extras.get(_Listener)
+def _listeners(runtime: Runtime) -> dict[_Key, _Listener]:
+    found: dict[_Key, _Listener] | None = runtime.extras.get(_Listener)
     if found is None:
         found = runtime.extras[_Listener] = {}
-        kept: dict[Any, Any] = vars(managers.BaseProxy)["_address_to_local"]
+        kept: dict[object, object] = vars(managers.BaseProxy)["_address_to_local"]
         before = set(kept)
         runtime.patches.on_undo(lambda: _keep_only(kept, before))
     return found
 
 
-def _keep_only(kept: dict[Any, Any], before: set[Any]) -> None:
+def _keep_only(kept: dict[_T, object], before: set[_T]) -> None:
     """What proxies keep for each server: those of the world are gone, and the next one's have the same addresses."""
     for address in [each for each in kept if each not in before]:
         del kept[address]
 
 
-def _key(address: Any) -> Any:
+def _key(address: _Address) -> _Key:
     """An address as all names of it have it; all hosts of an address are this machine."""
     return ("", address[1]) if isinstance(address, tuple) else os.fsdecode(address)
 
 
-def accepting(original: Any) -> Any:
+def accepting(original: Callable[[_Address, str, int], object]) -> Callable[..., object]:
     """`SocketListener`."""
 
     @functools.wraps(original, updated=())
-    def SocketListener(address: Any, family: str, backlog: int = 1) -> Any:
+    def SocketListener(address: _Address, family: str, backlog: int = 1) -> object:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(address, family, backlog)
@@ -153,11 +156,13 @@ def accepting(original: Any) -> Any:
     return SocketListener
 
 
-def connecting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def connecting(
+    original: Callable[[_Address], connection.Connection],
+) -> Callable[[_Address], connection.Connection]:
     """`SocketClient`."""
 
     @functools.wraps(original)
-    def SocketClient(address: Any) -> Any:
+    def SocketClient(address: _Address) -> connection.Connection:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(address)

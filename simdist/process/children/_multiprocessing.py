@@ -33,24 +33,48 @@ from multiprocessing import (
     util,
 )
 from multiprocessing import process as processes
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 from simdist.process.children._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
 from simdist.process.children._listeners import accepting, connecting
 from simdist.process.children._waits import replace_kin
 from simdist.process.threads._lock_methods import share_between_processes
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.heap import Arena
+    from multiprocessing.pool import Pool
+    from types import ModuleType
+
+    _Connections = tuple[connection.Connection, connection.Connection]
+    _Launch = Callable[[popen_fork.Popen, processes.BaseProcess], None]
+    _LockState = tuple[object, ...]
+    _State = tuple[
+        processes.BaseProcess,  # the current one
+        processes.BaseProcess | None,  # its parent
+        Iterator[int],  # numbers in names
+        set[processes.BaseProcess],  # children
+        dict[object, object],  # finalizers
+        weakref.WeakValueDictionary[object, object],  # what is called after a fork
+        bool,  # it is ending
+        object,  # the start method's context
+        tuple[object, object],  # modules of the fork server, and the executable
+        object,  # where shared values get their memory
+    ]
+
 __all__ = ["install"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _processes: Any = processes  # have what the stubs leave out
 _util: Any = util
 _HEAP, _POOL = "multiprocessing.heap", "multiprocessing.pool"
-_context: Any = context
-_forkserver: Any = forkserver
+_context: ModuleType = context
+_forkserver: ModuleType = forkserver
 _spawn: Any = spawn
 
 
@@ -69,9 +93,6 @@ class _MainProcess(processes.BaseProcess):
         """Does nothing."""
 
 
-_State = tuple[Any, ...]
-
-
 def _save() -> _State:
     return (
         _processes._current_process,
@@ -87,7 +108,7 @@ def _save() -> _State:
     )
 
 
-def _heap_of(module: Any) -> Any:
+def _heap_of(module: ModuleType | None) -> object:
     """Where shared values get their memory; None if nobody has asked for any."""
     return None if module is None else module.BufferWrapper._heap
 
@@ -108,20 +129,20 @@ def _load(state: _State) -> None:
     registry = _util._finalizer_registry  # whose functions keep the dictionary itself
     registry.clear()
     registry.update(finalizers)
-    module: Any = sys.modules.get(_HEAP)
+    module = sys.modules.get(_HEAP)
     if module is not None:
         module.BufferWrapper._heap = heap or module.Heap()
 
 
 def _fresh(process: SimProcess, host: _State) -> _State:
     authkey = hashlib.sha256(f"{process.rank} {process.pid}".encode()).digest()
-    none: Any = weakref.WeakValueDictionary()
+    none: weakref.WeakValueDictionary[object, object] = weakref.WeakValueDictionary()
     return _MainProcess(authkey), None, itertools.count(1), set(), {}, none, False, None, host[-2], None
 
 
 def _forked(state: _State) -> _State:
     current, parent, counter, *_, chosen, starting, _ = state
-    none: Any = weakref.WeakValueDictionary()
+    none: weakref.WeakValueDictionary[object, object] = weakref.WeakValueDictionary()
     return current, parent, counter, set(), {}, none, False, chosen, starting, None
 
 
@@ -153,9 +174,9 @@ def _separate() -> SimProcess | None:
     return process
 
 
-def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
+def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         _separate()
         return original(*args, **kwargs)
 
@@ -166,7 +187,7 @@ def _closing(original: Callable[..., None]) -> Callable[..., None]:
     """Of shared memory: its file closes when the last who has it lets go, not with the interpreter's process."""
 
     @functools.wraps(original)
-    def init(arena: Any, *args: Any, **kwargs: Any) -> None:
+    def init(arena: Arena, *args: object, **kwargs: object) -> None:
         original(arena, *args, **kwargs)
         if current_process() is None:
             return
@@ -183,7 +204,7 @@ def _ending(original: Callable[..., None]) -> Callable[..., None]:
     """Of pools: one that is there when the world ends has nothing left to terminate when it is collected."""
 
     @functools.wraps(original)
-    def init(pool: Any, *args: Any, **kwargs: Any) -> None:
+    def init(pool: Pool, *args: object, **kwargs: object) -> None:
         runtime = current_runtime()
         if runtime is not None and current_process() is not None:
             runtime.patches.on_undo(functools.partial(_left_to_host, weakref.ref(pool)))
@@ -192,8 +213,8 @@ def _ending(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _left_to_host(reference: weakref.ref[Any]) -> None:
-    pool = reference()
+def _left_to_host(reference: weakref.ref[Pool]) -> None:
+    pool: Any = reference()
     if pool is not None:
         pool._state = sys.modules[_POOL].TERMINATE
 
@@ -201,10 +222,10 @@ def _left_to_host(reference: weakref.ref[Any]) -> None:
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-def _launching(launch: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
-    def make(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def _launching(launch: _Launch) -> Callable[[_Launch], _Launch]:
+    def make(original: _Launch) -> _Launch:
         @functools.wraps(original)
-        def _launch(popen: Any, process_obj: Any) -> None:
+        def _launch(popen: popen_fork.Popen, process_obj: processes.BaseProcess) -> None:
             process = _separate()
             if process is None:
                 original(popen, process_obj)
@@ -216,9 +237,11 @@ def _launching(launch: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
     return make
 
 
-def _duplicate_for_child(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+def _duplicate_for_child(
+    original: Callable[[popen_fork.Popen, int], int],
+) -> Callable[[popen_fork.Popen, int], int]:
     @functools.wraps(original)
-    def duplicate_for_child(popen: Any, fd: int) -> Any:
+    def duplicate_for_child(popen: Any, fd: int) -> int:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(popen, fd)
@@ -231,7 +254,7 @@ def _duplicate_for_child(original: Callable[[Any, int], Any]) -> Callable[[Any, 
     return duplicate_for_child
 
 
-def _detach(original: Callable[[Any], int]) -> Callable[[Any], int]:
+def _detach(original: Callable[[object], int]) -> Callable[[object], int]:
     @functools.wraps(original)
     def detach(wrapper: Any) -> int:
         return original(wrapper) if current_process() is None else int(wrapper.ind)
@@ -239,9 +262,9 @@ def _detach(original: Callable[[Any], int]) -> Callable[[Any], int]:
     return detach
 
 
-def _poll(original: Callable[..., Any]) -> Callable[..., Any]:
+def _poll(original: Callable[[popen_fork.Popen, int], int | None]) -> Callable[..., int | None]:
     @functools.wraps(original)
-    def poll(popen: Any, flag: int = os.WNOHANG) -> Any:
+    def poll(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | None:
         if current_process() is None:
             return original(popen, flag)
         return popen_fork.Popen.poll(popen, flag)
@@ -252,9 +275,9 @@ def _poll(original: Callable[..., Any]) -> Callable[..., Any]:
 # -- pipes and locks -------------------------------------------------------------------------------------------------
 
 
-def _pipe(original: Callable[..., Any]) -> Callable[..., Any]:
+def _pipe(original: Callable[[bool], _Connections]) -> Callable[..., _Connections]:
     @functools.wraps(original)
-    def Pipe(duplex: bool = True) -> Any:
+    def Pipe(duplex: bool = True) -> _Connections:
         process = _separate()
         if process is None:
             return original(duplex)
@@ -267,7 +290,7 @@ def _pipe(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _init_lock(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: object, **kwargs: object) -> None:
         process = _separate()
         original(self, *args, **kwargs)
         if process is not None:
@@ -276,9 +299,11 @@ def _init_lock(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _get_lock_state(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _get_lock_state(
+    original: Callable[[synchronize.SemLock], _LockState],
+) -> Callable[[synchronize.SemLock], _LockState]:
     @functools.wraps(original)
-    def getstate(self: Any) -> Any:
+    def getstate(self: Any) -> _LockState:
         state = original(self)
         runtime = current_runtime()
         if runtime is not None:
@@ -288,9 +313,11 @@ def _get_lock_state(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return getstate
 
 
-def _set_lock_state(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def _set_lock_state(
+    original: Callable[[synchronize.SemLock, _LockState], None],
+) -> Callable[[synchronize.SemLock, _LockState], None]:
     @functools.wraps(original)
-    def setstate(self: Any, state: Any) -> None:
+    def setstate(self: Any, state: _LockState) -> None:
         runtime = current_runtime()
         known = None if runtime is None else runtime.extras.get(synchronize.SemLock, {}).get(state[0])
         if known is None:
@@ -303,9 +330,11 @@ def _set_lock_state(original: Callable[[Any, Any], None]) -> Callable[[Any, Any]
     return setstate
 
 
-def _rebuild_connection(original: Callable[..., Any]) -> Callable[..., Any]:
+def _rebuild_connection(
+    original: Callable[..., connection.Connection],
+) -> Callable[..., connection.Connection]:
     @functools.wraps(original)
-    def rebuild(*args: Any) -> Any:
+    def rebuild(*args: object) -> connection.Connection:
         made = original(*args)
         runtime = current_runtime()
         if runtime is not None:
@@ -315,24 +344,23 @@ def _rebuild_connection(original: Callable[..., Any]) -> Callable[..., Any]:
     return rebuild
 
 
-def _duplicate(original: Any) -> Any:
+def _duplicate(original: Callable[[int], object]) -> Callable[[int], object]:
     @functools.wraps(original, updated=())
-    def DupFd(fd: int) -> Any:
+    def DupFd(fd: int) -> object:
         return original(fd) if current_process() is None else HandedEnd(fd)
 
     return DupFd
 
 
-def _of_host_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+def _of_host_alone(original: Callable[_P, _T]) -> Callable[_P, _T | None]:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         return original(*args, **kwargs) if current_process() is None else None
 
     return call
 
 
-_connection: Any = connection
-_Made = tuple[tuple[Any, str, Callable[[Any], Any]], ...]
+_Made = tuple[tuple[object, str, Make], ...]
 
 
 def _replacements(made: _Made) -> tuple[Replacement, ...]:
@@ -379,8 +407,7 @@ class _Names:
         return self
 
     def __next__(self) -> str:
-        name: str = real(os.urandom)(8).hex()
-        return name
+        return real(os.urandom)(8).hex()
 
 
 _NAMES = _Names()

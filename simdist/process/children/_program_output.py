@@ -15,10 +15,9 @@ from __future__ import annotations
 import io
 import os
 import select
-import subprocess
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.errors import SimdistError
 from simdist.inside.python import original
@@ -26,6 +25,11 @@ from simdist.kernel import Task, TaskKilled
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program
 from simdist.process._runtime import current_process
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from simdist.process._programs import AnyPopen
 
 __all__ = ["let_others_run_while_reading"]
 
@@ -60,7 +64,7 @@ class _Output(io.FileIO):
 
     _program = _where = ""
 
-    def readinto(self, buffer: Any, /) -> int | None:
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
         """Read what is there; wait until something is."""
         self._wait()
         return super().readinto(buffer)
@@ -118,7 +122,7 @@ class _Output(io.FileIO):
         )
 
 
-def let_others_run_while_reading(process: SimProcess, popen: subprocess.Popen[Any]) -> None:
+def let_others_run_while_reading(process: SimProcess, popen: AnyPopen) -> None:
     """Give the program's pipes to readers that do so."""
     program = process.programs.get(popen.pid)
     if _really_poll is None or program is None:

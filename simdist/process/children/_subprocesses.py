@@ -22,16 +22,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, AnyStr
 
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program, Spawned
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.process._stdio import STREAMS
 from simdist.process.children._ignored_signals import program_ignores
 from simdist.process.children._program_output import let_others_run_while_reading
 from simdist.process.children._waits import replace_kin
 from simdist.process.stdlib._standard_descriptors import for_program, standard_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from _typeshed import StrOrBytesPath
+
+    from simdist.process._programs import AnyPopen, Command, Running
 
 __all__ = ["install"]
 
@@ -48,7 +55,14 @@ def install(patches: Patches) -> None:
 
 def _init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(self: Any, args: Any, bufsize: int = -1, executable: Any = None, *rest: Any, **named: Any) -> None:
+    def init(
+        self: AnyPopen,
+        args: Command,
+        bufsize: int = -1,
+        executable: StrOrBytesPath | None = None,
+        *rest: object,
+        **named: object,
+    ) -> None:
         process = current_process()
         if process is None:
             original(self, args, bufsize, executable, *rest, **named)
@@ -82,14 +96,14 @@ def _by_popen() -> Iterator[None]:
         _popen_begins = False
 
 
-def _began(process: SimProcess, program: subprocess.Popen[Any] | Spawned, args: Any, frame: FrameType) -> None:
+def _began(process: SimProcess, program: Running, args: Command, frame: FrameType) -> None:
     runtime = current_runtime()
     assert runtime is not None
     replace_kin(runtime)
     runtime.programs.begin(process, program, args, frame)
 
 
-def _program(process: SimProcess, popen: Any) -> Program | None:
+def _program(process: SimProcess, popen: AnyPopen) -> Program | None:
     """The program that runs, as far as its process knows."""
     found = process.programs.get(popen.pid) if popen.returncode is None else None
     return found if found is not None and found.popen is popen else None
@@ -108,7 +122,7 @@ def _polling_really(process: SimProcess) -> Iterator[None]:
 
 def _wait(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def wait(self: Any, timeout: float | None = None) -> int:
+    def wait(self: AnyPopen, timeout: float | None = None) -> int:
         process = current_process()
         if process is None:
             return original(self, timeout)
@@ -123,9 +137,11 @@ def _wait(original: Callable[..., int]) -> Callable[..., int]:
     return wait
 
 
-def _communicate(original: Callable[..., Any]) -> Callable[..., Any]:
+def _communicate(original: Callable[..., tuple[AnyStr, AnyStr]]) -> Callable[..., tuple[AnyStr, AnyStr]]:
     @functools.wraps(original)
-    def communicate(self: Any, input: Any = None, timeout: float | None = None) -> Any:
+    def communicate(
+        self: subprocess.Popen[AnyStr], input: AnyStr | None = None, timeout: float | None = None
+    ) -> tuple[AnyStr, AnyStr]:
         process = current_process()
         if process is None:
             return original(self, input, timeout)
@@ -140,9 +156,9 @@ def _communicate(original: Callable[..., Any]) -> Callable[..., Any]:
     return communicate
 
 
-def _send_signal(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+def _send_signal(original: Callable[[AnyPopen, int], None]) -> Callable[[AnyPopen, int], None]:
     @functools.wraps(original)
-    def send_signal(self: Any, sig: int) -> None:
+    def send_signal(self: AnyPopen, sig: int) -> None:
         process = current_process()
         program = None if process is None else _program(process, self)
         if program is None:
@@ -153,9 +169,9 @@ def _send_signal(original: Callable[[Any, int], None]) -> Callable[[Any, int], N
     return send_signal
 
 
-def _system(original: Callable[[Any], int]) -> Callable[[Any], int]:
+def _system(original: Callable[[StrOrBytesPath], int]) -> Callable[[StrOrBytesPath], int]:
     @functools.wraps(original)
-    def system(command: Any) -> int:
+    def system(command: StrOrBytesPath) -> int:
         if current_process() is None:
             return original(command)
         code = subprocess.call(command, shell=True)
@@ -166,12 +182,20 @@ def _system(original: Callable[[Any], int]) -> Callable[[Any], int]:
 
 def _posix_spawn(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def posix_spawn(path: Any, argv: Any, env: Any, /, *, file_actions: Any = (), **settings: Any) -> int:
+    def posix_spawn(
+        path: StrOrBytesPath,
+        argv: Sequence[StrOrBytesPath],
+        env: Mapping[str, str] | Mapping[bytes, bytes],
+        /,
+        *,
+        file_actions: Iterable[Sequence[object]] | None = (),
+        **settings: object,
+    ) -> int:
         process = current_process()
         if process is None or _popen_begins:
             return original(path, argv, env, file_actions=file_actions, **settings)
         process.simulation.check()
-        streams: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        streams: list[Sequence[object]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         streams += [(os.POSIX_SPAWN_DUP2, for_program(process, number), number) for number in STREAMS]
         with program_ignores(process):
             pid = original(path, argv, env, file_actions=[*streams, *(file_actions or ())], **settings)
@@ -185,7 +209,13 @@ def _spawnvef(original: Callable[..., int]) -> Callable[..., int]:
     """What all of `os.spawnl` to `os.spawnvpe` come to: `func` is the function of `os` that would replace a fork."""
 
     @functools.wraps(original)
-    def spawnvef(mode: int, file: Any, args: Any, env: Any, func: Callable[..., Any]) -> int:
+    def spawnvef(
+        mode: int,
+        file: StrOrBytesPath,
+        args: Sequence[StrOrBytesPath],
+        env: Mapping[str, str] | Mapping[bytes, bytes] | None,
+        func: Callable[..., object],
+    ) -> int:
         if current_process() is None:
             return original(mode, file, args, env, func)
         if not isinstance(args, (tuple, list)):
@@ -206,17 +236,14 @@ def _spawnvef(original: Callable[..., int]) -> Callable[..., int]:
 
 # The parameters of Popen behind `args`, `bufsize` and `executable`, which it takes by place.
 _PLACES = ("stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env", "universal_newlines")
-_REPLACEMENTS = tuple(
-    Replacement(owner, name, make)
-    for owner, name, make in (
-        (subprocess.Popen, "__init__", _init),
-        (subprocess.Popen, "wait", _wait),
-        (subprocess.Popen, "communicate", _communicate),
-        (subprocess.Popen, "send_signal", _send_signal),
-        (os, "system", _system),
-        (os, "posix_spawn", _posix_spawn),
-        (os, "posix_spawnp", _posix_spawn),
-        (os, "_spawnvef", _spawnvef),
-    )
-    if hasattr(owner, name)
+_MADE: tuple[tuple[object, str, Make], ...] = (
+    (subprocess.Popen, "__init__", _init),
+    (subprocess.Popen, "wait", _wait),
+    (subprocess.Popen, "communicate", _communicate),
+    (subprocess.Popen, "send_signal", _send_signal),
+    (os, "system", _system),
+    (os, "posix_spawn", _posix_spawn),
+    (os, "posix_spawnp", _posix_spawn),
+    (os, "_spawnvef", _spawnvef),
 )
+_REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))

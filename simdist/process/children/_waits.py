@@ -14,13 +14,19 @@ import functools
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simdist.errors import UnsupportedError
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program
-from simdist.process._runtime import Patches, Replacement, Runtime, current_process
+from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process
 from simdist.process.children._child_processes import wait_for_child
+
+if TYPE_CHECKING:
+    from resource import struct_rusage as Usage
+
+    _Ended = tuple[int, int]  # the pid and the status
+    _EndedAfter = tuple[int, int, Usage]
 
 __all__ = ["install", "replace_kin"]
 
@@ -77,9 +83,9 @@ def _no_child() -> ChildProcessError:
     return ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
 
 
-def _waitpid(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+def _waitpid(original: Callable[[int, int], _Ended]) -> Callable[[int, int], _Ended]:
     @functools.wraps(original)
-    def waitpid(pid: int, options: int, /) -> Any:
+    def waitpid(pid: int, options: int, /) -> _Ended:
         process = current_process()
         if process is None:
             return original(pid, options)
@@ -93,23 +99,23 @@ def _waitpid(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
     return waitpid
 
 
-def _wait(original: Callable[[], Any]) -> Callable[[], Any]:
+def _wait(original: Callable[[], _Ended]) -> Callable[[], _Ended]:
     @functools.wraps(original)
-    def wait() -> Any:
+    def wait() -> _Ended:
         return original() if current_process() is None else os.waitpid(-1, 0)
 
     return wait
 
 
-def _usage(seconds: float) -> Any:
+def _usage(seconds: float) -> Usage:
     from resource import struct_rusage
 
     return struct_rusage((seconds, 0.0, *(0,) * (struct_rusage.n_sequence_fields - 2)))
 
 
-def _wait4(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+def _wait4(original: Callable[[int, int], _EndedAfter]) -> Callable[[int, int], _EndedAfter]:
     @functools.wraps(original)
-    def wait4(pid: int, options: int) -> Any:
+    def wait4(pid: int, options: int) -> _EndedAfter:
         process = current_process()
         if process is None:
             return original(pid, options)
@@ -122,17 +128,19 @@ def _wait4(original: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
     return wait4
 
 
-def _wait3(original: Callable[[int], Any]) -> Callable[[int], Any]:
+def _wait3(original: Callable[[int], _EndedAfter]) -> Callable[[int], _EndedAfter]:
     @functools.wraps(original)
-    def wait3(options: int) -> Any:
+    def wait3(options: int) -> _EndedAfter:
         return original(options) if current_process() is None else os.wait4(-1, options)
 
     return wait3
 
 
-def _waitid(original: Callable[[int, int, int], Any]) -> Callable[[int, int, int], Any]:
+def _waitid(
+    original: Callable[[int, int, int], os.waitid_result | None],
+) -> Callable[[int, int, int], os.waitid_result | None]:
     @functools.wraps(original)
-    def waitid(kind: int, number: int, options: int, /) -> Any:
+    def waitid(kind: int, number: int, options: int, /) -> os.waitid_result | None:
         process = current_process()
         if process is None:
             return original(kind, number, options)
@@ -174,14 +182,11 @@ def _pidfd_open(original: Callable[..., int]) -> Callable[..., int]:
 
 
 _WAITPID = (Replacement(os, "waitpid", _waitpid),) if hasattr(os, "waitpid") else ()
-_OTHERS = tuple(
-    Replacement(os, name, make)
-    for name, make in (
-        ("wait", _wait),
-        ("wait3", _wait3),
-        ("wait4", _wait4),
-        ("waitid", _waitid),
-        ("pidfd_open", _pidfd_open),
-    )
-    if hasattr(os, name)
+_MADE: tuple[tuple[str, Make], ...] = (
+    ("wait", _wait),
+    ("wait3", _wait3),
+    ("wait4", _wait4),
+    ("waitid", _waitid),
+    ("pidfd_open", _pidfd_open),
 )
+_OTHERS = tuple(Replacement(os, name, make) for name, make in _MADE if hasattr(os, name))

@@ -32,7 +32,7 @@ import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.frames import is_ours, is_user_file
 from simdist.inside.python import (
@@ -55,6 +55,8 @@ from simdist.process.threads._thread_slots import HOOK_SLOT
 
 __all__ = ["AttributeViews"]
 
+_T = TypeVar("_T")
+_Holder = type | ModuleType
 _MISSING = object()
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
@@ -70,7 +72,7 @@ _ELSEWHERE: dict[str, dict[str, Slot[Any] | None]] = {
 class _Template:
     """A class of Python, for the slot that such have."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
 
 
@@ -81,10 +83,10 @@ class _Kind:
         self.base = base
         self.function = function
         setter = Setter(function)
-        self.set: Callable[[Any, str, Any], int] = setter.set
-        self.delete: Callable[[Any, str], int] = setter.delete
+        self.set: Callable[[object, str, object], int] = setter.set
+        self.delete: Callable[[object, str], int] = setter.delete
 
-    def put(self, owner: Any, name: str, value: Any) -> None:
+    def put(self, owner: _Holder, name: str, value: object) -> None:
         if value is not _MISSING:
             self.set(owner, name, value)
         elif name in vars(owner):
@@ -114,17 +116,17 @@ class AttributeViews:
         self._runtime = runtime
         self._sharing = sharing
         self._of_all = of_all
-        self._of_host: dict[tuple[int, str], tuple[_Kind, Any, str, Any]] = {}
+        self._of_host: dict[tuple[int, str], tuple[_Kind, _Holder, str, object]] = {}
         self._forked: set[SimProcess] = set()  # which have the user's modules for themselves
-        self._of_rank: dict[SimProcess, dict[tuple[int, str], Any]] = {}
+        self._of_rank: dict[SimProcess, dict[tuple[int, str], object]] = {}
         self._present: SimProcess | None = None
         self._exchanged: list[tuple[type, int]] = []  # types, and the function that stood in their slot
         self._kinds = (
             (_Kind(ModuleType, generic_setter), _Kind(type, setter_of(type))) if can_exchange_setters() else ()
         )
-        self._methods: list[tuple[dict[str, Any], dict[str, Any]]] = []  # namespaces, and what stood in them
+        self._methods: list[tuple[dict[str, Any], dict[str, object]]] = []  # namespaces, and what stood in them
         self._covered: dict[type, None] = {}  # types that are looked after
-        self._made: dict[_Kind, dict[str, Any]] = {}  # the methods that do
+        self._made: dict[_Kind, dict[str, Callable[..., None]]] = {}  # the methods that do
         self._notices = False  # False as well while compiled code is loaded
 
     def install(self, patches: Patches) -> None:
@@ -134,11 +136,15 @@ class AttributeViews:
         for name in ("create_module", "exec_module"):
             patches.replace(loader, name, self.without(getattr(loader, name)))
         for kind in self._kinds:
-            made = self._made[kind] = {"__setattr__": self._setting(kind), "__delattr__": self._deleting(kind)}
+            made: dict[str, Callable[..., None]] = {
+                "__setattr__": self._setting(kind),
+                "__delattr__": self._deleting(kind),
+            }
+            self._made[kind] = made
             self._cover(kind, made)
         self._notices = True
 
-    def _cover(self, kind: _Kind, made: dict[str, Any]) -> None:
+    def _cover(self, kind: _Kind, made: dict[str, Callable[..., None]]) -> None:
         """Look after all types of a kind that are not looked after yet."""
         ours = setter_of(_Template)
         fresh = []
@@ -161,12 +167,12 @@ class AttributeViews:
         for each, _ in fresh:
             put_setter(each, ours)
 
-    def without(self, load: Callable[..., Any]) -> Callable[..., Any]:
+    def without(self, load: Callable[..., _T]) -> Callable[..., _T]:
         """A function that loads compiled code, done while nothing is noticed: a metaclass that is made there, and has
         a function of its own, would call itself for ever."""
 
         @functools.wraps(load)
-        def loading(*args: Any) -> Any:
+        def loading(*args: object) -> _T:
             if not self._notices:
                 return load(*args)
             ours = setter_of(_Template)
@@ -236,21 +242,21 @@ class AttributeViews:
 
     # -- what is set ---------------------------------------------------------------------------------------------
 
-    def _setting(self, kind: _Kind) -> Callable[[Any, str, Any], None]:
-        def __setattr__(owner: Any, name: str, value: Any) -> None:
+    def _setting(self, kind: _Kind) -> Callable[[_Holder, str, object], None]:
+        def __setattr__(owner: _Holder, name: str, value: object) -> None:
             self._notice(kind, owner, name, sys._getframe(1))
             kind.set(owner, name, value)
 
         return __setattr__
 
-    def _deleting(self, kind: _Kind) -> Callable[[Any, str], None]:
-        def __delattr__(owner: Any, name: str) -> None:
+    def _deleting(self, kind: _Kind) -> Callable[[_Holder, str], None]:
+        def __delattr__(owner: _Holder, name: str) -> None:
             self._notice(kind, owner, name, sys._getframe(1))
             kind.delete(owner, name)
 
         return __delattr__
 
-    def _notice(self, kind: _Kind, owner: Any, name: str, frame: FrameType | None) -> None:
+    def _notice(self, kind: _Kind, owner: _Holder, name: str, frame: FrameType | None) -> None:
         process = current_process()
         if process is None or process is not self._present or not self._is_rank_code(frame):
             return
@@ -277,7 +283,7 @@ class AttributeViews:
             frame = frame.f_back
         return False
 
-    def _is_shared(self, process: SimProcess, owner: Any) -> bool:
+    def _is_shared(self, process: SimProcess, owner: _Holder) -> bool:
         """True for what the process has in common with others, and would not have if they were real."""
         name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
         if not isinstance(name, str):

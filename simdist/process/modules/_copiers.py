@@ -20,14 +20,14 @@ import threading
 import types
 from collections.abc import Callable
 from multiprocessing import connection, context, queues, synchronize
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.inside.python import FOREIGN_VALUES
 
 __all__ = ["COPIERS", "Copies"]
 
 # Of types that layers above know how to copy: the copy of an object, or the object itself where it is to be shared.
-COPIERS: dict[type, Callable[[Any], Any]] = {}
+COPIERS: dict[type, Callable[[Any], object]] = {}
 
 _AS_THEY_ARE = (
     type,
@@ -44,14 +44,20 @@ _HOLDERS = (type, types.FunctionType, types.ModuleType)
 # Where classes are at home whose objects run the program, or are what it runs in.
 _NOT_THE_PROGRAMS = frozenset(("simdist", "_pytest", "pytest", "pluggy", "asyncio", "hypothesis"))
 _BY_MODULE = ("multiprocessing.sharedctypes", "multiprocessing.heap", "multiprocessing.shared_memory")
-_taken: list[Any] = []  # what the pickle being read refers to by its place
+_taken: list[object] = []  # what the pickle being read refers to by its place
+_T = TypeVar("_T")
+_Holder = type | types.FunctionType | types.ModuleType
+_End = connection.Connection
+_Slots = tuple[dict[str, Any] | None, dict[str, object]]  # attributes, and what stands in slots
 _HEAP_TYPE = 1 << 9  # made by a class statement
 
 
 class _Copying(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, end_for_child: Callable[[Any], Any], found: Callable[[Any], None]) -> None:
+    def __init__(
+        self, file: io.BytesIO, end_for_child: Callable[[_End], _End], found: Callable[[_Holder], None]
+    ) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.shared: list[Any] = []
+        self.shared: list[object] = []
         self._end_for_child = end_for_child
         self._found = found
 
@@ -81,7 +87,7 @@ class _Copying(pickle.Pickler):
             return self._share(thing)
         return self._share(thing) if isinstance(reduced, str) else reduced
 
-    def _share(self, thing: Any) -> Any:
+    def _share(self, thing: object) -> tuple[Callable[[int], object], tuple[int]]:
         self.shared.append(thing)
         return _nth, (len(self.shared) - 1,)
 
@@ -93,13 +99,13 @@ class Copies:
     module that a copy refers to. What can't be copied as a whole is given back as it is.
     """
 
-    def __init__(self, popen: Any, end_for_child: Callable[[Any], Any], found: Callable[[Any], None]) -> None:
+    def __init__(self, popen: Any, end_for_child: Callable[[_End], _End], found: Callable[[_Holder], None]) -> None:
         self._file = io.BytesIO()
         self._popen = popen
         self._pickler = _Copying(self._file, end_for_child, found)
         self._unpickler = pickle.Unpickler(self._file)
 
-    def of(self, thing: Any) -> Any:
+    def of(self, thing: _T) -> _T:
         """A copy of `thing`."""
         begin = self._file.seek(0, io.SEEK_END)
         context.set_spawning_popen(self._popen)
@@ -107,7 +113,8 @@ class Copies:
             self._pickler.dump(thing)
             self._file.seek(begin)
             _taken[:] = self._pickler.shared
-            return self._unpickler.load()
+            copied: _T = self._unpickler.load()
+            return copied
         except Exception:
             self._pickler.clear_memo()
             # What has been read up to here is known by numbers that the next one gives anew.
@@ -118,7 +125,7 @@ class Copies:
             context.set_spawning_popen(None)
 
 
-def _nth(place: int) -> Any:
+def _nth(place: int) -> object:
     return _taken[place]
 
 
@@ -136,7 +143,7 @@ def _is_plain(kind: type) -> bool:
     return True
 
 
-def _state_of(thing: Any) -> Any:
+def _state_of(thing: object) -> _Slots:
     slots = {}
     for base in type(thing).__mro__:
         names = vars(base).get("__slots__", ())
@@ -147,11 +154,11 @@ def _state_of(thing: Any) -> Any:
     return getattr(thing, "__dict__", None), slots
 
 
-def _bare(kind: type) -> Any:
+def _bare(kind: type) -> object:
     return object.__new__(kind)
 
 
-def _set_state(thing: Any, state: Any) -> None:
+def _set_state(thing: object, state: _Slots) -> None:
     attributes, slots = state
     if attributes is not None:
         vars(thing).update(attributes)
@@ -159,5 +166,5 @@ def _set_state(thing: Any, state: Any) -> None:
         object.__setattr__(thing, name, value)
 
 
-def _set_state_by_method(thing: Any, state: Any) -> None:
+def _set_state_by_method(thing: Any, state: object) -> None:
     thing.__setstate__(state)

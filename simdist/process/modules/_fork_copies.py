@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from types import CellType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.frames import is_ours, is_user_file
 from simdist.inside.python import namespace_of, note_change
@@ -29,9 +29,16 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
 from simdist.process.modules._copiers import Copies
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 __all__ = ["ForkCopies", "is_users"]
 
+_T = TypeVar("_T")
 _Dict = dict[str, Any]
+_Defaults = tuple[tuple[object, ...] | None, dict[str, object] | None]
+_Contents = tuple[list[_Dict], list[object], list[_Defaults]]
+_Holder = ModuleType | type | FunctionType
 _EMPTY = object()
 
 
@@ -41,9 +48,9 @@ class _Copy:
     def __init__(self) -> None:
         # Each with what the child has there, while another process has the baton.
         self.spaces: list[tuple[_Dict, type | None, _Dict]] = []  # of modules and functions; of classes, with the class
-        self.cells: list[tuple[CellType, Any]] = []
-        self.functions: list[tuple[FunctionType, Any]] = []  # their default arguments
-        self._others: tuple[list[Any], ...] = ()  # what is exchanged for it, while this one has it
+        self.cells: list[tuple[CellType, object]] = []
+        self.functions: list[tuple[FunctionType, _Defaults]] = []  # their default arguments
+        self._others: _Contents = ([], [], [])  # what is exchanged for it, while this one has it
 
     def enter(self) -> None:
         """Put the child's contents in place."""
@@ -56,45 +63,45 @@ class _Copy:
         """Put back what was there."""
         spaces, cells, functions = self._read()
         self._write(*self._others)
-        self._others = ()
+        self._others = ([], [], [])
         self.spaces = [(space, owner, mine) for (space, owner, _), mine in zip(self.spaces, spaces, strict=True)]
         self.cells = [(cell, mine) for (cell, _), mine in zip(self.cells, cells, strict=True)]
         self.functions = [(each, mine) for (each, _), mine in zip(self.functions, functions, strict=True)]
 
-    def _read(self) -> tuple[list[Any], ...]:
+    def _read(self) -> _Contents:
         return (
             [dict(space) for space, _, _ in self.spaces],
             [_content(cell) for cell, _ in self.cells],
             [_defaults(function) for function, _ in self.functions],
         )
 
-    def _write(self, spaces: list[Any], cells: list[Any], functions: list[Any]) -> None:
+    def _write(self, spaces: list[_Dict], cells: list[object], functions: list[_Defaults]) -> None:
         for (space, owner, _), content in zip(self.spaces, spaces, strict=True):
             _assign(space, owner, content)
-        for (cell, _), content in zip(self.cells, cells, strict=True):
-            if content is not _EMPTY:
-                cell.cell_contents = content
+        for (cell, _), held in zip(self.cells, cells, strict=True):
+            if held is not _EMPTY:
+                cell.cell_contents = held
             elif _content(cell) is not _EMPTY:
                 del cell.cell_contents
-        for (function, _), content in zip(self.functions, functions, strict=True):
-            function.__defaults__, function.__kwdefaults__ = content
+        for (function, _), defaults in zip(self.functions, functions, strict=True):
+            function.__defaults__, function.__kwdefaults__ = defaults
 
 
 class _Fork:
     """One fork, while it is made: copies of what the child is handed, and of all that it reaches in the user's code."""
 
-    def __init__(self, copies: Callable[[Callable[[Any], None]], Copies]) -> None:
+    def __init__(self, copies: Callable[[Callable[[_Holder], None]], Copies]) -> None:
         self.copy = _Copy()
         self._copies = copies(self.found)
-        self._judged: dict[int, Any] = {}  # holders, each looked at once
-        self._waiting: list[Any] = []  # those of the user's
-        self._known: dict[int, Any] = {}  # places that are copied
+        self._judged: dict[int, object] = {}  # holders, each looked at once
+        self._waiting: list[_Holder] = []  # those of the user's
+        self._known: dict[int, object] = {}  # places that are copied
 
-    def of(self, thing: Any) -> Any:
+    def of(self, thing: _T) -> _T:
         """What the child is handed."""
         return self._copies.of(thing)
 
-    def found(self, holder: Any) -> None:
+    def found(self, holder: _Holder) -> None:
         """The child reaches a module, a class or a function."""
         if id(holder) not in self._judged:
             self._judged[id(holder)] = holder
@@ -141,7 +148,7 @@ class _Fork:
         if function.__defaults__ or function.__kwdefaults__:
             self._take_defaults(function)
 
-    def _is_new(self, place: Any) -> bool:
+    def _is_new(self, place: object) -> bool:
         known = id(place) in self._known
         self._known[id(place)] = place
         return not known
@@ -173,7 +180,9 @@ class ForkCopies:
         runtime.slots.add(self._switch)
         runtime.patches.on_undo(lambda: self._switch(None, None))
 
-    def fork(self, child: SimProcess, thing: Any, popen: Any, end_for_child: Callable[[Any], Any]) -> Any:
+    def fork(
+        self, child: SimProcess, thing: _T, popen: object, end_for_child: Callable[[Connection], Connection]
+    ) -> _T:
         """A copy of what the child is handed; what it shares with its code is copied with it."""
         fork = _Fork(lambda found: Copies(popen, end_for_child, found))
         mine = fork.of(thing)
@@ -210,18 +219,18 @@ def _assign(space: _Dict, owner: type | None, content: _Dict) -> None:
         note_change(owner)
 
 
-def _content(cell: CellType) -> Any:
+def _content(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:
         return _EMPTY
 
 
-def _defaults(function: FunctionType) -> tuple[Any, Any]:
+def _defaults(function: FunctionType) -> _Defaults:
     return function.__defaults__, function.__kwdefaults__
 
 
-def _functions_in(value: Any) -> Iterable[Any]:
+def _functions_in(value: object) -> Iterable[FunctionType]:
     """The functions inside what a class statement makes of methods."""
     for name in ("__func__", "fget", "fset", "fdel", "func", "__wrapped__"):
         inside = getattr(value, name, None) if isinstance(value, staticmethod | classmethod | property) else None
@@ -229,7 +238,7 @@ def _functions_in(value: Any) -> Iterable[Any]:
             yield inside
 
 
-def _running_modules(frame: FrameType | None) -> Iterable[Any]:
+def _running_modules(frame: FrameType | None) -> Iterable[ModuleType]:
     """The user's modules whose functions the caller is in."""
     while frame is not None:
         if is_user_file(frame.f_code.co_filename) and not is_ours(frame):
@@ -239,7 +248,7 @@ def _running_modules(frame: FrameType | None) -> Iterable[Any]:
         frame = frame.f_back
 
 
-def is_users(holder: Any) -> bool:
+def is_users(holder: object) -> bool:
     """True for a module, a class or a function of the user's code."""
     if isinstance(holder, FunctionType):
         return is_user_file(holder.__code__.co_filename)

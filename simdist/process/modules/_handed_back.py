@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["HandedBack"]
+
+_T = TypeVar("_T")
 
 
 class HandedBack:
@@ -19,15 +21,17 @@ class HandedBack:
 
     def __init__(self, of_host: Callable[[Any], Any]) -> None:
         self._of_host = of_host
-        self._seen: dict[int, Any] = {}  # by id of what was given: it, which keeps it alive, and what it became
+        # By id of what was given: it, which keeps it alive, and what it became.
+        self._seen: dict[int, tuple[object, Any]] = {}
 
-    def __call__(self, thing: Any) -> Any:
+    def __call__(self, thing: _T) -> _T:
         """The same in the host's terms."""
         found = self._seen.get(id(thing))
         if found is not None:
-            return found[1]
+            before: _T = found[1]
+            return before
         self._seen[id(thing)] = thing, thing
-        made = self._made(thing)
+        made: _T = self._made(thing)
         self._seen[id(thing)] = thing, made
         return made
 

@@ -15,9 +15,11 @@ import enum
 import functools
 from collections.abc import Callable
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["HandedOver"]
+
+_T = TypeVar("_T")
 
 
 class HandedOver:
@@ -30,17 +32,18 @@ class HandedOver:
     def __init__(self, own: Callable[[Any], Any], isolates: Callable[[str], bool]) -> None:
         self._own = own
         self._isolates = isolates
-        self._made: dict[int, tuple[Any, Any]] = {}  # by id of what was given: it, which keeps it alive, and its own
+        self._made: dict[int, tuple[object, Any]] = {}  # by id of what was given: it, which keeps it alive, and its own
 
-    def __call__(self, thing: Any) -> Any:
+    def __call__(self, thing: _T) -> _T:
         """The same in the rank's terms."""
         found = self._made.get(id(thing))
         if found is None:
             found = self._made[id(thing)] = thing, self._of(thing)
-        return found[1]
+        own: _T = found[1]
+        return own
 
     def _of(self, thing: Any) -> Any:
-        kind: Any = type(thing)
+        kind = type(thing)
         if isinstance(thing, type | FunctionType | MethodType | ModuleType):
             return self._own(thing)
         if kind is functools.partial:
@@ -62,9 +65,9 @@ class HandedOver:
         return self._anew(thing)
 
     def _anew(self, thing: Any) -> Any:
-        memo: dict[int, Any] = {}
+        memo: dict[int, object] = {}
 
-        def own(part: Any, memo: dict[int, Any]) -> Any:
+        def own(part: _T, memo: dict[int, object]) -> _T:
             if id(thing) in memo:  # there since its state is read
                 self._made[id(thing)] = thing, memo[id(thing)]
             return self(part)
@@ -74,7 +77,7 @@ class HandedOver:
             if isinstance(reduced, str):
                 return thing
             function, *rest = reduced
-            rebuild: Any = vars(copy)["_reconstruct"]
+            rebuild = vars(copy)["_reconstruct"]
             return rebuild(thing, memo, self(function), *rest, deepcopy=own)
         except Exception:
             return thing

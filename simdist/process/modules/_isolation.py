@@ -30,9 +30,9 @@ import importlib.machinery
 import marshal
 import runpy
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
@@ -45,12 +45,17 @@ from simdist.process.modules._left_behind import belongs_to_library
 from simdist.process.modules._sharing import Sharing
 from simdist.process.stdlib._logging import LoggingViews
 
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+
+    from _typeshed.importlib import MetaPathFinderProtocol
+
 __all__ = ["Isolation", "handed_over", "own", "run_program"]
 
-_bootstrap: Any = bootstrap
-_runpy: Any = runpy
-
-
+_bootstrap: ModuleType = bootstrap  # these have what the stubs leave out
+_runpy: ModuleType = runpy
+_T = TypeVar("_T")
 _LOAD = "__simdist_load__"  # in a `_Program` that has not been imported: the function that does it
 _PATHS = ("path", "meta_path", "path_hooks")  # lists in `sys` that say where modules come from
 
@@ -78,11 +83,11 @@ class _View:
 
     __slots__ = ("builtins", "locks", "modules", "paths")
 
-    def __init__(self, own_builtins: ModuleType, paths: Iterable[list[Any]]) -> None:
+    def __init__(self, own_builtins: ModuleType, paths: Iterable[list[object]]) -> None:
         self.paths = list(paths)  # those of `_PATHS`
         self.builtins = own_builtins
-        self.modules: dict[str, Any] = {"builtins": own_builtins}  # by name
-        self.locks: dict[str, Any] = {}  # the import system's, by module
+        self.modules: dict[str, ModuleType] = {"builtins": own_builtins}  # by name
+        self.locks: dict[str, object] = {}  # the import system's, by module
 
 
 class _Finder:
@@ -91,21 +96,23 @@ class _Finder:
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         return self._isolation.spec_for(name, path, target)
 
 
 class _Loader:
     """Stands before a module's real loader while the module is made."""
 
-    def __init__(self, isolation: Isolation, real: Any) -> None:
+    def __init__(self, isolation: Isolation, real: Loader) -> None:
         self._isolation = isolation
         self._real = real
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._isolation.compiled.get(spec.name) or self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -131,16 +138,16 @@ class Isolation:
         self._patches = Patches()
         self._logging = LoggingViews(self._patches)
         self._attributes = AttributeViews(runtime, sharing)
-        self._specs: dict[str, Any] = {}  # by module: found once for all ranks
+        self._specs: dict[str, ModuleSpec] = {}  # by module: found once for all ranks
         self._codes: dict[str, bytes] = {}  # likewise, marshalled
         # File and spec of the program, for `__mp_main__` of processes that spawn; None: that of the host's `__main__`.
-        self._program: tuple[str, Any] | None = None
+        self._program: tuple[str, ModuleSpec | None] | None = None
         self._imported = False  # something, since the present view was read
         self._count = 0  # of entries in `sys.modules` then
         self._known: frozenset[str] = frozenset()  # their names when the world began
         self._shared: set[str] = set()  # names that were found to be shared
-        self._finders: list[Any] = []  # of `sys.meta_path`, that all processes have
-        self._original_lock: Callable[[str], Any] = _bootstrap._get_module_lock
+        self._finders: list[MetaPathFinderProtocol] = []  # of `sys.meta_path`, that all processes have
+        self._original_lock: Callable[[str], object] = _bootstrap._get_module_lock
 
     def begin(self) -> None:
         """Let each process of the runtime import for itself, from the next hand-over on."""
@@ -229,7 +236,7 @@ class Isolation:
         """True if each rank imports the module for itself."""
         return self._sharing.isolates(name)
 
-    def _isolated(self) -> dict[str, Any]:
+    def _isolated(self) -> dict[str, ModuleType]:
         isolates = self._sharing.isolates
         shared, modules = self._shared, sys.modules
         found = {}
@@ -242,7 +249,7 @@ class Isolation:
                     shared.add(name)
         return found
 
-    def _was_put_there(self, name: str, module: Any) -> bool:
+    def _was_put_there(self, name: str, module: object) -> bool:
         """True for what a rank made itself instead of importing it: a module that stands in for a library.
 
         Extension modules put modules there, too, once for all ranks.
@@ -258,7 +265,9 @@ class Isolation:
 
     # -- importing -----------------------------------------------------------------------------------------------
 
-    def spec_for(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def spec_for(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """A rank's own spec of an isolated module; None where the other finders are to be asked."""
         if self._present is self._host or current_process() is None or not self._sharing.isolates(name):
             return None
@@ -276,9 +285,10 @@ class Isolation:
             fresh.submodule_search_locations = list(spec.submodule_search_locations)
         if spec.loader is not None:
             fresh.loader = _Loader(self, spec.loader)
-        return fresh
+        own: ModuleSpec = fresh
+        return own
 
-    def execute(self, module: ModuleType, real: Any) -> None:
+    def execute(self, module: ModuleType, real: Loader) -> None:
         """Run a module of a rank, whose loader is `real`."""
         name, spec = module.__name__, module.__spec__
         assert spec is not None
@@ -297,7 +307,7 @@ class Isolation:
         exec(marshal.loads(self._codes[name]), module.__dict__)
         tell_own(name)
 
-    def _module_lock(self, name: str) -> Any:
+    def _module_lock(self, name: str) -> object:
         if current_process() is None or not self._sharing.isolates(name):
             return self._original_lock(name)
         return self._present.locks.setdefault(name, _bootstrap._DummyModuleLock(name))
@@ -321,7 +331,7 @@ class Isolation:
         except AttributeError:
             return thing if isinstance(thing, type) else self._over(module, thing)
 
-    def handed_over(self, thing: Any) -> Any:
+    def handed_over(self, thing: _T) -> _T:
         """What the host hands to the rank, with the rank's own classes and functions in it."""
         return HandedOver(self.own, self._sharing.isolates)(thing)
 
@@ -400,7 +410,7 @@ class Isolation:
         names.update(__file__=self._program[0], __builtins__=self._present.builtins)
         exec(code, names)
 
-    def handed_back(self, thing: Any) -> Any:
+    def handed_back(self, thing: _T) -> _T:
         """What a rank returned or raised, in terms of the host's classes where the host has the same ones."""
         return HandedBack(self._of_host)(thing)
 
@@ -414,13 +424,13 @@ class Isolation:
         return found if isinstance(found, type | FunctionType) else thing
 
 
-def own(thing: Any) -> Any:
+def own(thing: _T) -> _T:
     """On a rank: its own version of what the host hands it. All else, and all of it without isolation, stays."""
     runtime = current_runtime()
     return thing if runtime is None or runtime.isolation is None else runtime.isolation.own(thing)
 
 
-def handed_over(thing: Any) -> Any:
+def handed_over(thing: _T) -> _T:
     """On a rank: what the host hands it as a real process would get it, with its own classes in it; see `own`."""
     runtime = current_runtime()
     return thing if runtime is None or runtime.isolation is None else runtime.isolation.handed_over(thing)

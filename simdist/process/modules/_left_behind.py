@@ -13,7 +13,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.frames import is_our_file, is_ours, is_user_file
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
@@ -24,7 +24,8 @@ from simdist.process.stdlib._collector import host_froze
 
 __all__ = ["LeftBehind", "belongs_to_library", "install"]
 
-_TABLES: tuple[tuple[str, Callable[[], Any]], ...] = (
+_K = TypeVar("_K", bound=type)
+_TABLES: tuple[tuple[str, Callable[[], list[Any]]], ...] = (
     ("sys.path", lambda: sys.path),
     ("sys.meta_path", lambda: sys.meta_path),
     ("sys.path_hooks", lambda: sys.path_hooks),
@@ -48,18 +49,18 @@ class LeftBehind:
         for name, table, before in self._changed():
             table[:] = before + [each for each in table if each not in before and _stays(name, each)]
 
-    def _changed(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    def _changed(self) -> Iterator[tuple[str, list[Any], list[object]]]:
         for name, table, before in self._tables:
             now = [each for each in table if each in before or not (type(each) is Finder or _stays(name, each))]
             if table != before and now != before:
                 yield name, table, before
 
 
-def _stays(name: str, each: Any) -> bool:
+def _stays(name: str, each: object) -> bool:
     return name == "sys.meta_path" and belongs_to_library(each)
 
 
-def belongs_to_library(finder: Any, isolates: Callable[[str], bool] | None = None) -> bool:
+def belongs_to_library(finder: object, isolates: Callable[[str], bool] | None = None) -> bool:
     """True for what an installed module that stays imported has put into such a table: it does so only once."""
     kind = finder if isinstance(finder, type) else type(finder)
     module = sys.modules.get(kind.__module__)
@@ -86,11 +87,11 @@ def _freezing(original: Callable[[], None]) -> Callable[[], None]:
     return freeze
 
 
-def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
+def _registering(original: Callable[[abc.ABCMeta, _K], _K]) -> Callable[[abc.ABCMeta, _K], _K]:
     """Of abstract classes: that a class which all share counts as one of them. The user's own are the user's affair."""
 
     @functools.wraps(original)
-    def register(cls: Any, subclass: Any) -> Any:
+    def register(cls: abc.ABCMeta, subclass: _K) -> _K:
         frame: FrameType | None = None if current_process() is None else sys._getframe(1)
         while frame is not None and is_ours(frame):
             frame = frame.f_back

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, active_runtime, current_process
@@ -23,19 +23,22 @@ from simdist.process.stdlib._environ import variable_of
 
 __all__ = ["APART", "TELLERS"]
 
+_S = TypeVar("_S")
+_Table = dict[object, object]
+
 APART = frozenset(("accelerate", "hydra", "lightning", "lightning_fabric", "omegaconf", "pytorch_lightning"))
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning looks for its rank
 _OF_ONE_RUN = frozenset(("GlobalHydra", "HydraConfig"))  # of Hydra's singletons; the others hold what is registered
 
 
-def _separate(slot: Slot[Any]) -> None:
+def _separate(slot: Slot[_S]) -> None:
     runtime = active_runtime()
     if runtime is not None:
         runtime.slots.separate(slot, current_process())
 
 
 def _of_accelerate(patches: Patches) -> None:
-    module: Any = sys.modules["accelerate.state"]
+    module = sys.modules["accelerate.state"]
     _separate_tables(
         "accelerate",
         [(getattr(module, name), "_shared_state") for name in ("PartialState", "AcceleratorState", "GradientState")],
@@ -44,12 +47,12 @@ def _of_accelerate(patches: Patches) -> None:
 
 
 def _of_hydra(patches: Patches) -> None:
-    table: dict[Any, Any] = vars(sys.modules["hydra.core.singleton"])["Singleton"]._instances
+    table: dict[type, object] = vars(sys.modules["hydra.core.singleton"])["Singleton"]._instances
 
-    def save() -> dict[Any, Any]:
+    def save() -> dict[type, object]:
         return {kind: each for kind, each in table.items() if kind.__name__ in _OF_ONE_RUN}
 
-    def load(of_run: dict[Any, Any]) -> None:
+    def load(of_run: dict[type, object]) -> None:
         for kind in save():
             del table[kind]
         table.update(of_run)
@@ -58,23 +61,23 @@ def _of_hydra(patches: Patches) -> None:
 
 
 def _of_omegaconf(patches: Patches) -> None:
-    module: Any = sys.modules["omegaconf.basecontainer"]
+    module = sys.modules["omegaconf.basecontainer"]
     _separate_tables("omegaconf", [(module.BaseContainer, "_resolvers")], dict)
 
 
-def _separate_tables(name: str, places: list[tuple[Any, str]], begin: Callable[[Any], Any]) -> None:
+def _separate_tables(name: str, places: list[tuple[type, str]], begin: Callable[[_Table], _Table]) -> None:
     """Give each process dictionaries of its own in these attributes of classes."""
     if not all(type(vars(owner).get(attribute)) is dict for owner, attribute in places):
         return  # another version of the library, or one for another kind of device
 
-    def save() -> list[Any]:
+    def save() -> list[_Table]:
         return [vars(owner)[attribute] for owner, attribute in places]
 
-    def load(tables: list[Any]) -> None:
+    def load(tables: list[_Table]) -> None:
         for (owner, attribute), table in zip(places, tables, strict=True):
             type.__setattr__(owner, attribute, table)
 
-    def fresh(process: SimProcess, tables: list[Any]) -> list[Any]:
+    def fresh(process: SimProcess, tables: list[_Table]) -> list[_Table]:
         return [begin(table) for table in tables]
 
     _separate(Slot(name, save, load, fresh, lambda tables: [dict(table) for table in tables]))
@@ -104,7 +107,7 @@ def _of_tensorboard(patches: Patches) -> None:
     if counter is None:
         return
 
-    def load(counter: Any) -> None:
+    def load(counter: object) -> None:
         module._global_uid = counter
 
     kind = type(counter)

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from operator import is_
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol, Self
 
 from simdist.frames import is_user_file
 from simdist.process._process import SimProcess
@@ -48,15 +48,23 @@ _LEFT_ALONE = NEVER_ISOLATED | APART | {"mpmath", "sympy"}  # these two are torc
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 
+class _Table(Protocol):
+    """One of `_KINDS`."""
+
+    def __len__(self) -> int: ...
+
+    def copy(self) -> Self: ...
+
+
 class _Own:
     """The tables of one child."""
 
-    def __init__(self, places: list[Any]) -> None:
+    def __init__(self, places: list[_Table]) -> None:
         # Tables that hold the same for all, as far as anybody knows, and what that is.
         self._alike = [(place, place.copy()) for place in places]
         # The others, each with what it holds for the child while that has not the baton, and for all others while it
         # has.
-        self._exchanged: list[tuple[Any, Any]] = []
+        self._exchanged: list[tuple[_Table, _Table]] = []
         self._remember()
 
     def exchange(self) -> None:
@@ -128,7 +136,7 @@ def _parts(places: Iterable[Any]) -> Iterator[Iterable[Any]]:
             yield place.values()
 
 
-def _same(place: Any, content: Any) -> bool:
+def _same(place: _Table, content: _Table) -> bool:
     """True where the very objects stand in both, in the same order."""
     return len(place) == len(content) and all(
         map(is_, chain.from_iterable(_parts((place,))), chain.from_iterable(_parts((content,))))
@@ -167,7 +175,7 @@ def _is_no_library_of_python(module: tuple[str, ModuleType]) -> bool:
     return isinstance(file, str) and (file.endswith(_EXTENSIONS) or is_user_file(file))
 
 
-def _names_in(value: Any) -> Collection[str]:
+def _names_in(value: object) -> Collection[str]:
     if isinstance(value, FunctionType) and is_users(value):
         return set(_names_in_code(value.__code__))
     if isinstance(value, type) and is_users(value):
@@ -183,7 +191,7 @@ def _names_in_code(code: CodeType) -> Iterator[str]:
             yield from _names_in_code(each)
 
 
-def _tables_of(libraries: _Libraries) -> list[Any]:
+def _tables_of(libraries: _Libraries) -> list[_Table]:
     """All tables in variables of these modules, in attributes of the classes they define, and inside such tables."""
     found: dict[int, Any] = {}
     for name, module in chain.from_iterable(libraries.values()):

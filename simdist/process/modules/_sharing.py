@@ -19,9 +19,12 @@ import re
 import sys
 from collections.abc import Collection, Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simdist.frames import is_user_file
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 __all__ = ["NEVER_ISOLATED", "PER_RANK", "Sharing"]
 
@@ -90,17 +93,17 @@ class Sharing:
         return _is_file_of_user(spec.origin)
 
 
-def _is_file_of_user(file: Any) -> bool:
+def _is_file_of_user(file: object) -> bool:
     return isinstance(file, str) and not file.endswith(_EXTENSIONS) and is_user_file(file)
 
 
-def _spec_of(top: str) -> Any:
+def _spec_of(top: str) -> ModuleSpec | None:
     module = sys.modules.get(top)
     if module is not None:
         return getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        spec = None if find is None else find(top, None)
+        spec: ModuleSpec | None = None if find is None else find(top, None)
         if spec is not None:
             return spec
     return None

@@ -18,16 +18,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from types import BuiltinFunctionType, ClassMethodDescriptorType, FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.inside.python import original
 from simdist.process._lateness import CALENDAR, LOOK_NS, MONOTONIC, PERF_COUNTER, Shown, seen
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.records import slept
 
+if TYPE_CHECKING:
+    _Moment = time.struct_time | tuple[int, ...]
+
 __all__ = ["install", "taken_early"]
+
+_T = TypeVar("_T")
 
 _USUAL = {signal.SIGINT}  # the handlers of a process that has set none
 _COUNTING = ("process_time", "thread_time")
@@ -47,7 +52,7 @@ def install(patches: Patches) -> None:
         patches.replace(subprocess, "_time", original(subprocess._time))
 
 
-def taken_early(method: Any) -> Callable[[Any], Any] | None:
+def taken_early(method: BuiltinFunctionType) -> Make | None:
     """What makes the replacement of a method of `datetime` that somebody took before the world began."""
     owner = method.__self__
     return _EARLY.get(method.__name__) if isinstance(owner, type) and issubclass(owner, datetime.datetime) else None
@@ -158,9 +163,9 @@ def _time_ns(original: Callable[[], int]) -> Callable[[], int]:
     return clock
 
 
-def _defaulting_to_now(original: Callable[..., Any]) -> Callable[..., Any]:
+def _defaulting_to_now(original: Callable[[float | None], _T]) -> Callable[[float | None], _T]:
     @functools.wraps(original)
-    def convert(seconds: float | None = None) -> Any:
+    def convert(seconds: float | None = None) -> _T:
         process = current_process()
         if seconds is None and process is not None:
             seconds = (process.epoch_ns + process.simulation.now_ns) / 10**9
@@ -171,7 +176,7 @@ def _defaulting_to_now(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _strftime(original: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(original)
-    def strftime(format: str, moment: Any = None) -> str:
+    def strftime(format: str, moment: _Moment | None = None) -> str:
         return original(format, time.localtime() if moment is None else moment)
 
     return strftime
@@ -215,7 +220,7 @@ def _sleep_with_handlers(process: SimProcess, until_ns: int) -> None:
 
 def _asctime(original: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(original)
-    def asctime(moment: Any = None) -> str:
+    def asctime(moment: _Moment | None = None) -> str:
         return original(time.localtime() if moment is None else moment)
 
     return asctime
@@ -243,21 +248,21 @@ def _ns_of(process: SimProcess, number: int) -> int:
     return _calendar_ns(process) if number in _OF_THE_CALENDAR else process.simulation.read_clock()
 
 
-def _now(original: Any) -> Any:
+def _now(original: ClassMethodDescriptorType) -> object:
     def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
         return _now_of_class(cls, original.__get__(None, cls), tz)
 
     return classmethod(functools.wraps(original)(now))
 
 
-def _utcnow(original: Any) -> Any:
+def _utcnow(original: ClassMethodDescriptorType) -> object:
     def utcnow(cls: type[datetime.datetime]) -> datetime.datetime:
         return _utcnow_of_class(cls, original.__get__(None, cls))
 
     return classmethod(functools.wraps(original)(utcnow))
 
 
-def _early_now(original: Any) -> Any:
+def _early_now(original: Any) -> Callable[..., datetime.datetime]:
     @functools.wraps(original)
     def now(tz: datetime.tzinfo | None = None) -> datetime.datetime:
         return _now_of_class(original.__self__, original, tz)
@@ -265,7 +270,7 @@ def _early_now(original: Any) -> Any:
     return now
 
 
-def _early_utcnow(original: Any) -> Any:
+def _early_utcnow(original: Any) -> Callable[[], datetime.datetime]:
     @functools.wraps(original)
     def utcnow() -> datetime.datetime:
         return _utcnow_of_class(original.__self__, original)
@@ -273,11 +278,14 @@ def _early_utcnow(original: Any) -> Any:
     return utcnow
 
 
-def _now_of_class(cls: type[datetime.datetime], real: Any, tz: datetime.tzinfo | None) -> datetime.datetime:
+def _now_of_class(
+    cls: type[datetime.datetime],
+    real: Callable[[datetime.tzinfo | None], datetime.datetime],
+    tz: datetime.tzinfo | None,
+) -> datetime.datetime:
     process = current_process()
     if process is None:
-        moment: datetime.datetime = real(tz)
-        return moment
+        return real(tz)
     return (
         _moment(cls, process).astimezone(tz)
         if tz is not None
@@ -285,11 +293,10 @@ def _now_of_class(cls: type[datetime.datetime], real: Any, tz: datetime.tzinfo |
     )
 
 
-def _utcnow_of_class(cls: type[datetime.datetime], real: Any) -> datetime.datetime:
+def _utcnow_of_class(cls: type[datetime.datetime], real: Callable[[], datetime.datetime]) -> datetime.datetime:
     process = current_process()
     if process is None:
-        moment: datetime.datetime = real()
-        return moment
+        return real()
     return _moment(cls, process).replace(tzinfo=None)
 
 
@@ -320,4 +327,4 @@ def _replacements() -> Iterator[Replacement]:
 
 
 _REPLACEMENTS = tuple(_replacements())
-_EARLY = {"now": _early_now, "utcnow": _early_utcnow}
+_EARLY: dict[str, Make] = {"now": _early_now, "utcnow": _early_utcnow}

@@ -17,7 +17,6 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from simdist.process._imports import module_under_import
 from simdist.process._process import SimProcess
@@ -64,7 +63,7 @@ def _getrandom(original: Callable[..., bytes]) -> Callable[..., bytes]:
 
 def _seed(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+    def seed(self: random.Random, a: object = None, version: int = 2) -> None:
         if a is None:
             process = current_process()
             if process is not None:

@@ -10,30 +10,36 @@ from typing import Any
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process
 
-__all__ = ["begin", "encoded", "host_environ", "install", "variable_of"]
+__all__ = ["Encoded", "begin", "encoded", "host_environ", "install", "variable_of"]
 
 
-class _EnvironData(MutableMapping[Any, Any]):
+Encoded = str
+"""A name or a value as `os.environ` keeps it: bytes, but for Windows. The stubs say that `encodekey` returns text."""
+
+_environ: Any = os.environ  # has what the stubs leave out
+
+
+class _EnvironData(MutableMapping[Encoded, Encoded]):
     """Stands in for `os.environ._data`: encoded names and values, of the rank that asks or of the host."""
 
-    def __init__(self, host: dict[Any, Any]) -> None:
+    def __init__(self, host: dict[Encoded, Encoded]) -> None:
         self.of_host = host
 
-    def _here(self) -> dict[Any, Any]:
+    def _here(self) -> dict[Encoded, Encoded]:
         process = current_process()
         return self.of_host if process is None else process.environ
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Encoded) -> Encoded:
         process = current_process()  # not `_here`: torch reads a dozen variables when it makes a group
         return (self.of_host if process is None else process.environ)[key]
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Encoded, value: Encoded) -> None:
         self._here()[key] = value
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: Encoded) -> None:
         del self._here()[key]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Encoded]:
         return iter(self._here())
 
     def __len__(self) -> int:
@@ -42,30 +48,29 @@ class _EnvironData(MutableMapping[Any, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._here()
 
-    def copy(self) -> dict[Any, Any]:
+    def copy(self) -> dict[Encoded, Encoded]:
         return self._here().copy()
 
 
-def host_environ() -> Mapping[Any, Any]:
+def host_environ() -> Mapping[Encoded, Encoded]:
     """The host's own environment, also while a world lives; names and values encoded."""
-    environ: Any = os.environ
-    data = environ._data
-    found: Mapping[Any, Any] = data.of_host if isinstance(data, _EnvironData) else data
+    data = _environ._data
+    found: Mapping[Encoded, Encoded] = data.of_host if isinstance(data, _EnvironData) else data
     return found
 
 
 # Remembered: a world encodes the same few words for each of its ranks, and worlds start by the thousand.
 @functools.lru_cache(maxsize=1024)
-def _encoded_name(name: str) -> Any:
+def _encoded_name(name: str) -> Encoded:
     return os.environ.encodekey(name)
 
 
 @functools.lru_cache(maxsize=4096)
-def _encoded_value(value: str) -> Any:
+def _encoded_value(value: str) -> Encoded:
     return os.environ.encodevalue(value)
 
 
-def encoded(environ: dict[str, str]) -> dict[Any, Any]:
+def encoded(environ: dict[str, str]) -> dict[Encoded, Encoded]:
     """`environ` as `os.environ` keeps it: names and values encoded."""
     return {_encoded_name(name): _encoded_value(value) for name, value in environ.items()}
 
@@ -86,16 +91,15 @@ def install(patches: Patches) -> None:
 
 def begin(patches: Patches) -> None:
     """Give each rank its own data."""
-    environ: Any = os.environ
-    data = _EnvironData(environ._data)
-    patches.replace(environ, "_data", data)
+    data = _EnvironData(_environ._data)
+    patches.replace(os.environ, "_data", data)
     if hasattr(os, "environb"):
         patches.replace(os.environb, "_data", data)
 
 
 def _of_host_alone(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def change(*args: Any) -> None:
+    def change(*args: Encoded) -> None:
         if current_process() is None:
             original(*args)
 

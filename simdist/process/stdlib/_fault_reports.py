@@ -13,13 +13,19 @@ import signal as _signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 from simdist.frames import is_ours
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
+
+if TYPE_CHECKING:
+    from simdist.process._process import Handler
 
 __all__ = ["install"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _NAMES = ("SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGSEGV")
 _FATAL = tuple(int(getattr(_signal, name)) for name in _NAMES if hasattr(_signal, name))
@@ -29,7 +35,7 @@ _DEEPEST = 100  # frames of a stack that it writes
 class _Report:
     """The handler of a signal that writes where the threads of a process are."""
 
-    def __init__(self, process: SimProcess, file: Any, every: bool, before: Any) -> None:
+    def __init__(self, process: SimProcess, file: int | TextIO | None, every: bool, before: Handler) -> None:
         self._process = process
         self._file = file
         self._every = every
@@ -68,11 +74,11 @@ def _stack(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(original: Callable[_P, bool | None]) -> Callable[_P, bool | None]:
     name = original.__name__
 
     @functools.wraps(original)
-    def do(*args: Any, **kwargs: Any) -> Any:
+    def do(*args: _P.args, **kwargs: _P.kwargs) -> bool | None:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(*args, **kwargs)
@@ -84,9 +90,9 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     return do
 
 
-def _not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
+def _not_at_all(original: Callable[_P, _T]) -> Callable[_P, _T | None]:
     @functools.wraps(original)
-    def do(*args: Any, **kwargs: Any) -> Any:
+    def do(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         return original(*args, **kwargs) if current_process() is None else None
 
     return do
@@ -94,7 +100,7 @@ def _not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _register(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def register(signum: int, file: Any = None, all_threads: bool = True, chain: bool = False) -> None:
+    def register(signum: int, file: int | TextIO | None = None, all_threads: bool = True, chain: bool = False) -> None:
         process = current_process()
         if process is None:
             original(signum, file=sys.stderr if file is None else file, all_threads=all_threads, chain=chain)
@@ -136,19 +142,16 @@ def _checked(number: int) -> int:
     return int(number)
 
 
-_REPLACEMENTS = tuple(
-    Replacement(faulthandler, name, make)
-    for name, make in (
-        ("enable", _noting),
-        ("disable", _noting),
-        ("is_enabled", _noting),
-        ("dump_traceback_later", _not_at_all),
-        ("cancel_dump_traceback_later", _not_at_all),
-        ("register", _register),
-        ("unregister", _unregister),
-    )
-    if hasattr(faulthandler, name)
+_MADE: tuple[tuple[str, Make], ...] = (
+    ("enable", _noting),
+    ("disable", _noting),
+    ("is_enabled", _noting),
+    ("dump_traceback_later", _not_at_all),
+    ("cancel_dump_traceback_later", _not_at_all),
+    ("register", _register),
+    ("unregister", _unregister),
 )
+_REPLACEMENTS = tuple(Replacement(faulthandler, name, make) for name, make in _MADE if hasattr(faulthandler, name))
 
 
 def install(patches: Patches) -> None:

@@ -32,23 +32,31 @@ import stat
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from simdist.inside.python import address_of_buffer, mapped_file, note_wrapper
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, current_process, current_runtime
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from _typeshed import FileDescriptorOrPath, HasFileno, StrOrBytesPath
 
 __all__ = ["FileTimes", "install", "moved_file", "touched_folder", "wrote_file"]
 
-_Make = Callable[[Any], Any]
-_Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, Any]]]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound="HasFileno")
+_Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, float]]]
 KeptTimes = tuple[int, int, int]
 """When a file was last read, written and changed, in nanoseconds since 1970."""
 
 _SECOND_NS = 10**9
 _WRITES = os.O_WRONLY | os.O_RDWR
-_stat, _fstat = os.stat, os.fstat
+_stat: Callable[..., os.stat_result] = os.stat  # it says itself what it takes
+_fstat = os.fstat
 _CLOCK_OF_FILES = 5 if sys.platform == "linux" else 0  # CLOCK_REALTIME_COARSE, which the module does not name
 
 
@@ -147,11 +155,11 @@ def _here() -> tuple[SimProcess, FileTimes] | None:
     return process, times
 
 
-def _under_import(frame: Any) -> bool:
+def _under_import(frame: FrameType) -> bool:
     return str(frame.f_code.co_filename).startswith("<frozen importlib")
 
 
-def wrote_file(path: Any, *, made: bool = False) -> None:
+def wrote_file(path: StrOrBytesPath, *, made: bool = False) -> None:
     """Code that is not Python's has made or written a file for the rank that calls; does nothing elsewhere."""
     here = _here()
     found = None if here is None else _look(path)
@@ -161,14 +169,14 @@ def wrote_file(path: Any, *, made: bool = False) -> None:
             _touch_folder(*here, path, None)
 
 
-def touched_folder(path: Any) -> None:
+def touched_folder(path: StrOrBytesPath) -> None:
     """Something was made or removed at a path by the rank that calls; does nothing elsewhere."""
     here = _here()
     if here is not None:
         _touch_folder(*here, path, None)
 
 
-def moved_file(source: Any, target: Any, *, linked: bool = False) -> None:
+def moved_file(source: StrOrBytesPath, target: StrOrBytesPath, *, linked: bool = False) -> None:
     """The rank that calls has given a file another name, or with `linked` one more; does nothing elsewhere."""
     here = _here()
     if here is not None:
@@ -176,7 +184,11 @@ def moved_file(source: Any, target: Any, *, linked: bool = False) -> None:
 
 
 def _moved(
-    here: tuple[SimProcess, FileTimes], source: tuple[Any, int | None], target: tuple[Any, int | None], *, linked: bool
+    here: tuple[SimProcess, FileTimes],
+    source: tuple[StrOrBytesPath, object],
+    target: tuple[StrOrBytesPath, object],
+    *,
+    linked: bool,
 ) -> None:
     process, times = here
     found = _look(*target, follow=False)
@@ -187,16 +199,16 @@ def _moved(
     _touch_folder(process, times, *target)
 
 
-def _look(path: Any, folder: int | None = None, *, follow: bool = True) -> os.stat_result | None:
+def _look(path: object, folder: object = None, *, follow: object = True) -> os.stat_result | None:
     try:
         if isinstance(path, int):
-            return cast("os.stat_result", real(_fstat)(path))
-        return cast("os.stat_result", real(_stat)(path, dir_fd=folder, follow_symlinks=follow))
+            return real(_fstat)(path)
+        return real(_stat)(path, dir_fd=folder, follow_symlinks=follow)
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _touch_folder(process: SimProcess, times: FileTimes, path: Any, folder: int | None) -> None:
+def _touch_folder(process: SimProcess, times: FileTimes, path: StrOrBytesPath, folder: object) -> None:
     """Something was made or removed in the folder of a path."""
     name = os.fspath(path)
     bare = name.rstrip(os.sep) if isinstance(name, str) else name.rstrip(os.fsencode(os.sep))
@@ -209,7 +221,7 @@ def _touch_folder(process: SimProcess, times: FileTimes, path: Any, folder: int 
 # -- what makes and writes files -------------------------------------------------------------------------------------
 
 
-def _opened(here: tuple[SimProcess, FileTimes], number: int, path: Any, *, made: bool, cut: bool) -> None:
+def _opened(here: tuple[SimProcess, FileTimes], number: int, path: StrOrBytesPath, *, made: bool, cut: bool) -> None:
     process, times = here
     found = _look(number) if made or cut else None
     if found is not None and stat.S_ISREG(found.st_mode):
@@ -218,12 +230,12 @@ def _opened(here: tuple[SimProcess, FileTimes], number: int, path: Any, *, made:
             _touch_folder(process, times, path, None)
 
 
-def _open(original: Any) -> Any:
+def _open(original: Callable[..., _F]) -> Callable[..., _F]:
     @functools.wraps(original)
-    def open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-        makes = isinstance(mode, str) and not isinstance(file, int) and any(each in mode for each in "wax")
-        here = _here() if makes else None
-        if here is None:
+    def open(file: FileDescriptorOrPath, mode: str = "r", *args: object, **kwargs: object) -> _F:
+        makes = isinstance(mode, str) and any(each in mode for each in "wax")
+        here = _here() if makes and not isinstance(file, int) else None
+        if here is None or isinstance(file, int):
             return original(file, mode, *args, **kwargs)
         made = _look(file) is None
         opened = original(file, mode, *args, **kwargs)
@@ -233,14 +245,14 @@ def _open(original: Any) -> Any:
     return open
 
 
-def _os_open(original: Any) -> Any:
+def _os_open(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def open(path: StrOrBytesPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         here = _here() if flags & (_WRITES | os.O_CREAT | os.O_TRUNC) else None
         if here is None:
-            return int(original(path, flags, mode, dir_fd=dir_fd))
+            return original(path, flags, mode, dir_fd=dir_fd)
         made = bool(flags & os.O_CREAT) and _look(path, dir_fd) is None
-        number = int(original(path, flags, mode, dir_fd=dir_fd))
+        number = original(path, flags, mode, dir_fd=dir_fd)
         process, times = here
         found = _look(number)
         if found is not None and stat.S_ISREG(found.st_mode) and (made or flags & os.O_TRUNC):
@@ -252,12 +264,12 @@ def _os_open(original: Any) -> Any:
     return open
 
 
-def _writing(place: int) -> _Make:
+def _writing(place: int) -> Make:
     """Functions that write to a descriptor, which stands at this place of the arguments."""
 
-    def make(original: Any) -> Any:
+    def make(original: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(original)
-        def write(*args: Any, **kwargs: Any) -> Any:
+        def write(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             done = original(*args, **kwargs)
             here = _here() if len(args) > place else None
             if here is not None:
@@ -269,15 +281,15 @@ def _writing(place: int) -> _Make:
     return make
 
 
-def _wrote(here: tuple[SimProcess, FileTimes], file: Any) -> None:
+def _wrote(here: tuple[SimProcess, FileTimes], file: object) -> None:
     found = _look(file)
     if found is not None and stat.S_ISREG(found.st_mode):
         here[1].written(here[0], found)
 
 
-def _of_file_object(original: Any) -> Any:
+def _of_file_object(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
-    def write(self: Any, *args: Any) -> Any:
+    def write(self: io.FileIO, *args: object) -> _T:
         done = original(self, *args)
         here = _here()
         if here is not None:
@@ -287,11 +299,11 @@ def _of_file_object(original: Any) -> Any:
     return write
 
 
-def _closing(original: Any) -> Any:
+def _closing(original: Callable[[io.FileIO], None]) -> Callable[[io.FileIO], None]:
     """Of a file that C code may have written to: numpy does so with arrays."""
 
     @functools.wraps(original)
-    def close(self: Any) -> None:
+    def close(self: io.FileIO) -> None:
         here = None if self.closed or not self.writable() else _here()
         found = None if here is None else _look(self.fileno())
         if here is not None and found is not None:
@@ -301,11 +313,11 @@ def _closing(original: Any) -> Any:
     return close
 
 
-def _making(original: Any) -> Any:
+def _making(original: Callable[..., _T]) -> Callable[..., _T]:
     """Functions that make a folder, a link or another thing at a path, or remove one."""
 
     @functools.wraps(original)
-    def make(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(path: FileDescriptorOrPath, *args: object, **kwargs: object) -> _T:
         done = original(path, *args, **kwargs)
         here = _here()
         if here is not None:
@@ -321,11 +333,11 @@ def _making(original: Any) -> Any:
     return make
 
 
-def _naming(original: Any) -> Any:
+def _naming(original: Callable[..., _T]) -> Callable[..., _T]:
     """Functions with two paths: a new name comes, and of some an old one goes."""
 
     @functools.wraps(original)
-    def name(source: Any, target: Any, **kwargs: Any) -> Any:
+    def name(source: StrOrBytesPath, target: StrOrBytesPath, **kwargs: object) -> _T:
         done = original(source, target, **kwargs)
         here = _here()
         if here is not None:
@@ -336,9 +348,15 @@ def _naming(original: Any) -> Any:
     return name
 
 
-def _symlink(original: Any) -> Any:
+def _symlink(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def symlink(source: Any, target: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+    def symlink(
+        source: StrOrBytesPath,
+        target: StrOrBytesPath,
+        target_is_directory: bool = False,
+        *,
+        dir_fd: int | None = None,
+    ) -> None:
         original(source, target, target_is_directory, dir_fd=dir_fd)
         here = _here()
         if here is not None:
@@ -351,9 +369,9 @@ def _symlink(original: Any) -> Any:
     return symlink
 
 
-def _utime(original: Any) -> Any:
+def _utime(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def utime(path: Any, times: Any = None, **kwargs: Any) -> None:
+    def utime(path: FileDescriptorOrPath, times: tuple[float, float] | None = None, **kwargs: object) -> None:
         original(path, times, **kwargs)
         here = _here()
         found = None
@@ -365,12 +383,12 @@ def _utime(original: Any) -> Any:
     return utime
 
 
-def _setting(original: Any) -> Any:
+def _setting(original: Callable[..., _T]) -> Callable[..., _T]:
     """Functions that set the rights, the owner or an attribute of what is at a path, or behind a descriptor."""
     follows = original.__name__ not in ("lchmod", "lchown")
 
     @functools.wraps(original)
-    def set(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def set(path: FileDescriptorOrPath, *args: object, **kwargs: object) -> _T:
         done = original(path, *args, **kwargs)
         here = _here()
         if here is not None:
@@ -382,11 +400,11 @@ def _setting(original: Any) -> Any:
     return set
 
 
-def _flush(original: Any) -> Any:
+def _flush(original: Callable[..., _T]) -> Callable[..., _T]:
     """Of a mapping: what was stored is in its file now, if it is a mapping of one that can be stored to."""
 
     @functools.wraps(original)
-    def flush(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def flush(self: mmap.mmap, *args: object, **kwargs: object) -> _T:
         done = original(self, *args, **kwargs)
         here = _here()
         at = None if here is None else address_of_buffer(self)
@@ -403,9 +421,9 @@ def _flush(original: Any) -> Any:
 # -- what asks ---------------------------------------------------------------------------------------------------------
 
 
-def _asking(original: Any) -> Any:
+def _asking(original: Callable[_P, os.stat_result]) -> Callable[_P, os.stat_result]:
     @functools.wraps(original)
-    def ask(*args: Any, **kwargs: Any) -> Any:
+    def ask(*args: _P.args, **kwargs: _P.kwargs) -> os.stat_result:
         found = original(*args, **kwargs)
         here = _here()
         return found if here is None else here[1].told(here[0], found)
@@ -413,8 +431,8 @@ def _asking(original: Any) -> Any:
     return ask
 
 
-_OPENS: tuple[tuple[Any, str, _Make], ...] = tuple((owner, "open", _open) for owner in (builtins, io, _io))
-_IN_OS: dict[str, _Make] = {
+_OPENS: tuple[tuple[object, str, Make], ...] = tuple((owner, "open", _open) for owner in (builtins, io, _io))
+_IN_OS: dict[str, Make] = {
     "open": _os_open,
     "stat": _asking,
     "lstat": _asking,
@@ -431,7 +449,7 @@ _IN_OS: dict[str, _Make] = {
 }
 
 
-def _wrap(patches: Patches, owner: Any, name: str, make: _Make) -> None:
+def _wrap(patches: Patches, owner: object, name: str, make: Make) -> None:
     inner = getattr(owner, name)
     patches.wrap(owner, name, make)
     note_wrapper(getattr(owner, name), inner)
@@ -444,7 +462,7 @@ def install(patches: Patches) -> None:
     for name, make in _IN_OS.items():
         if hasattr(os, name):
             _wrap(patches, os, name, make)
-    of_file_objects = {"write": _of_file_object, "truncate": _of_file_object, "close": _closing}
+    of_file_objects: dict[str, Make] = {"write": _of_file_object, "truncate": _of_file_object, "close": _closing}
     patches.wrap_all_in_type(_io.FileIO, of_file_objects)
     patches.wrap_all_in_type(mmap.mmap, {"flush": _flush})
     patches.wrap_all_in_type(os.DirEntry, {"stat": _asking})

@@ -24,9 +24,13 @@ import platform
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simdist.process._runtime import Patches, Replacement, active_runtime, current_process
+from simdist.process._runtime import Make, Patches, Replacement, active_runtime, current_process
+
+if TYPE_CHECKING:
+    _HostEntry = tuple[str | None, list[str], list[str]]  # name, other names, addresses
+    _AddressInfo = tuple[int, int, int, str | None, tuple[object, ...]]
 
 __all__ = ["address_of_host", "install"]
 
@@ -79,9 +83,9 @@ def _own_name(original: Callable[[], str]) -> Callable[[], str]:
     return gethostname
 
 
-def _set_name(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _set_name(original: Callable[[str], None]) -> Callable[[str], None]:
     @functools.wraps(original)
-    def sethostname(name: Any, /) -> None:
+    def sethostname(name: str, /) -> None:
         if current_process() is not None:  # it would be the real machine's
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         original(name)
@@ -89,9 +93,9 @@ def _set_name(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return sethostname
 
 
-def _uname(original: Callable[[], Any]) -> Callable[[], Any]:
+def _uname(original: Callable[[], os.uname_result]) -> Callable[[], os.uname_result]:
     @functools.wraps(original)
-    def uname() -> Any:
+    def uname() -> os.uname_result:
         found = original()
         process = current_process()
         return found if process is None else type(found)((found[0], process.host.name, *found[2:]))
@@ -99,11 +103,11 @@ def _uname(original: Callable[[], Any]) -> Callable[[], Any]:
     return uname
 
 
-def _uname_of_platform(original: Callable[[], Any]) -> Callable[[], Any]:
+def _uname_of_platform(original: Callable[[], platform.uname_result]) -> Callable[[], platform.uname_result]:
     """Python keeps the first answer for good: that must not be a rank's. Each host has its own."""
 
     @functools.wraps(original)
-    def uname() -> Any:
+    def uname() -> platform.uname_result:
         runtime, process = active_runtime(), current_process()
         if runtime is None or process is None:
             return original()
@@ -119,27 +123,27 @@ def _uname_of_platform(original: Callable[[], Any]) -> Callable[[], Any]:
     return uname
 
 
-def _by_name(original: Callable[[Any], str]) -> Callable[[Any], str]:
+def _by_name(original: Callable[[str], str]) -> Callable[[str], str]:
     @functools.wraps(original)
-    def gethostbyname(name: Any, /) -> str:
+    def gethostbyname(name: str, /) -> str:
         found = None if current_process() is None else address_of_host(name)
         return original(name) if found is None else found
 
     return gethostbyname
 
 
-def _all_by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _all_by_name(original: Callable[[str], _HostEntry]) -> Callable[[str], _HostEntry]:
     @functools.wraps(original)
-    def gethostbyname_ex(name: Any, /) -> Any:
+    def gethostbyname_ex(name: str, /) -> _HostEntry:
         found = None if current_process() is None else address_of_host(name)
         return original(name) if found is None else (_name_of(found), [], [found])
 
     return gethostbyname_ex
 
 
-def _by_address(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _by_address(original: Callable[[str], _HostEntry]) -> Callable[[str], _HostEntry]:
     @functools.wraps(original)
-    def gethostbyaddr(host: Any, /) -> Any:
+    def gethostbyaddr(host: str, /) -> _HostEntry:
         if current_process() is None:
             return original(host)
         address = address_of_host(host) or host
@@ -149,9 +153,16 @@ def _by_address(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return gethostbyaddr
 
 
-def _addresses_for(original: Callable[..., Any]) -> Callable[..., Any]:
+def _addresses_for(original: Callable[..., list[_AddressInfo]]) -> Callable[..., list[_AddressInfo]]:
     @functools.wraps(original)
-    def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+    def getaddrinfo(
+        host: str | bytes | None,
+        port: str | bytes | int | None,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[_AddressInfo]:
         address = None if current_process() is None else address_of_host(host)
         if address is None or flags & socket.AI_NUMERICHOST:
             return original(host, port, family, type, proto, flags)
@@ -165,9 +176,9 @@ def _addresses_for(original: Callable[..., Any]) -> Callable[..., Any]:
     return getaddrinfo
 
 
-def _name_for(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+def _name_for(original: Callable[[object, int], tuple[str, str]]) -> Callable[[object, int], tuple[str, str]]:
     @functools.wraps(original)
-    def getnameinfo(address: Any, flags: int, /) -> Any:
+    def getnameinfo(address: object, flags: int, /) -> tuple[str, str]:
         if current_process() is None or not isinstance(address, tuple) or not address:
             return original(address, flags)
         number = address_of_host(address[0]) or address[0]
@@ -178,21 +189,18 @@ def _name_for(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
     return getnameinfo
 
 
-_REPLACEMENTS = tuple(
-    Replacement(owner, name, make)
-    for owner, name, make in (
-        (_socket, "gethostname", _own_name),
-        (_socket, "sethostname", _set_name),
-        (_socket, "gethostbyname", _by_name),
-        (_socket, "gethostbyname_ex", _all_by_name),
-        (_socket, "gethostbyaddr", _by_address),
-        (_socket, "getaddrinfo", _addresses_for),
-        (_socket, "getnameinfo", _name_for),
-        (os, "uname", _uname),
-        (platform, "uname", _uname_of_platform),
-    )
-    if hasattr(owner, name)
+_MADE: tuple[tuple[object, str, Make], ...] = (
+    (_socket, "gethostname", _own_name),
+    (_socket, "sethostname", _set_name),
+    (_socket, "gethostbyname", _by_name),
+    (_socket, "gethostbyname_ex", _all_by_name),
+    (_socket, "gethostbyaddr", _by_address),
+    (_socket, "getaddrinfo", _addresses_for),
+    (_socket, "getnameinfo", _name_for),
+    (os, "uname", _uname),
+    (platform, "uname", _uname_of_platform),
 )
+_REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))
 
 
 def install(patches: Patches) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process
@@ -21,6 +21,7 @@ __all__ = ["LoggingViews"]
 _CHANGES = ("setLevel", "addHandler", "removeHandler", "addFilter", "removeFilter", "__setattr__")
 _SETTINGS = ("level", "propagate", "disabled", "handlers", "filters")
 _State = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class LoggingViews:
@@ -61,9 +62,9 @@ class LoggingViews:
         for logger in self._of_host:
             self._of_rank[child, logger] = _fresh(logger.__dict__)
 
-    def _noticing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _noticing(self, original: Callable[..., _T]) -> Callable[..., _T]:
         @functools.wraps(original)
-        def change(logger: logging.Logger, *args: Any) -> Any:
+        def change(logger: logging.Logger, *args: object) -> _T:
             matters = "_cache" in logger.__dict__ and (original.__name__ != "__setattr__" or args[0] in _SETTINGS)
             if matters and logger not in self._of_host and current_process() is not None:
                 if not self._of_host:
@@ -79,6 +80,6 @@ def _fresh(state: _State) -> _State:
     return state | {"handlers": list(state["handlers"]), "filters": list(state["filters"]), "_cache": {}}
 
 
-def _is_enabled(logger: Any, level: int) -> bool:
+def _is_enabled(logger: logging.Logger, level: int) -> bool:
     # Without the logger's cache, which depends on every logger above it.
     return bool(not logger.disabled and logger.manager.disable < level >= logger.getEffectiveLevel())

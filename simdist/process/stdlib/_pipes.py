@@ -19,13 +19,16 @@ import socket
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.inside.python import original
 from simdist.kernel import Task, TaskKilled
 from simdist.process._events import tell_of_hand_over
 from simdist.process._process import SimProcess
 from simdist.process._waiting_words import parked_in
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 __all__ = ["Pipes"]
 
@@ -71,7 +74,7 @@ class Pipes:
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         # Under what a disk has laid over them by name, which would come back here.
         self._read: Callable[[int, int], bytes] = original(inspect.unwrap(os.read))
-        self._write: Callable[[int, Any], int] = original(inspect.unwrap(os.write))
+        self._write: Callable[[int, ReadableBuffer], int] = original(inspect.unwrap(os.write))
         self._close: Callable[[int], None] = original(inspect.unwrap(os.close))
 
     # -- ends ----------------------------------------------------------------------------------------------------
@@ -89,7 +92,7 @@ class Pipes:
             self._enter(end, channel, process)
         return ends
 
-    def connections(self, process: SimProcess, *, duplex: bool) -> tuple[Any, Any]:
+    def connections(self, process: SimProcess, *, duplex: bool) -> tuple[connection.Connection, connection.Connection]:
         """What `multiprocessing.Pipe` returns."""
         one, other = self.make(process, duplex=duplex)
         first = connection.Connection(one, writable=duplex)
@@ -98,11 +101,11 @@ class Pipes:
         self.hold(second)
         return first, second
 
-    def hold(self, made: Any) -> None:
+    def hold(self, made: connection.Connection) -> None:
         """This object has an end, and is told to forget it when its process has ended."""
         self._connections.add(made)
 
-    def adopt(self, process: SimProcess, made: Iterable[Any]) -> None:
+    def adopt(self, process: SimProcess, made: Iterable[connection.Connection]) -> None:
         """Let a process have what the host has made, for as long as the world lives.
 
         Nobody says which two are the ends of one pipe: a task that waits at one of them looks again whenever anything
@@ -116,7 +119,7 @@ class Pipes:
                 self._borrowed[end] = None
                 self._enter(end, channel, process)
 
-    def copied_connection(self, made: Any, process: SimProcess) -> Any:
+    def copied_connection(self, made: connection.Connection, process: SimProcess) -> connection.Connection:
         """A `Connection` of a process for one that another process has."""
         copied = connection.Connection(self.copy(made.fileno(), process), made.readable, made.writable)
         self.hold(copied)
@@ -145,16 +148,17 @@ class Pipes:
         for number, end in self._inherited.get(parent, {}).items():
             table.setdefault(number, table[end])
 
-    def own_connection(self, of_parent: Any, child: SimProcess) -> Any:
+    def own_connection(self, of_parent: connection.Connection, child: SimProcess) -> connection.Connection:
         """A forked child's `Connection` for one of its parent's."""
-        made = connection.Connection.__new__(type(of_parent))
+        made: Any = connection.Connection.__new__(type(of_parent))
         made.__dict__.update(vars(of_parent))
         if made._handle is not None:
             end = self.number_in(child, made._handle)
             if end is not None:
                 made._handle = end
-        self.hold(made)
-        return made
+        own: connection.Connection = made
+        self.hold(own)
+        return own
 
     def number_in(self, process: SimProcess, number: int) -> int | None:
         """The end that a process means by a number; None if it is no pipe of ours."""
@@ -218,7 +222,7 @@ class Pipes:
                 self._tell(channel)
                 return found
 
-    def write(self, process: SimProcess, end: int, data: Any) -> int:
+    def write(self, process: SimProcess, end: int, data: ReadableBuffer) -> int:
         """Write all of it, as `os.write` does to a pipe that blocks."""
         channel = self._channels[end]
         left = memoryview(data).cast("B")

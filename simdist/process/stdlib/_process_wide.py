@@ -21,7 +21,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
@@ -36,16 +36,22 @@ except ImportError:  # a Python built without
 
 __all__ = ["followed", "install"]
 
-Writer = tuple[Any, str]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_S = TypeVar("_S")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_LoggingState = tuple[int, type[logging.Logger], dict[int, str], dict[str, int], tuple[object, object, object]]
+Writer = tuple[object, str]
 """A module, and the name of a function in it that changes a setting."""
 
 
 def followed(
     name: str,
     writers: Sequence[Writer],
-    save: Callable[[], Any],
-    load: Callable[[Any], None],
-    copied: Callable[[Any], Any] | None = None,
+    save: Callable[[], _S],
+    load: Callable[[_S], object],
+    copied: Callable[[_S], _S] | None = None,
 ) -> list[Replacement]:
     """Replacements that give each process its own setting from the first call of one of the `writers` on.
 
@@ -53,13 +59,13 @@ def followed(
     what the host has, `copied` if that is an object that changes. Writers that this Python or this torch does not have
     are left out.
     """
-    slot: Slot[Any] = Slot(name, save, load, _as_the_host)
+    slot: Slot[_S] = Slot(name, save, load, _as_the_host)
     if copied is not None:
         slot = Slot(name, save, load, lambda process, of_host: copied(of_host), copied)
 
-    def separating(function: Callable[..., Any]) -> Callable[..., Any]:
+    def separating(function: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(function)
-        def change(*args: Any, **kwargs: Any) -> Any:
+        def change(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             runtime = current_runtime()
             if runtime is not None and not imported_for_all(sys._getframe(1)):
                 runtime.separate(slot)
@@ -70,7 +76,7 @@ def followed(
     return [Replacement(owner, writer, separating) for owner, writer in writers if hasattr(owner, writer)]
 
 
-def _as_the_host(process: SimProcess, of_host: Any) -> Any:
+def _as_the_host(process: SimProcess, of_host: _S) -> _S:
     return of_host
 
 
@@ -88,7 +94,7 @@ def _enter_folder(path: Path | None) -> None:
 
 
 def _mask() -> int:
-    mask: int = original(os.umask)(0)
+    mask = original(os.umask)(0)
     original(os.umask)(mask)
     return mask
 
@@ -109,7 +115,7 @@ def _set_collector(state: tuple[bool, tuple[int, ...], int]) -> None:
     original(gc.set_debug)(flags)
 
 
-def _largest_field(*limit: int) -> Any:
+def _largest_field(*limit: int) -> int:
     return original(_csv.field_size_limit)(*limit)
 
 
@@ -124,8 +130,9 @@ def _set_dialects(dialects: dict[str, Any]) -> None:
         original(_csv.register_dialect)(name, dialect)
 
 
-_known_types: Any = copyreg
-_PICKLED: tuple[dict[Any, Any], ...] = (
+_known_types: Any = copyreg  # these have what the stubs leave out
+_known_logging: Any = logging
+_PICKLED: tuple[dict[object, object], ...] = (
     _known_types.dispatch_table,
     _known_types._extension_registry,
     _known_types._inverted_registry,
@@ -133,13 +140,13 @@ _PICKLED: tuple[dict[Any, Any], ...] = (
 )
 
 
-def _set_pickling(contents: list[dict[Any, Any]]) -> None:
+def _set_pickling(contents: list[dict[object, object]]) -> None:
     for table, entries in zip(_PICKLED, contents, strict=True):
         _fill(table, entries)
 
 
-def _logging() -> tuple[Any, ...]:
-    known: Any = logging
+def _logging() -> _LoggingState:
+    known = _known_logging
     manager = known.root.manager
     return (
         manager.disable,
@@ -150,8 +157,8 @@ def _logging() -> tuple[Any, ...]:
     )
 
 
-def _set_logging(state: tuple[Any, ...]) -> None:
-    known: Any = logging
+def _set_logging(state: _LoggingState) -> None:
+    known = _known_logging
     disabled, logger_class, names, levels, makers = state
     known._logRecordFactory, known.root.manager.loggerClass, known.root.manager.logRecordFactory = makers
     known.root.manager.disable = disabled
@@ -161,14 +168,12 @@ def _set_logging(state: tuple[Any, ...]) -> None:
     _fill(known._nameToLevel, levels)
 
 
-def _fill(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
+def _fill(table: dict[_K, _V], entries: dict[_K, _V]) -> None:
     """In place: C code holds on to some of these."""
     if table != entries:
         table.clear()
         table.update(entries)
 
-
-_DIGITS: Any = getattr(sys, "get_int_max_str_digits", None)
 
 _REPLACEMENTS = (
     *followed("working folder", ((os, "chdir"), (os, "fchdir")), _folder, _enter_folder),
@@ -183,7 +188,7 @@ _REPLACEMENTS = (
     *followed(
         "digits of an integer",
         ((sys, "set_int_max_str_digits"),),
-        _DIGITS,
+        getattr(sys, "get_int_max_str_digits", int),
         lambda digits: original(sys.set_int_max_str_digits)(digits),
     ),
     *followed(

@@ -10,7 +10,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsInt, TypeVar
 
 from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
@@ -20,26 +20,33 @@ from simdist.process._slots import Slot
 from simdist.process._telling import telling
 from simdist.process.stdlib._process_wide import followed
 
+if TYPE_CHECKING:
+    import mimetypes
+
 __all__ = ["TELLERS"]
 
-_set: dict[int, tuple[int, int]] = {}  # limits, of the process that has the baton
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Limits = dict[int, tuple[int, int]]  # the soft and the hard one, by resource
+
+_set: _Limits = {}  # limits, of the process that has the baton
 
 
-def _load_limits(limits: dict[int, tuple[int, int]]) -> None:
+def _load_limits(limits: _Limits) -> None:
     _set.clear()
     _set.update(limits)
 
 
-def _no_limits(process: SimProcess, of_host: Any) -> dict[int, tuple[int, int]]:
+def _no_limits(process: SimProcess, of_host: _Limits) -> _Limits:
     return {}
 
 
-_LIMITS: Slot[Any] = Slot("limits", lambda: dict(_set), _load_limits, _no_limits, dict)
+_LIMITS: Slot[_Limits] = Slot("limits", lambda: dict(_set), _load_limits, _no_limits, dict)
 
 
-def _getrlimit(get: Callable[[int], Any]) -> Callable[[int], Any]:
+def _getrlimit(get: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[int, int]]:
     @functools.wraps(get)
-    def getrlimit(resource: int, /) -> Any:
+    def getrlimit(resource: int, /) -> tuple[int, int]:
         found = get(resource)
         return found if current_process() is None else _set.get(resource, found)
 
@@ -48,12 +55,12 @@ def _getrlimit(get: Callable[[int], Any]) -> Callable[[int], Any]:
 
 def _setrlimit(change: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(change)
-    def setrlimit(resource: int, limits: Any, /) -> None:
+    def setrlimit(resource: int, limits: object, /) -> None:
         runtime = current_runtime()
         if runtime is None:
             change(resource, limits)
             return
-        known: Any = sys.modules["resource"]
+        known = sys.modules["resource"]
         _, hardest = known.getrlimit(resource)
         if not isinstance(limits, tuple | list) or len(limits) != 2:
             raise ValueError("expected a tuple of 2 integers")
@@ -68,7 +75,7 @@ def _setrlimit(change: Callable[..., None]) -> Callable[..., None]:
     return setrlimit
 
 
-def _number(given: Any, infinity: int) -> int:
+def _number(given: SupportsInt, infinity: int) -> int:
     return infinity if int(given) < 0 else int(given)
 
 
@@ -78,7 +85,7 @@ def _size(limit: int, infinity: int) -> float:
 
 @functools.cache
 def _limiting() -> tuple[Replacement, ...]:
-    known: Any = sys.modules["resource"]
+    known = sys.modules["resource"]
     return Replacement(known, "getrlimit", _getrlimit), Replacement(known, "setrlimit", _setrlimit)
 
 
@@ -91,12 +98,12 @@ _noting = telling("the tracing of memory (tracemalloc)", "put back when the worl
 
 @functools.cache
 def _tracing() -> tuple[Replacement, ...]:
-    known: Any = sys.modules["tracemalloc"]
+    known = sys.modules["tracemalloc"]
     return tuple(Replacement(known, name, _noting) for name in ("start", "stop"))
 
 
 def _of_tracemalloc(patches: Patches) -> None:
-    known: Any = sys.modules["tracemalloc"]
+    known = sys.modules["tracemalloc"]
     frames = known.get_traceback_limit() if known.is_tracing() else 0
 
     def put_back() -> None:
@@ -113,7 +120,7 @@ def _of_tracemalloc(patches: Patches) -> None:
 def _typing_files() -> tuple[Replacement, ...]:
     known: Any = sys.modules["mimetypes"]
 
-    def load(table: Any) -> None:
+    def load(table: mimetypes.MimeTypes | None) -> None:
         known._db, known.inited = table, table is not None
         if table is not None:
             known.encodings_map, known.suffix_map = table.encodings_map, table.suffix_map
@@ -139,15 +146,15 @@ _asking = telling("readline's history or settings")
 
 @functools.cache
 def _editing() -> tuple[Replacement, ...]:
-    known: Any = sys.modules["readline"]
+    known = sys.modules["readline"]
     return tuple(Replacement(known, name, _unless_imported) for name in _WRITERS if hasattr(known, name))
 
 
-def _unless_imported(original: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_imported(original: Callable[_P, _T]) -> Callable[_P, _T]:
     told = _asking(original)
 
     @functools.wraps(original)
-    def do(*args: Any, **kwargs: Any) -> Any:
+    def do(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         return (original if imported_for_all(sys._getframe(1)) else told)(*args, **kwargs)
 
     return do
@@ -161,7 +168,7 @@ def _of_readline(patches: Patches) -> None:
 def _making_loops() -> tuple[Replacement, ...]:
     known: Any = sys.modules["asyncio.events"]
 
-    def load(policy: Any) -> None:
+    def load(policy: object) -> None:
         known._event_loop_policy = policy
 
     writers = [(known, "set_event_loop_policy"), (known, "_init_event_loop_policy")]

@@ -13,17 +13,27 @@ import math
 import os
 import select
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from simdist.kernel import Task, TaskKilled
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.process.stdlib._pipes import Pipes
 from simdist.process.stdlib._sockets import METHODS
 from simdist.process.stdlib._standard_descriptors import laid_over
 
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike, ReadableBuffer
+
+    _Events = list[tuple[int, int]]  # a descriptor, and what has happened to it
+    _Descriptors = Iterable[FileDescriptorLike]
+    _Selected = tuple[list[FileDescriptorLike], list[FileDescriptorLike], list[FileDescriptorLike]]
+
 __all__ = ["install", "notice_writes"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class _Polling:
@@ -44,7 +54,7 @@ class _Polling:
         return ()
 
 
-def _wait(process: SimProcess, look: Callable[[], Any], timeout_ns: int | None) -> Any:
+def _wait(process: SimProcess, look: Callable[[], _T], timeout_ns: int | None) -> _T:
     runtime = current_runtime()
     assert runtime is not None
     runtime.notice_writes()
@@ -66,8 +76,8 @@ def _wait(process: SimProcess, look: Callable[[], Any], timeout_ns: int | None) 
         del process.polling[task]
 
 
-def _epoll(original: Any) -> Any:
-    def poll(self: Any, timeout: float | None = None, maxevents: int = -1) -> Any:
+def _epoll(original: Callable[[select.epoll, float | None, int], _Events]) -> Callable[..., _Events]:
+    def poll(self: select.epoll, timeout: float | None = None, maxevents: int = -1) -> _Events:
         process = current_process()
         if process is None or process.polls_really:
             return original(self, timeout, maxevents)
@@ -81,8 +91,8 @@ def _epoll(original: Any) -> Any:
     return poll
 
 
-def _poll(original: Any) -> Any:
-    def poll(self: Any, timeout: float | None = None, /) -> Any:
+def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[..., _Events]:
+    def poll(self: select.poll, timeout: float | None = None, /) -> _Events:
         process = current_process()
         if process is None or process.polls_really:
             return original(self, timeout)
@@ -99,13 +109,17 @@ def _poll(original: Any) -> Any:
     return poll
 
 
-def _select(original: Any) -> Any:
-    def select(rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None, /) -> Any:
+def _select(
+    original: Callable[[_Descriptors, _Descriptors, _Descriptors, float | None], _Selected],
+) -> Callable[..., _Selected]:
+    def select(
+        rlist: _Descriptors, wlist: _Descriptors, xlist: _Descriptors, timeout: float | None = None, /
+    ) -> _Selected:
         process = current_process()
         if process is None or process.polls_really or (timeout is not None and timeout <= 0):
             return original(rlist, wlist, xlist, timeout)
 
-        def look() -> Any:
+        def look() -> _Selected | None:
             found = original(rlist, wlist, xlist, 0)
             return found if any(found) else None
 
@@ -115,7 +129,7 @@ def _select(original: Any) -> Any:
     return select
 
 
-def _own_pipe(fd: Any) -> tuple[SimProcess, Pipes, int] | None:
+def _own_pipe(fd: int) -> tuple[SimProcess, Pipes, int] | None:
     """The end of a pipe between a rank's processes that the caller means by a number."""
     runtime, process = current_runtime(), current_process()
     if runtime is None or process is None:
@@ -125,8 +139,8 @@ def _own_pipe(fd: Any) -> tuple[SimProcess, Pipes, int] | None:
     return None if pipes is None or end is None else (process, pipes, end)
 
 
-def _read(original: Any) -> Any:
-    def read(fd: int, length: int, /) -> Any:
+def _read(original: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
+    def read(fd: int, length: int, /) -> bytes:
         own = _own_pipe(fd)
         if own is None:
             return original(fd, length)
@@ -136,10 +150,10 @@ def _read(original: Any) -> Any:
     return read
 
 
-def _write(original: Any) -> Any:
+def _write(original: Callable[[int, ReadableBuffer], int]) -> Callable[[int, ReadableBuffer], int]:
     telling = _telling(original)
 
-    def write(fd: int, data: Any, /) -> Any:
+    def write(fd: int, data: ReadableBuffer, /) -> int:
         own = _own_pipe(fd)
         if own is None:
             return telling(laid_over(fd), data)
@@ -149,7 +163,7 @@ def _write(original: Any) -> Any:
     return write
 
 
-def _close(original: Any) -> Any:
+def _close(original: Callable[[int], None]) -> Callable[[int], None]:
     telling = _telling(original)
 
     def close(fd: int) -> None:
@@ -162,8 +176,8 @@ def _close(original: Any) -> Any:
     return close
 
 
-def _telling(original: Any) -> Any:
-    def write(*args: Any, **kwargs: Any) -> Any:
+def _telling(original: Callable[_P, _T]) -> Callable[_P, _T]:
+    def write(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         done = original(*args, **kwargs)
         process = current_process()
         if process is not None:
@@ -174,7 +188,7 @@ def _telling(original: Any) -> Any:
     return write
 
 
-_POLLING: list[tuple[Any, Callable[[Any], Any]]] = []
+_POLLING: list[tuple[type, Make]] = []
 if hasattr(select, "epoll"):
     _POLLING.append((select.epoll, _epoll))
 if hasattr(select, "poll"):

@@ -10,14 +10,17 @@ import contextlib
 import functools
 from collections.abc import Callable
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __all__ = ["install"]
 
 _BLOCKS = object()  # where a runtime keeps the names of those that are there
-_tracker: Any = resource_tracker  # has what the stubs leave out
+_tracker: ModuleType = resource_tracker  # has what the stubs leave out
 
 
 def install(patches: Patches) -> None:
@@ -25,9 +28,11 @@ def install(patches: Patches) -> None:
     patches.redirect(_REPLACEMENTS)
 
 
-def _ensure_running(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _ensure_running(
+    original: Callable[[resource_tracker.ResourceTracker], None],
+) -> Callable[[resource_tracker.ResourceTracker], None]:
     @functools.wraps(original)
-    def ensure_running(self: Any) -> None:
+    def ensure_running(self: resource_tracker.ResourceTracker) -> None:
         if current_process() is None:
             original(self)
 
@@ -36,7 +41,7 @@ def _ensure_running(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def _send(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def send(self: Any, command: str, name: str, kind: str) -> None:
+    def send(self: resource_tracker.ResourceTracker, command: str, name: str, kind: str) -> None:
         runtime = current_runtime()
         if runtime is None:
             original(self, command, name, kind)

@@ -25,25 +25,30 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.kernel import BEYOND, Task, TaskKilled
 from simdist.process._events import tell_of_hand_over
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process.stdlib._host_names import address_of_host
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 __all__ = ["METHODS", "Sockets", "install"]
 
-_Key = tuple[Any, Any]
+_T = TypeVar("_T")
+_Socket = _socket.socket
+_Key = tuple[int | str, object]
 _PAIR: _Key = ("pair", None)  # the ends of a pair, which have no address
 _LOCAL = ("pair", "path")  # what is sent there is there at once
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _HERE = frozenset(("", "0.0.0.0", "::", "::1", "localhost"))  # to be reached, not to be bound
 _READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0)
-_send: Any = vars(_socket.socket)["send"]
+_send: Callable[[_Socket, ReadableBuffer, int], int] = vars(_socket.socket)["send"]
 _PATIENCE_MS = 50.0  # real time within which the system hands over what a task has been told of
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
 
@@ -83,14 +88,14 @@ class Sockets:
         """From now on look at what ranks do with sockets."""
         self._runtime.notice_writes()
 
-    def encrypt(self, kind: Any) -> None:
+    def encrypt(self, kind: type) -> None:
         """A rank has made a connection of this class."""
         if not self._encrypts:
             self._encrypts = True
             for name, make in _ENCRYPTED:
                 self._runtime.patches.wrap(kind, name, make)
 
-    def name(self, sock: Any, process: SimProcess, number: int = -1) -> None:
+    def name(self, sock: _Socket, process: SimProcess, number: int = -1) -> None:
         """It has an address now; another one with `number`, the same."""
         if process.simulation.policy.touch is not None:
             process.simulation.policy.touch(BEYOND, writes=True)
@@ -103,7 +108,7 @@ class Sockets:
         self._named.pop(number, None)
         self._to_outside.pop(number, None)
 
-    def joins(self, sock: Any) -> bool:
+    def joins(self, sock: _Socket) -> bool:
         """True if what the socket receives can only come from this world."""
         try:
             peer = sock.getpeername()
@@ -111,12 +116,12 @@ class Sockets:
             return sock.fileno() in self._named and sock.fileno() not in self._to_outside
         return self.has(sock, peer)
 
-    def has(self, sock: Any, address: Any) -> bool:
+    def has(self, sock: _Socket, address: object) -> bool:
         """True if a socket of a rank has the address."""
         key = _key(sock, address) if _is_here(sock, address) else None
         return key in (_PAIR, *(known for known, _ in self._named.values()))
 
-    def sent(self, sock: Any, process: SimProcess, address: Any) -> None:
+    def sent(self, sock: _Socket, process: SimProcess, address: object) -> None:
         """It has an address, and has connected or sent something to that one."""
         number = sock.fileno()
         if number not in self._named:
@@ -127,7 +132,7 @@ class Sockets:
                 self._runtime.programs.connected(process, where, sys._getframe(1))
             self._to_outside[number] = None
 
-    def wait(self, sock: Any, process: SimProcess, event: int, what: str) -> None:
+    def wait(self, sock: _Socket, process: SimProcess, event: int, what: str) -> None:
         """Park until the socket is ready, unless it comes to that by what is outside.
 
         Raises:
@@ -154,7 +159,7 @@ class Sockets:
         finally:
             del self._waits[task]
 
-    def tell(self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: Any = None) -> None:
+    def tell(self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: _Socket | None = None) -> None:
         """A task has done something with a socket that has these addresses: tasks that wait look again.
 
         `reader` is the socket if that was to read.
@@ -182,14 +187,14 @@ def _is_ready(number: int, event: int, real_ms: float = 0) -> bool:
     return bool(_really_poll(poll, real_ms))
 
 
-def _key(sock: Any, address: Any) -> _Key | None:
+def _key(sock: _Socket, address: Any) -> _Key | None:
     """An address as a name that both ends have for it; None for an end without."""
     if sock.family in _INTERNET:
         return (int(sock.type), address[1]) if address and address[1] else None
     return ("path", address) if address else _PAIR
 
 
-def _names(sock: Any) -> tuple[_Key | None, _Key | None]:
+def _names(sock: _Socket) -> tuple[_Key | None, _Key | None]:
     try:
         peer = sock.getpeername()
     except OSError:
@@ -197,14 +202,14 @@ def _names(sock: Any) -> tuple[_Key | None, _Key | None]:
     return _own_name(sock), _key(sock, peer)
 
 
-def _own_name(sock: Any) -> _Key | None:
+def _own_name(sock: _Socket) -> _Key | None:
     try:
         return _key(sock, sock.getsockname())
     except OSError:  # closed
         return None
 
 
-def _is_here(sock: Any, address: Any) -> bool:
+def _is_here(sock: _Socket, address: Any) -> bool:
     """True for an address of this machine."""
     if sock.family not in _INTERNET:
         return True
@@ -216,7 +221,7 @@ def _is_loopback(host: str) -> bool:
     return host in _HERE or host.startswith("127.")
 
 
-def _numeric(sock: Any, address: Any) -> Any:
+def _numeric(sock: _Socket, address: object) -> object:
     """An address with the name of a simulated host, which the system does not know, with that host's own."""
     if sock.family == socket.AF_INET and isinstance(address, tuple) and address:
         return (address_of_host(address[0]) or address[0], *address[1:])
@@ -236,12 +241,12 @@ def _known() -> tuple[Sockets, SimProcess] | None:
 # -- encrypted connections -------------------------------------------------------------------------------------------
 
 
-def _encrypted(wants: int) -> Callable[[Any], Any]:
+def _encrypted(wants: int) -> Make:
     """A method of `ssl.SSLSocket` that reads, or writes, or both in turn."""
 
-    def make(original: Any) -> Any:
+    def make(original: Callable[..., _T]) -> Callable[..., _T]:
         @functools.wraps(original)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self: Any, *args: object, **kwargs: object) -> _T:  # an `ssl.SSLSocket`
             known, timeout_s = _known(), self.gettimeout()
             if known is None or self._sslobj is None or timeout_s == 0 or known[1].polls_really:
                 return original(self, *args, **kwargs)
@@ -267,7 +272,7 @@ def _encrypted(wants: int) -> Callable[[Any], Any]:
     return make
 
 
-_set_timeout: Any = vars(_socket.socket)["settimeout"]
+_set_timeout: Callable[[_Socket, float | None], None] = vars(_socket.socket)["settimeout"]
 _ENCRYPTED = (
     ("do_handshake", _encrypted(_READ | _WRITE)),
     ("read", _encrypted(_READ)),
@@ -280,12 +285,12 @@ _ENCRYPTED = (
 # -- the methods -----------------------------------------------------------------------------------------------------
 
 
-def _blocking(event: int, what: str) -> Callable[[Any], Any]:
+def _blocking(event: int, what: str) -> Make:
     """A method that blocks until something is there, or there is room."""
 
-    def make(original: Any) -> Any:
+    def make(original: Callable[..., _T]) -> Callable[..., _T]:
         @functools.wraps(original)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self: _Socket, *args: object, **kwargs: object) -> _T:
             known = _known()
             if known is None:
                 return original(self, *args, **kwargs)
@@ -300,9 +305,9 @@ def _blocking(event: int, what: str) -> Callable[[Any], Any]:
     return make
 
 
-def _accept(original: Any) -> Any:
+def _accept(original: Callable[[_Socket], tuple[int, object]]) -> Callable[[_Socket], tuple[int, object]]:
     @functools.wraps(original)
-    def accept(self: Any) -> Any:
+    def accept(self: _Socket) -> tuple[int, object]:
         known = _known()
         if known is None:
             return original(self)
@@ -317,9 +322,9 @@ def _accept(original: Any) -> Any:
     return accept
 
 
-def _sendall(original: Any) -> Any:
+def _sendall(original: Callable[[_Socket, ReadableBuffer, int], None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def sendall(self: Any, data: Any, flags: int = 0, /) -> None:
+    def sendall(self: _Socket, data: ReadableBuffer, flags: int = 0, /) -> None:
         known = _known()
         if known is None or self.gettimeout() == 0:
             original(self, data, flags)
@@ -339,9 +344,9 @@ def _sendall(original: Any) -> Any:
     return sendall
 
 
-def _sendto(original: Any) -> Any:
+def _sendto(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def sendto(self: Any, data: Any, *where: Any) -> Any:
+    def sendto(self: _Socket, data: ReadableBuffer, *where: object) -> int:
         known = _known()
         if known is None:
             return original(self, data, *where)
@@ -357,9 +362,9 @@ def _sendto(original: Any) -> Any:
     return sendto
 
 
-def _connect(original: Any) -> Any:
+def _connect(original: Callable[[_Socket, object], int | None]) -> Callable[[_Socket, object], int | None]:
     @functools.wraps(original)
-    def connect(self: Any, address: Any, /) -> Any:
+    def connect(self: _Socket, address: object, /) -> int | None:
         known = _known()
         if known is not None:
             address = _numeric(self, address)
@@ -378,15 +383,15 @@ def _connect(original: Any) -> Any:
     return connect
 
 
-def _connected(sock: Any, sockets: Sockets, process: SimProcess, address: Any) -> None:
+def _connected(sock: _Socket, sockets: Sockets, process: SimProcess, address: object) -> None:
     if sock.type == socket.SOCK_STREAM:  # the other kind has not sent anything
         sockets.sent(sock, process, address)
         sockets.tell((_own_name(sock), _key(sock, address)), process)
 
 
-def _naming(original: Any) -> Any:
+def _naming(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def bind(self: Any, *args: Any) -> None:
+    def bind(self: _Socket, *args: object) -> None:
         known = _known()
         if known is None:
             original(self, *args)
@@ -397,9 +402,9 @@ def _naming(original: Any) -> Any:
     return bind
 
 
-def _ending(original: Any) -> Any:
+def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
     @functools.wraps(original)
-    def end(self: Any, *args: Any) -> Any:
+    def end(self: _Socket, *args: object) -> int | None:
         known = _known()
         if known is None:
             return original(self, *args)
@@ -414,11 +419,11 @@ def _ending(original: Any) -> Any:
     return end
 
 
-def _own_address(original: Any) -> Any:
+def _own_address(original: Callable[[_Socket], Any]) -> Callable[[_Socket], object]:
     """A program that asks an unbound socket for it, after connecting, wants to know what its machine is called."""
 
     @functools.wraps(original)
-    def getsockname(self: Any) -> Any:
+    def getsockname(self: _Socket) -> object:
         found = original(self)
         known = _known()
         if known is None or self.type != socket.SOCK_DGRAM or self.family != socket.AF_INET:
@@ -432,9 +437,9 @@ def _own_address(original: Any) -> Any:
     return getsockname
 
 
-def _made(original: Any) -> Any:
+def _made(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: socket.socket, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         known = _known()
         if known is not None:
@@ -450,7 +455,7 @@ def _made(original: Any) -> Any:
     return init
 
 
-METHODS: dict[str, Callable[[Any], Any]] = {
+METHODS: dict[str, Make] = {
     **dict.fromkeys(
         ("recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into"),
         _blocking(_READ, "wait for data from"),

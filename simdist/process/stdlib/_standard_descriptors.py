@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,13 @@ def for_program(process: SimProcess, number: int) -> int:
     return descriptor_of(process, STREAMS[number]) if laid_over is None else laid_over
 
 
-def _dup2(original: Any) -> Any:
+def _dup2(original: Callable[[int, int, bool], int]) -> Callable[..., int]:
     @functools.wraps(original)
     def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
         process, runtime = current_process(), current_runtime()
         number = None if process is None or _runs_tests() else standard_number(process, fd2)
         if process is None or runtime is None or number is None:
-            done: int = original(fd, fd2, inheritable)
-            return done
+            return original(fd, fd2, inheritable)
         _begin(runtime)
         source = standard_number(process, fd)
         if source is not None:  # `os.dup2(1, 2)`
@@ -85,11 +85,10 @@ def _begin(runtime: Runtime) -> None:
         runtime.patches.wrap(os, "dup", _dup)  # by name, for a disk redirects the function itself
 
 
-def _dup(original: Any) -> Any:
+def _dup(original: Callable[[int], int]) -> Callable[[int], int]:
     @functools.wraps(original)
     def dup(fd: int, /) -> int:
-        copied: int = original(laid_over(fd))
-        return copied
+        return original(laid_over(fd))
 
     return dup
 

@@ -12,8 +12,8 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
@@ -23,7 +23,9 @@ from simdist.process.stdlib._environ import host_environ
 
 __all__ = ["FOLDER_SLOT", "install"]
 
-_State = tuple[str | None, Any]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_State = tuple[str | None, Iterator[str] | None]
 _FOLDERS = ("TMPDIR", "TEMP", "TMP")
 
 _module: Any = tempfile  # has what the stubs leave out
@@ -38,18 +40,17 @@ def _load(state: _State) -> None:
 
 
 def _fresh(process: SimProcess, host: _State) -> _State:
-    own: Any = process.environ
-    hosts = host_environ()
-    alike = all(own.get(os.fsencode(name)) == hosts.get(os.fsencode(name)) for name in _FOLDERS)
+    own, hosts = process.environ, host_environ()
+    alike = all(own.get(key) == hosts.get(key) for key in map(os.environ.encodekey, _FOLDERS))
     return host[0] if alike else None, None
 
 
 FOLDER_SLOT: Slot[_State] = Slot("tempfile", _save, _load, _fresh)
 
 
-def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
+def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
     @functools.wraps(original)
-    def look(*args: Any, **kwargs: Any) -> Any:
+    def look(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(*args, **kwargs)

@@ -36,23 +36,24 @@ def _variables_of(process: SimProcess) -> dict[str, Any]:
         own |= {name: None for name in own if name.startswith(("_last_", "_generate_time", "_UuidCreate"))}
         own["_node"] = node
         for replacement in _REPLACEMENTS:
-            real: Any = original(replacement.function)
+            real = original(replacement.function)
             own[replacement.name] = types.FunctionType(real.__code__, own, replacement.name, real.__defaults__)
     return of_all[process]
 
 
-def _of_process(real: Callable[..., Any]) -> Callable[..., Any]:
+def _of_process(real: Callable[..., uuid.UUID | int]) -> Callable[..., uuid.UUID | int]:
     name = real.__name__
 
     @functools.wraps(real)
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: object, **kwargs: object) -> uuid.UUID | int:
         process = current_process()
         if process is None:
             return real(*args, **kwargs)
         if name in ("uuid1", "uuid6") and len(args) < 2 and kwargs.get("clock_seq") is None:
             # Python would draw one from the global generator, which ranks may have seeded alike.
             kwargs["clock_seq"] = process.pid & 0x3FFF
-        return _variables_of(process)[name](*args, **kwargs)
+        made: uuid.UUID | int = _variables_of(process)[name](*args, **kwargs)
+        return made
 
     return make
 

@@ -13,7 +13,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
@@ -22,7 +22,9 @@ from simdist.process._slots import Slot
 
 __all__ = ["FILTERS_SLOT", "install"]
 
-_State = tuple[list[Any], Any, Any]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_State = tuple[list[tuple[object, ...]], Callable[..., object], Callable[..., object]]
 
 _module: Any = warnings  # has what the stubs leave out
 _filters_changed: Callable[[], None] = getattr(_module, "_filters_mutated", None) or _module._filters_mutated_lock_held
@@ -44,9 +46,9 @@ def _fresh(process: SimProcess, host: _State) -> _State:
 FILTERS_SLOT: Slot[_State] = Slot("warnings", _save, _load, _fresh)
 
 
-def _separating(original: Callable[..., Any]) -> Callable[..., Any]:
+def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
     @functools.wraps(original)
-    def touch(*args: Any, **kwargs: Any) -> Any:
+    def touch(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         runtime = current_runtime()
         if runtime is not None and not imported_for_all(sys._getframe(1)):
             runtime.separate(FILTERS_SLOT)

@@ -24,32 +24,32 @@ class Kind:
     """A type of lock, as it is outside worlds."""
 
     name: str
-    type: Any
-    make: Callable[[Any], Any]  # another one like a given one
+    type: type
+    make: Callable[[Any], object]  # another one like a given one
     take: Callable[..., bool]
-    give: Callable[[Any], None]
-    owned: Callable[[Any], bool] | None  # whether the calling thread has it, if the lock knows
-    reset: Callable[[Any], None]  # free it, no matter who has it
+    give: Callable[[object], None]
+    owned: Callable[[object], bool] | None  # whether the calling thread has it, if the lock knows
+    reset: Callable[[object], None]  # free it, no matter who has it
 
-    def is_free_again(self, lock: Any) -> bool:
+    def is_free_again(self, lock: object) -> bool:
         """After it was given back: an RLock may have been taken several times."""
         return self.owned is None or not self.owned(lock)
 
 
-def _make_plain(like: Any) -> Any:
+def _make_plain(like: object) -> object:
     return _thread.allocate_lock()
 
 
-def _make_recursive(like: Any) -> Any:
-    return RecursiveLock()
+def _make_recursive(like: object) -> object:
+    return _thread.RLock()
 
 
-def _make_shared(like: Any) -> Any:
+def _make_shared(like: Any) -> object:
     name = f"/simdist-{os.getpid()}-{next(_numbers)}"
     return SharedLock(like.kind, like.maxvalue, like.maxvalue, name, True)  # True: nobody else finds it by its name
 
 
-def _free_shared(lock: Any) -> None:
+def _free_shared(lock: object) -> None:
     with contextlib.suppress(AssertionError):  # of a thread that is gone
         SHARED.give(lock)
 
@@ -76,6 +76,6 @@ SHARED = Kind(
 KINDS = (PLAIN, RECURSIVE, SHARED)
 
 
-def real_methods(lock: Any) -> tuple[Callable[..., bool], Callable[[], None]]:
+def real_methods(lock: object) -> tuple[Callable[..., bool], Callable[[], None]]:
     """`acquire` and `release` of an RLock as they are outside worlds: of one that guards what all ranks share."""
     return RECURSIVE.take.__get__(lock), RECURSIVE.give.__get__(lock)

@@ -8,28 +8,31 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from simdist.process._runtime import Patches, Replacement
+from simdist.process._runtime import Make, Patches, Replacement
 from simdist.process.threads._lock_kinds import PLAIN, RECURSIVE, SHARED, Kind, PlainLock, RecursiveLock, SharedLock
 from simdist.process.threads._locks import Locks
 
+if TYPE_CHECKING:
+    from simdist.process._process import SimProcess
+
 __all__ = ["begin", "bind_again", "install", "share_between_processes", "taken_early"]
 
-_Queue: Any = _queue.SimpleQueue
+_T = TypeVar("_T")
 _present: Locks | None = None
 _get_ident = _thread.get_ident
 
 
-def share_between_processes(lock: Any, rank: Any) -> None:
+def share_between_processes(lock: object, rank: SimProcess) -> None:
     """A rank made a lock of `multiprocessing`, which is one for it and its children."""
     if _present is not None:
         _present.share(lock, rank)
 
 
-def _acquire_of(kind: Kind) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def acquire(lock: Any, blocking: Any = True, timeout: Any = -1) -> bool:
+def _acquire_of(kind: Kind) -> Make:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def acquire(lock: object, blocking: bool = True, timeout: float = -1) -> bool:
             locks = _present
             if locks is None or _get_ident() != locks.simulation.current_ident:
                 return bool(original(lock, blocking, timeout))
@@ -40,8 +43,8 @@ def _acquire_of(kind: Kind) -> Callable[[Any], Any]:
     return make
 
 
-def _acquire_shared(original: Any) -> Any:
-    def acquire(lock: Any, block: Any = True, timeout: Any = None) -> bool:
+def _acquire_shared(original: Callable[..., bool]) -> Callable[..., bool]:
+    def acquire(lock: object, block: bool = True, timeout: float | None = None) -> bool:
         locks = _present
         if locks is None or _get_ident() != locks.simulation.current_ident:
             return bool(original(lock, block, timeout))
@@ -51,9 +54,9 @@ def _acquire_shared(original: Any) -> Any:
     return acquire
 
 
-def _enter_of(kind: Kind) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def __enter__(lock: Any) -> bool:
+def _enter_of(kind: Kind) -> Make:
+    def make(original: Callable[[object], bool]) -> Callable[[object], bool]:
+        def __enter__(lock: object) -> bool:
             locks = _present
             if locks is None or _get_ident() != locks.simulation.current_ident:
                 return bool(original(lock))
@@ -64,9 +67,9 @@ def _enter_of(kind: Kind) -> Callable[[Any], Any]:
     return make
 
 
-def _release_of(kind: Kind) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def release(lock: Any, *exception: Any) -> None:
+def _release_of(kind: Kind) -> Make:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def release(lock: object, *exception: object) -> None:
             locks = _present
             if locks is None or _get_ident() != locks.simulation.current_ident:
                 original(lock, *exception)
@@ -78,8 +81,8 @@ def _release_of(kind: Kind) -> Callable[[Any], Any]:
     return make
 
 
-def _locked(original: Any) -> Any:
-    def locked(lock: Any) -> bool:
+def _locked(original: Callable[[object], bool]) -> Callable[[object], bool]:
+    def locked(lock: object) -> bool:
         locks = _present
         if locks is None or _get_ident() != locks.simulation.current_ident:
             return bool(original(lock))
@@ -88,10 +91,10 @@ def _locked(original: Any) -> Any:
     return locked
 
 
-def _asked(original: Any) -> Any:
+def _asked(original: Callable[[object], _T]) -> Callable[[object], _T]:
     """Of an RLock: what the calling thread has."""
 
-    def ask(lock: Any) -> Any:
+    def ask(lock: object) -> _T:
         locks = _present
         if locks is None or _get_ident() != locks.simulation.current_ident:
             return original(lock)
@@ -100,8 +103,8 @@ def _asked(original: Any) -> Any:
     return ask
 
 
-def _release_save(original: Any) -> Any:
-    def _release_save(lock: Any) -> Any:
+def _release_save(original: Callable[[object], _T]) -> Callable[[object], _T]:
+    def _release_save(lock: object) -> _T:
         locks = _present
         if locks is None or _get_ident() != locks.simulation.current_ident:
             return original(lock)
@@ -110,8 +113,8 @@ def _release_save(original: Any) -> Any:
     return _release_save
 
 
-def _acquire_restore(original: Any) -> Any:
-    def _acquire_restore(lock: Any, state: Any) -> None:
+def _acquire_restore(original: Callable[[object, _T], None]) -> Callable[[object, _T], None]:
+    def _acquire_restore(lock: object, state: _T) -> None:
         locks = _present
         if locks is None or _get_ident() != locks.simulation.current_ident:
             original(lock, state)
@@ -121,8 +124,8 @@ def _acquire_restore(original: Any) -> Any:
     return _acquire_restore
 
 
-def _get(original: Any) -> Any:
-    def get(queue: Any, block: Any = True, timeout: Any = None) -> Any:
+def _get(original: Callable[..., _T]) -> Callable[..., _T]:
+    def get(queue: object, block: bool = True, timeout: float | None = None) -> _T:
         locks = _present
         if locks is None or _get_ident() != locks.simulation.current_ident:
             return original(queue, block, timeout)
@@ -143,8 +146,8 @@ def _get(original: Any) -> Any:
     return get
 
 
-def _put(original: Any) -> Any:
-    def put(queue: Any, item: Any, block: Any = True, timeout: Any = None) -> None:
+def _put(original: Callable[[object, object], None]) -> Callable[..., None]:
+    def put(queue: object, item: object, block: bool = True, timeout: float | None = None) -> None:
         locks = _present
         if locks is None or _get_ident() != locks.simulation.current_ident:
             original(queue, item)
@@ -156,11 +159,11 @@ def _put(original: Any) -> Any:
     return put
 
 
-def _put_nowait(original: Any) -> Any:
+def _put_nowait(original: Callable[[object, object], None]) -> Callable[..., None]:
     return _put(original)
 
 
-_METHODS: tuple[tuple[Any, dict[str, Callable[[Any], Any]]], ...] = (
+_METHODS: tuple[tuple[type, dict[str, Make]], ...] = (
     (
         PlainLock,
         {
@@ -191,16 +194,16 @@ _METHODS: tuple[tuple[Any, dict[str, Callable[[Any], Any]]], ...] = (
             **dict.fromkeys(("_is_mine", "_count"), _asked),
         },
     ),
-    (_Queue, {"get": _get, "put": _put, "put_nowait": _put_nowait}),
+    (_queue.SimpleQueue, {"get": _get, "put": _put, "put_nowait": _put_nowait}),
 )
 
 _BOUND = ("acquire", "release", "_release_save", "_acquire_restore", "_is_owned")
 
 
-def _with_new_methods(original: Any) -> Any:
+def _with_new_methods(original: Callable[..., _T]) -> Callable[..., _T]:
     """Of a condition variable, which keeps bound methods of its lock: of today, if it was made before the world."""
 
-    def method(condition: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(condition: Any, *args: object, **kwargs: object) -> _T:  # a `threading.Condition`
         own = vars(condition)
         if _present is not None and isinstance(own.get("acquire"), types.BuiltinMethodType):
             for name in _BOUND:
@@ -211,19 +214,19 @@ def _with_new_methods(original: Any) -> Any:
     return method
 
 
-def _taken(original: Any) -> Any:
-    def method(*args: Any, **kwargs: Any) -> Any:
+def _taken(original: types.BuiltinMethodType) -> Callable[..., object]:
+    def method(*args: object, **kwargs: object) -> object:
         return getattr(original.__self__, original.__name__)(*args, **kwargs)
 
     return method
 
 
-def taken_early(method: Any) -> Callable[[Any], Any] | None:
+def taken_early(method: types.BuiltinMethodType) -> Make | None:
     """What makes the replacement of a lock's or a queue's method that somebody took before the world began."""
     return _taken if method.__name__ in _TAKEN.get(type(method.__self__), ()) else None
 
 
-_TAKEN: dict[type, dict[str, Any]] = dict(_METHODS)
+_TAKEN: dict[type, dict[str, Make]] = dict(_METHODS)
 _REPLACEMENTS = (
     Replacement(threading.Condition, "wait", _with_new_methods),
     Replacement(threading.Condition, "notify", _with_new_methods),

@@ -32,7 +32,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.errors import InternalError
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
@@ -41,8 +41,14 @@ from simdist.process._lateness import due_at
 from simdist.process._waiting_words import parked_in
 from simdist.process.threads._lock_kinds import KINDS, RECURSIVE, Kind
 
+if TYPE_CHECKING:
+    from _thread import LockType
+
+    from simdist.process._process import SimProcess
+
 __all__ = ["LockWait", "Locks", "give_back", "nanoseconds"]
 
+_T = TypeVar("_T")
 _HOST_S = 0.2  # of real time, that a thread of the host may keep a lock before the world goes on without it
 _LOOK_NS = 1_000_000
 _LONGEST_S = threading.TIMEOUT_MAX
@@ -54,7 +60,7 @@ class LockWait:
     __slots__ = ("_locks", "_name", "_thing", "task", "timed")
     interruptible = True  # by signals
 
-    def __init__(self, locks: Locks, thing: Any, task: Task, name: str, *, timed: bool) -> None:
+    def __init__(self, locks: Locks, thing: object, task: Task, name: str, *, timed: bool) -> None:
         self._locks = locks
         self._thing = thing
         self._name = name
@@ -76,24 +82,25 @@ class Locks:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self._held: dict[Any, Task] = {}
-        self._waiting: dict[Any, deque[LockWait]] = {}
-        self._promised: dict[Any, Task] = {}
+        self._held: dict[object, Task] = {}
+        self._waiting: dict[object, deque[LockWait]] = {}
+        self._promised: dict[object, Task] = {}
         self._for_host: dict[Task, None] = {}  # tasks that sleep until they look again at a lock that the host holds
-        self._stand_ins: dict[tuple[Any, Any], Any] = {}  # by process and lock
-        self._stands_for: dict[Any, tuple[Any, Any]] = {}
-        self._of_family: dict[Any, Any] = {}  # locks between the processes of one rank, and the rank's own process
+        self._stand_ins: dict[tuple[SimProcess, object], object] = {}  # by process and lock
+        self._stands_for: dict[object, tuple[SimProcess, object]] = {}
+        # Locks between the processes of one rank, and the rank's own process.
+        self._of_family: dict[object, SimProcess] = {}
 
-    def share(self, lock: Any, rank: Any) -> None:
+    def share(self, lock: object, rank: SimProcess) -> None:
         """A rank made a lock of `multiprocessing`: it is one for the rank and all children."""
         self._of_family[lock] = rank
 
-    def _is_shared(self, lock: Any, task: Task) -> bool:
+    def _is_shared(self, lock: object, task: Task) -> bool:
         """True if the lock is one for all processes of the task's rank."""
         rank = self._of_family.get(lock) if self._of_family else None
         return rank is not None and rank is task.context.oldest
 
-    def holder_of(self, lock: Any) -> Task | None:
+    def holder_of(self, lock: object) -> Task | None:
         """The task that has it, or will have it next."""
         return self._promised.get(lock) or self._held.get(lock)
 
@@ -109,7 +116,7 @@ class Locks:
         if beside and not task.doomed and task.state is TaskState.RUNNING and not _importing(sys._getframe(1)):
             self.simulation.offer()
 
-    def tell(self, task: Task, thing: Any, *, gives: bool) -> None:
+    def tell(self, task: Task, thing: object, *, gives: bool) -> None:
         """Those who listen hear that a task has taken a lock or an item of a queue, or given one; ask `heard` first."""
         bus = self.simulation.bus
         if bus.hears(HandedOver):
@@ -117,7 +124,7 @@ class Locks:
 
     # -- locks ---------------------------------------------------------------------------------------------------
 
-    def acquire(self, kind: Kind, lock: Any, blocking: Any, timeout: Any) -> bool:
+    def acquire(self, kind: Kind, lock: object, blocking: bool, timeout: float) -> bool:
         """Take a lock for the running task.
 
         Raises:
@@ -151,7 +158,7 @@ class Locks:
             return self._wait_for_host(kind, lock, task, deadline_ns)
         return self._wait(kind, lock, task, deadline_ns)
 
-    def release(self, kind: Kind, lock: Any) -> None:
+    def release(self, kind: Kind, lock: object) -> None:
         """Give it back.
 
         Raises:
@@ -165,18 +172,18 @@ class Locks:
         if kind.is_free_again(lock) or lock in self._of_family:
             self._freed(lock)
 
-    def locked(self, lock: Any, ask: Callable[[Any], bool]) -> bool:
+    def locked(self, lock: object, ask: Callable[[object], bool]) -> bool:
         """True if somebody of the process has it, or a thread of the host."""
         if self._stand_ins:
             lock = self._stand_ins.get((self._process(), lock), lock)
         holder = self.holder_of(lock)
         return (holder is None or holder.context is self._process()) and (lock in self._promised or ask(lock))
 
-    def meant(self, lock: Any) -> Any:
+    def meant(self, lock: object) -> object:
         """The lock that serves the process."""
         return self._stand_ins.get((self._process(), lock), lock) if self._stand_ins else lock
 
-    def give_back_all(self, lock: Any, save: Callable[[Any], Any]) -> Any:
+    def give_back_all(self, lock: object, save: Callable[[object], _T]) -> _T:
         """For a condition: what `_release_save` of an RLock does."""
         lock = self.meant(lock)
         if self.simulation.bus.heard:
@@ -185,7 +192,7 @@ class Locks:
         self._freed(lock)
         return state
 
-    def take_all(self, lock: Any, state: Any, restore: Callable[[Any, Any], None]) -> None:
+    def take_all(self, lock: object, state: _T, restore: Callable[[object, _T], None]) -> None:
         """For a condition: what `_acquire_restore` of an RLock does."""
         self.acquire(RECURSIVE, lock, True, -1)
         lock = self.meant(lock)
@@ -194,7 +201,7 @@ class Locks:
 
     # -- queues --------------------------------------------------------------------------------------------------
 
-    def get(self, queue: Any, timeout: Any, take: Callable[[Any, bool], Any]) -> Any:
+    def get(self, queue: object, timeout: float | None, take: Callable[[object, bool], _T]) -> _T:
         """Wait for an item of a queue that is empty.
 
         Raises:
@@ -220,7 +227,7 @@ class Locks:
         finally:
             self._leave(queue, wait)
 
-    def put(self, queue: Any) -> None:
+    def put(self, queue: object) -> None:
         """An item is there."""
         if self.simulation.bus.heard:
             self.tell(self.running(), queue, gives=True)
@@ -265,7 +272,7 @@ class Locks:
             task.context.drain()
         return in_time
 
-    def _wait(self, kind: Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
+    def _wait(self, kind: Kind, lock: object, task: Task, deadline_ns: int | None) -> bool:
         wait = LockWait(self, lock, task, f"{kind.name}.acquire", timed=deadline_ns is not None)
         self._waiting.setdefault(lock, deque()).append(wait)
         try:
@@ -289,7 +296,7 @@ class Locks:
                 if self._held.get(lock) is not task:
                     self._freed(lock)
 
-    def _leave(self, thing: Any, wait: LockWait) -> None:
+    def _leave(self, thing: object, wait: LockWait) -> None:
         line = self._waiting.get(thing)
         if line is not None:
             if wait in line:
@@ -313,14 +320,14 @@ class Locks:
             if key is not None:
                 del self._stands_for[lock], self._stand_ins[key]
 
-    def _stand_in(self, kind: Kind, lock: Any, task: Task) -> bool:
+    def _stand_in(self, kind: Kind, lock: object, task: Task) -> bool:
         stand_in = kind.make(lock)
         self._stand_ins[task.context, lock] = stand_in
         self._stands_for[stand_in] = task.context, lock
         self._held[stand_in] = task
         return kind.take(stand_in, False)
 
-    def _wait_for_host(self, kind: Kind, lock: Any, task: Task, deadline_ns: int | None) -> bool:
+    def _wait_for_host(self, kind: Kind, lock: object, task: Task, deadline_ns: int | None) -> bool:
         simulation = self.simulation
         real_s = _HOST_S
         while not kind.take(lock, True, real_s):
@@ -362,7 +369,7 @@ def nanoseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e9)) if seconds > 0 else 0
 
 
-def give_back(lock: Any) -> None:
+def give_back(lock: LockType) -> None:
     """Release a lock that an ending task still holds."""
     if lock.locked():
         lock.release()

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from simdist.errors import UnsupportedError
 from simdist.kernel import TaskKilled
@@ -20,13 +20,17 @@ from simdist.process.threads._threads import JOINABLE, Handle, Threads, begin, f
 
 __all__ = ["install"]
 
+_T = TypeVar("_T")
+_Invoke = Callable[[threading.Thread], None]
 
-def _start_new_thread(original: Any) -> Any:
+
+def _start_new_thread(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def start_new_thread(function: Any, args: Any, kwargs: Any = None, /) -> int:
+    def start_new_thread(
+        function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object] | None = None, /
+    ) -> int:
         if current_process() is None:
-            ident: int = original(function, args) if kwargs is None else original(function, args, kwargs)
-            return ident
+            return original(function, args) if kwargs is None else original(function, args, kwargs)
         if not callable(function):
             raise TypeError("first arg must be callable")
         if not isinstance(args, tuple):
@@ -38,9 +42,9 @@ def _start_new_thread(original: Any) -> Any:
     return start_new_thread
 
 
-def _start_joinable_thread(original: Any) -> Any:
+def _start_joinable_thread(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def start_joinable_thread(function: Any, handle: Any = None, daemon: bool = True) -> Any:
+    def start_joinable_thread(function: Callable[[], object], handle: object = None, daemon: bool = True) -> object:
         process = current_process()
         if process is None:
             return original(function, handle=handle, daemon=daemon)
@@ -55,7 +59,7 @@ def _start_joinable_thread(original: Any) -> Any:
     return start_joinable_thread
 
 
-def _set_tstate_lock(original: Any) -> Any:
+def _set_tstate_lock(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     @functools.wraps(original)
     def set_tstate_lock(thread: Any) -> None:
         process = current_process()
@@ -72,10 +76,10 @@ def _set_tstate_lock(original: Any) -> Any:
     return set_tstate_lock
 
 
-def _of_process(answer: Callable[[Threads], Any]) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
+def _of_process(answer: Callable[[Threads], _T]) -> Callable[[Callable[[], _T]], Callable[[], _T]]:
+    def make(original: Callable[[], _T]) -> Callable[[], _T]:
         @functools.wraps(original)
-        def ask() -> Any:
+        def ask() -> _T:
             process = current_process()
             return original() if process is None else answer(threads_of(process))
 
@@ -84,9 +88,9 @@ def _of_process(answer: Callable[[Threads], Any]) -> Callable[[Any], Any]:
     return make
 
 
-def _current_thread(original: Any) -> Any:
+def _current_thread(original: Callable[[], threading.Thread]) -> Callable[[], threading.Thread]:
     @functools.wraps(original)
-    def current_thread() -> Any:
+    def current_thread() -> threading.Thread:
         process = current_process()
         if process is not None and process.simulation.current is process.tasks[0]:
             return threads_of(process).main
@@ -95,7 +99,7 @@ def _current_thread(original: Any) -> Any:
     return current_thread
 
 
-def _main_of(threads: Threads) -> Any:
+def _main_of(threads: Threads) -> threading.Thread:
     return threads.main
 
 
@@ -103,24 +107,23 @@ def _count_of(threads: Threads) -> int:
     return len(threads.alive())
 
 
-def _newname(original: Any) -> Any:
+def _newname(original: Callable[[str], str]) -> Callable[[str], str]:
     @functools.wraps(original)
     def newname(name_template: str) -> str:
         process = current_process()
         if process is None:
-            name: str = original(name_template)
-            return name
+            return original(name_template)
         return name_template % threads_of(process).number()
 
     return newname
 
 
-def _make_invoke_excepthook(original: Any) -> Any:
+def _make_invoke_excepthook(original: Callable[[], _Invoke]) -> Callable[[], _Invoke]:
     @functools.wraps(original)
-    def make_invoke_excepthook() -> Any:
+    def make_invoke_excepthook() -> _Invoke:
         invoke = original()
 
-        def invoke_excepthook(thread: Any) -> None:
+        def invoke_excepthook(thread: threading.Thread) -> None:
             if not isinstance(sys.exc_info()[1], TaskKilled):
                 invoke(thread)
 
@@ -129,9 +132,9 @@ def _make_invoke_excepthook(original: Any) -> Any:
     return make_invoke_excepthook
 
 
-def _register_atexit(original: Any) -> Any:
+def _register_atexit(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def register_atexit(function: Any, *args: Any, **kwargs: Any) -> None:
+    def register_atexit(function: Callable[..., object], *args: object, **kwargs: object) -> None:
         process = current_process()
         if process is None:
             original(function, *args, **kwargs)
@@ -148,7 +151,7 @@ def _register_atexit(original: Any) -> Any:
     return register_atexit
 
 
-def _shutdown(original: Any) -> Any:
+def _shutdown(original: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(original)
     def shutdown() -> None:
         process = current_process()
@@ -160,7 +163,7 @@ def _shutdown(original: Any) -> Any:
     return shutdown
 
 
-def _interrupt_main(original: Any) -> Any:
+def _interrupt_main(original: Callable[[int], None]) -> Callable[..., None]:
     @functools.wraps(original)
     def interrupt_main(number: int = signal.SIGINT, /) -> None:
         process = current_process()
@@ -207,11 +210,11 @@ _host_pool_number: Callable[[], int] = vars(pools.ThreadPoolExecutor)["_counter"
 _POOL_NUMBER = staticmethod(_pool_number)
 
 
-def _naming(create: Any) -> Any:
+def _naming(create: Callable[..., _T]) -> Callable[..., _T]:
     """Make the method of an event loop that gives a task its name, which asyncio would take from one count for all."""
 
     @functools.wraps(create)
-    def create_task(self: Any, coro: Any, *, name: Any = None, **kwargs: Any) -> Any:
+    def create_task(self: object, coro: object, *, name: object = None, **kwargs: object) -> _T:
         process = None if name is not None else current_process()
         if process is not None:
             name = f"Task-{threads_of(process).loop_task_number()}"

@@ -5,27 +5,29 @@ from __future__ import annotations
 import concurrent.futures.thread as pools
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
 
 from simdist.process._process import SimProcess
 from simdist.process._slots import Slot
 
 __all__ = ["HOOK_SLOT", "POOLS_SLOT", "POOL_MODULES", "PROCESS_POOLS_SLOT"]
 
+_Hook = Callable[[threading.ExceptHookArgs], object]
 
-def _save_hook() -> Any:
+
+def _save_hook() -> _Hook:
     return threading.excepthook
 
 
-def _load_hook(hook: Any) -> None:
+def _load_hook(hook: _Hook) -> None:
     threading.excepthook = hook
 
 
-def _fresh_hook(process: SimProcess, host: Any) -> Any:
+def _fresh_hook(process: SimProcess, host: _Hook) -> _Hook:
     return threading.__excepthook__
 
 
-HOOK_SLOT: Slot[Any] = Slot("threading.excepthook", _save_hook, _load_hook, _fresh_hook)
+HOOK_SLOT: Slot[_Hook] = Slot("threading.excepthook", _save_hook, _load_hook, _fresh_hook)
 
 
 def _save_pools() -> bool:

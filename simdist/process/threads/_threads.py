@@ -40,17 +40,18 @@ class Threads:
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
-        self.objects: dict[Task, Any] = {}  # the `Thread` of each task that has one
-        self.ends: dict[Task, Any] = {}  # a lock that is held as long as the task runs, or its handle
+        self.objects: dict[Task, threading.Thread] = {}  # the `Thread` of each task that has one
+        # A lock that is held as long as the task runs, or its handle.
+        self.ends: dict[Task, _thread.LockType | Handle] = {}
         self.number = itertools.count(1).__next__  # in names of threads
         self.pool_number = itertools.count().__next__  # and of those of pools
         self.loop_task_number = itertools.count(1).__next__  # in names of asyncio's tasks
-        self.calls: list[Callable[[], Any]] = []  # before threads are waited for at the end
+        self.calls: list[Callable[[], object]] = []  # before threads are waited for at the end
         self.shutting_down = False
-        self._main: Any = None
+        self._main: threading.Thread | None = None
 
     @property
-    def main(self) -> Any:
+    def main(self) -> threading.Thread:
         """The `Thread` of the task that the process began with."""
         if self._main is None:
             task = self._process.tasks[0]
@@ -70,7 +71,7 @@ class Threads:
             thread._started.set()
         return self._main
 
-    def alive(self) -> list[Any]:
+    def alive(self) -> list[threading.Thread]:
         """The `Thread` of every task that has one, in the order in which they began."""
         found = [self.main]
         for task in self._process.tasks[1:]:
@@ -84,8 +85,7 @@ def threads_of(process: SimProcess) -> Threads:
     """What `threading` knows of a process; made when somebody first asks."""
     if process.threads is None:
         process.threads = Threads(process)
-    threads: Threads = process.threads
-    return threads
+    return process.threads
 
 
 class Joining:
@@ -152,7 +152,9 @@ class Handle:
 # -- begin and end ---------------------------------------------------------------------------------------------------
 
 
-def begin(function: Any, args: Any, kwargs: Any, *, daemon: bool) -> Task:
+def begin(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], *, daemon: bool
+) -> Task:
     """Start a task of the calling process that runs `function`."""
     runtime = current_runtime()
     assert runtime is not None
@@ -195,7 +197,9 @@ def _free_name(process: SimProcess, name: str) -> str:
     return next(each for each in names if each not in taken)
 
 
-def _run(runtime: Runtime, function: Any, args: Any, kwargs: Any) -> None:
+def _run(
+    runtime: Runtime, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
     task = runtime.simulation.current
     assert task is not None
     process: SimProcess = task.context
@@ -216,7 +220,8 @@ def _run(runtime: Runtime, function: Any, args: Any, kwargs: Any) -> None:
 
 
 def _ended(process: SimProcess, task: Task) -> None:
-    threads: Threads = process.threads
+    threads = process.threads
+    assert threads is not None
     end = threads.ends.pop(task, None)
     threads.objects.pop(task, None)
     process.tasks.remove(task)
@@ -225,7 +230,7 @@ def _ended(process: SimProcess, task: Task) -> None:
     process.wake()  # who waits for all of them
 
 
-def _tell_end(end: Any) -> None:
+def _tell_end(end: _thread.LockType | Handle | None) -> None:
     if isinstance(end, Handle):
         end._set_done()
     elif end is not None:
@@ -234,7 +239,7 @@ def _tell_end(end: Any) -> None:
 
 def shut_down(process: SimProcess) -> None:
     """What the interpreter does when the main thread has ended, before `atexit`. Called by the process's main task."""
-    threads: Threads | None = process.threads
+    threads = process.threads
     if threads is None:
         return
     runtime = current_runtime()
@@ -252,7 +257,7 @@ def shut_down(process: SimProcess) -> None:
         process.drain()
 
 
-def _call(function: Callable[[], Any]) -> None:
+def _call(function: Callable[[], object]) -> None:
     try:
         function()
     except TaskKilled:
