@@ -120,6 +120,9 @@ class Program(Protocol):
         """The same, of which nothing has been run."""
         ...
 
+    def warm(self) -> None:
+        """Import what it needs, and run nothing."""
+
     def ready(self) -> AbstractContextManager[None]:
         """Inside, it can be run."""
         ...

@@ -184,7 +184,7 @@ class _Fuzz:
             if trial.wrong is not None:
                 return FuzzReport(runs=1, passed=0, explained=0, bugs=(), wrong=trial.wrong)
             start = partial(elsewhere, _Judge, self.program.fresh())
-            pool = stack.enter_context(Workers(_Judge(trial), start, workers))
+            pool = stack.enter_context(Workers(_Judge(trial), start, workers, warm=self.program.fresh().warm))
             done = 0
             for drawn, verdict in pool.run(self._drawn(trial), self.tries.runs):
                 self._note(trial, drawn, verdict)
