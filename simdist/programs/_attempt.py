@@ -112,6 +112,11 @@ class Program(Protocol):
         ...
 
     @property
+    def moves_payloads(self) -> bool:
+        """False if only its course is simulated: `values="shapes"`."""
+        ...
+
+    @property
     def forgets(self) -> bool:
         """True if nothing of a rank's life but its files outlives it: no module, and no object."""
         ...

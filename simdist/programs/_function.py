@@ -81,6 +81,10 @@ class FunctionProgram:
         return self.mount is not None and bool(self.mount["local"])
 
     @property
+    def moves_payloads(self) -> bool:
+        return bool(self.settings.get("values", "all") == "all")
+
+    @property
     def forgets(self) -> bool:
         isolated = self.settings.get("isolate", False) is not False and not self.settings.get("share")
         closes_over = getattr(self.function, "__closure__", None) or not hasattr(self.function, "__code__")

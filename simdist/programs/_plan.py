@@ -45,6 +45,10 @@ class PlanProgram:
         return self.plan.disk is not None and bool(self.plan.disk["local"])
 
     @property
+    def moves_payloads(self) -> bool:
+        return self.plan.values == "all"
+
+    @property
     def forgets(self) -> bool:
         return self.plan.isolate is not False and not self.plan.share
 
