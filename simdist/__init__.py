@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
     from simdist.result import Event, FaultResult, JudgeFinding, RankResult, RunResult
-    from simdist.searches import ExploreReport, FuzzReport, explore, fuzz
+    from simdist.searches import ExploreReport, FuzzReport, ManyReport, explore, fuzz, run_many
     from simdist.sweeps import SweepReport, sweep
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "FuzzReport",
     "JudgeFinding",
     "Layout",
+    "ManyReport",
     "RankResult",
     "ResumeReport",
     "RunResult",
@@ -57,6 +58,7 @@ __all__ = [
     "point",
     "resume",
     "run",
+    "run_many",
     "samples",
     "shared_writes",
     "sometimes",
@@ -83,6 +85,7 @@ _HOMES = {
     "ExploreReport": "simdist.searches",
     "FaultResult": "simdist.result",
     "FuzzReport": "simdist.searches",
+    "ManyReport": "simdist.searches",
     "RankResult": "simdist.result",
     "RunResult": "simdist.result",
     "SimdistError": "simdist.errors",
@@ -92,6 +95,7 @@ _HOMES = {
     "fuzz": "simdist.searches",
     "point": "simdist.api",
     "run": "simdist.api",
+    "run_many": "simdist.searches",
     "samples": "simdist._tell",
     "shared_writes": "simdist._shared_writes",
     "spawn": "simdist.api",

@@ -116,6 +116,8 @@ def agree(
             lines.append(f"layouts[{index}]: {error}")
     if "world_size" in settings:
         lines.append("world_size: follows from the layout; leave it out")
+    if settings.get("values", "all") != "all":
+        lines.append("values: what layouts train is compared; leave it out")
     if lines:
         raise ArgumentError("simdist.agree", lines)
     single = run(train, world_size=1, args=(Layout(),), **settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,13 +51,16 @@ __all__ = [
     "DISK",
     "SETTINGS",
     "START_TIME",
+    "VALUES",
     "RunSettings",
     "check_fitting",
     "check_settings",
     "misfits",
+    "unmoved_problems",
 ]
 
 BACKENDS = ("gloo", "nccl", "sim")
+VALUES = ("all", "shapes")
 START_TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 _MOST_SEED = 2**64 - 1  # torch.manual_seed takes no more
 
@@ -235,6 +238,7 @@ class RunSettings:
     strict: bool | None = None  # None: only for the ideal backend
     judges: bool | Sequence[str | Judge] = False
     record_results: bool = False
+    values: str = "all"
     stall_s: float = 30.0
     echo: Callable[[int, int, str, str], None] | None = None
     progress: Callable[[int, int], None] | None = None
@@ -261,6 +265,7 @@ SETTINGS: Mapping[str, Spec] = {
     "strict": Maybe(Truth()),
     "judges": _Judges(),
     "record_results": Truth(),
+    "values": OneOf(VALUES),
     "stall_s": Number(above=0),
     "echo": Maybe(Function()),
     "progress": Maybe(Function()),
@@ -284,6 +289,21 @@ def misfits(given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -
         except Unfit as unfit:
             lines += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
     return good, lines
+
+
+def unmoved_problems(good: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What needs values, in a world that does not move them: which setting, and why."""
+    if good.get("values") != "shapes":
+        return
+    if good.get("record_results"):
+        yield "record_results", 'operations leave nothing to compare with values="shapes"'
+    judges = good.get("judges")
+    if judges and not isinstance(judges, bool):
+        from simdist.judges import judges_of  # which worlds without judges do not need
+
+        for judge in judges_of(judges):
+            if judge.compares_values:
+                yield "judges", f'{judge.name!r} compares values, and values="shapes" moves none; leave one of them out'
 
 
 def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> dict[str, Any]:
@@ -314,7 +334,9 @@ def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ())
         max_restarts=lives,
         has_disk=good.get("disk") is not None,
         has_local_disks=getattr(good.get("disk"), "local", None) is not None,
+        moves_payloads=good.get("values") != "shapes",
     )
+    lines += [f"{name}: {text}" for name, text in unmoved_problems(good)]
     cluster = good.get("cluster")
     hosts = 1 if cluster is None else len(cluster.hosts)
     if (good.get("min_hosts") or 0) > hosts:

@@ -135,7 +135,9 @@ class World:
             self._cluster = replace(self._cluster, devices_per_host="ranks")
         network = Network(self._cluster)
         self._strict = strict = spec.backend == "sim" if spec.strict is None else spec.strict
-        self._torch = TorchState(network, backend=spec.backend, strict=strict, results=spec.record_results)
+        self._torch = TorchState(
+            network, backend=spec.backend, strict=strict, results=spec.record_results, values=spec.values
+        )
         self._slots = Slots(spec.seed, torch_generator())
         self._slots.add(self._torch.switch)
         self._devices: DeviceState | None = None
@@ -254,8 +256,8 @@ class World:
         if self._spec.judges:
             from simdist.judges import Court  # which other worlds do not need
 
-            bus, strict = self._simulation.bus, self._strict
-            self._court = Court(self._spec.judges, bus, self._spec.world_size, strict=strict)
+            bus, spec = self._simulation.bus, self._spec
+            self._court = Court(spec.judges, bus, spec.world_size, strict=self._strict, values=spec.values)
             undo.add(self._court.close)
             self._court.open()
         touch = self._simulation.policy.touch

@@ -49,6 +49,7 @@ def run(
     strict: bool | None = None,
     judges: bool | Sequence[str | Judge] = False,
     record_results: bool = False,
+    values: str = "all",
     stall_s: float = 30.0,
     echo: Callable[[int, int, str, str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -85,6 +86,13 @@ def run(
             simdist; or some by name, and instances of your own (`simdist.judges`). A run with a finding is not `ok`.
         record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
             comparing runs.
+        values: "shapes" leaves large payloads of floating-point numbers where they are, for programs of which only the
+            course matters: which collectives are called, when, in which order, with which shapes, and what goes wrong.
+            Everything else is as with "all": matching, errors, times, faults, traces. Nothing is reduced, copied or
+            checksummed of more than 4096 bytes of floating-point numbers that a rank brings to a call, and of an
+            all_to_all of any size; what outputs hold afterwards is what they held before. Integers, booleans, bytes and
+            small payloads are moved, and so are objects, stores and barriers. Floating-point numbers add nothing to the
+            digest. Judges that compare values are off, and refused by name; so are faults that change payloads.
         policy: who goes first among ranks, and threads of a rank, that are runnable at the same instant: "fifo" or
             "random", which also lets others go first wherever a thread takes a lock, and lets a part of the requests to
             stores, and of the messages to any receiver, take up to nine times as long, so that others come in between.
@@ -142,6 +150,7 @@ def run(
         "strict": strict,
         "judges": judges,
         "record_results": record_results,
+        "values": values,
         "faults": faults,
     }
     watching = {"stall_s": stall_s, "echo": echo, "progress": progress}

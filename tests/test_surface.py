@@ -176,6 +176,8 @@ LAYERS: dict[str, set[str]] = {
         "storage",
         "trace",
         "values",
+        "numpy",
+        "torch",
     },
     "sweeps": {
         "_quiet",
@@ -198,6 +200,7 @@ LAYERS: dict[str, set[str]] = {
         "kernel",
         "_content",
         "_quiet",
+        "_settings",
         "errors",
         "values",
         "result",

@@ -59,6 +59,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "program_time": "Virtual time that each program takes that a rank starts.",
         "strict": "Turns what the backend accepts in silence, hangs on or dies of into an error that names the calls.",
         "judges": "`true`: all judges look on. A list names some: what they find fails the scenario.",
+        "values": '"shapes": large payloads of floating-point numbers are not moved; only the course of the program is simulated.',
         "portable": "The scenario also runs on real processes; `simdist parity` takes it.",
         "time_scale": "On real processes, timeouts and durations are multiplied by this.",
     },

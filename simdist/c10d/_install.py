@@ -83,7 +83,9 @@ class TorchState:
         >>> state.uninstall()
     """
 
-    def __init__(self, network: Network, *, backend: str, strict: bool = False, results: bool = False) -> None:
+    def __init__(
+        self, network: Network, *, backend: str, strict: bool = False, results: bool = False, values: str = "all"
+    ) -> None:
         self._backend = backend
         self._strict = strict
         self._results = results
@@ -97,7 +99,7 @@ class TorchState:
         self._flags: Any = ()  # what was set for all of torch before
         self._forward: Any = None  # the module whose forward pass the host was in
         self._has_devices = bool(network.cluster.devices_per_host)
-        self._makers = Makers(network, backend=backend, strict=strict)
+        self._makers = Makers(network, backend=backend, strict=strict, values=values)
         self.servers = self._makers.servers
 
     # -- life ----------------------------------------------------------------------------------------------------

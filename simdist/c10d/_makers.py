@@ -11,6 +11,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -55,10 +56,11 @@ _present: Makers | None = None  # of the one world that is active
 class Makers:
     """Makes the groups and stores of one world's ranks."""
 
-    def __init__(self, network: Network, *, backend: str, strict: bool) -> None:
+    def __init__(self, network: Network, *, backend: str, strict: bool, values: str = "all") -> None:
         self._network = network
         self._backend = backend
         self._strict = strict
+        self._moves_payloads = values == "all"
         self._group_class = SimProcessGroup
         if network.cluster.devices_per_host:
             from simdist.c10d.surface._device_group import DeviceProcessGroup
@@ -87,12 +89,25 @@ class Makers:
             if not ranks and size == self._network.cluster.world_size:
                 ranks = range(size)
         member = connect(
-            process, self._network, store, rank, size, limit_ns, backend, strict=self._strict, lazy=lazy, ranks=ranks
+            process,
+            self._network,
+            store,
+            rank,
+            size,
+            limit_ns,
+            self._moving(backend),
+            strict=self._strict,
+            lazy=lazy,
+            ranks=ranks,
         )
         group = self._group_class(member, store, size, timeout, options)
         group.maker = self
         flight_record_of(process).enter(group)
         return group
+
+    def _moving(self, backend: Backend) -> Backend:
+        """The backend as this world has it: with its payloads, or without."""
+        return backend if self._moves_payloads else replace(backend, moves_payloads=False)
 
     def nccl_group(
         self,
@@ -120,7 +135,16 @@ class Makers:
         if not ranks and size == self._network.cluster.world_size:
             ranks = range(size)
         member = connect(
-            process, self._network, store, rank, size, limit_ns, NCCL, strict=self._strict, lazy=True, ranks=ranks
+            process,
+            self._network,
+            store,
+            rank,
+            size,
+            limit_ns,
+            self._moving(NCCL),
+            strict=self._strict,
+            lazy=True,
+            ranks=ranks,
         )
         group = NcclProcessGroup(member, store, size, options)
         if state.making is not None:

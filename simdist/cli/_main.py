@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,15 @@ import click
 
 from simdist.cli._console import say
 from simdist.cli._interrupts import interruption
-from simdist.cli._nodes import Count, given_node_options, node_options, real_options
+from simdist.cli._nodes import (
+    Count,
+    given_node_options,
+    node_options,
+    options_given,
+    real_options,
+    report_options,
+    worker_options,
+)
 from simdist.cli._outputs import shown_path
 from simdist.errors import SimdistError
 from simdist.values import plain
@@ -49,30 +55,6 @@ class _Commands(click.Group):
             context.exit(code)
 
 
-def _with_workers_and_reports(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that run a program again and again; `workers` is a count, an address or None."""
-
-    @functools.wraps(command)
-    def with_workers(*args: Any, workers: int | None, scheduler: str | None, **options: Any) -> Any:
-        if scheduler is not None:
-            if workers is not None:
-                raise click.UsageError("--workers: the workers of the --scheduler do the runs; leave out one of them")
-            from simdist.programs import workers_problems
-
-            if problems := list(workers_problems(scheduler)):
-                raise click.UsageError(problems[0].replace("workers:", "--scheduler:", 1))
-        return command(*args, workers=workers if scheduler is None else scheduler, **options)
-
-    for option in (
-        click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each."),
-        click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON."),
-        click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://10.0.0.1:8786."),
-        click.option("--workers", type=Count(least=1), help="Processes; default: one for each core."),
-    ):
-        with_workers = option(with_workers)
-    return with_workers
-
-
 class _Judging(click.Command):
     """A command with `--judge`, which needs no name."""
 
@@ -96,13 +78,31 @@ def main() -> None:
             stream.reconfigure(errors="replace")
 
 
+_OF_MANY_RUNS = ("workers", "scheduler", "junit", "until_failure")
+_OF_ONE_RUN = (
+    "trace_path",
+    "events_path",
+    "timeline_path",
+    "graph_path",
+    "streams_path",
+    "flight_recorder",
+    "check_determinism",
+    "show_output",
+    "real",
+    "nccl_wait",
+)
+
+
 @main.command(cls=_Judging)
 @click.argument("file")
 @click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the file.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
 )
-@click.option("--json", "json_path", metavar="OUT", help="Write the result as JSON.")
+@click.option("--seeds", type=Count(least=1), metavar="N", help="N runs, with seeds from --seed on, or from 0.")
+@click.option("--until-failure", is_flag=True, help="With --seeds: stop at the first run that fails.")
+@worker_options
+@report_options
 @click.option("--trace", "trace_path", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
 @click.option("--events", "events_path", hidden=True, help="Write each event as a line of JSON.")
 @click.option("--timeline", "timeline_path", metavar="OUT", help="Draw the run, as SVG or PNG.")
@@ -138,7 +138,10 @@ def run(
     file: str,
     seed: int | None,
     overrides: tuple[str, ...],
+    seeds: int | None,
+    workers: int | str | None,
     json_path: str | None,
+    junit: str | None,
     trace_path: str | None,
     events_path: str | None,
     timeline_path: str | None,
@@ -151,15 +154,20 @@ def run(
     show_output: bool,
     real: str | None,
     nccl_wait: str,
+    until_failure: bool,
     **node: Any,
 ) -> None:
-    """Run the scenario in FILE and judge it by its expectations.
+    """Run the scenario in FILE and judge it by its expectations; with --seeds N many times, over all cores.
 
     A KEY is dotted and a VALUE is TOML, plain words are text: --set world_size=3 --set workload.kwargs.epochs=1
     --set faults[0].rank=1
     """
-    from simdist.cli._run import Outputs, run_file
+    from simdist.cli._run import Outputs, run_file, run_seeds
 
+    if seeds is None and (given := options_given(context, _OF_MANY_RUNS)):
+        raise click.UsageError(f"{', '.join(given)}: for many runs; add --seeds N")
+    if seeds is not None and (given := [*options_given(context, _OF_ONE_RUN), *given_node_options(context)]):
+        raise click.UsageError(f"{', '.join(given)}: for one run; leave out --seeds")
     if strict:
         overrides = (*overrides, "strict=true")
     if judges:
@@ -170,6 +178,10 @@ def run(
         except ValueError as error:
             raise click.UsageError(f"--judge: {error}") from None
         overrides = (*overrides, f"judges={json.dumps(chosen)}")
+    if seeds is not None:
+        span = range(seed or 0, (seed or 0) + seeds)
+        reports = {"json_path": json_path, "junit": junit}
+        context.exit(run_seeds(file, span, overrides, workers=workers, until_failure=until_failure, **reports))
     outputs = Outputs(
         json=json_path,
         trace=trace_path,
@@ -234,7 +246,8 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
     "--no-merge", is_flag=True, help="Run every crash to its end, even if its restart equals one already run."
 )
 @click.option("--keep", metavar="FILE", help="Keep what is found there; after Ctrl-C the same command goes on.")
-@_with_workers_and_reports
+@worker_options
+@report_options
 @click.option("--write", metavar="FOLDER", help="Write for each failure a scenario, a pytest test and a picture there.")
 @click.pass_context
 def sweep(
@@ -281,7 +294,8 @@ def sweep(
 @click.option("--systematic", is_flag=True, help="Draw none: try every order that can differ, in --runs at most.")
 @click.option("--one-outcome", is_flag=True, help="Fail if what ranks return depends on the schedule.")
 @click.option("--until-found", is_flag=True, help="Stop at the first failure.")
-@_with_workers_and_reports
+@worker_options
+@report_options
 @click.option("--write", metavar="FOLDER", help="Write for each failure a scenario and a pytest test there.")
 @click.pass_context
 def explore(
@@ -336,7 +350,8 @@ def explore(
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only faults of this family; may repeat.")
 @click.option("--database", metavar="DIR", help="Keep what is found there, and try it first the next time.")
 @click.option("--no-shrink", is_flag=True, help="Report what is found as it was drawn.")
-@_with_workers_and_reports
+@worker_options
+@report_options
 @click.option("--write", metavar="FOLDER", help="Write for each failure a scenario and a pytest test there.")
 @click.pass_context
 def fuzz(

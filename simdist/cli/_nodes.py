@@ -1,7 +1,12 @@
-"""The options that say how and on which machines a real run takes place: torchrun's own names."""
+"""The options that say on which machines runs take place.
+
+Those of a real run have torchrun's own names; those of many simulated ones say how many processes do them.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +16,15 @@ from simdist.values import Unfit, Whole, shown
 if TYPE_CHECKING:
     from simdist.cli._real import RealOptions
 
-__all__ = ["Count", "given_node_options", "node_options", "real_options"]
+__all__ = [
+    "Count",
+    "given_node_options",
+    "node_options",
+    "options_given",
+    "real_options",
+    "report_options",
+    "worker_options",
+]
 
 
 if TYPE_CHECKING:
@@ -88,8 +101,45 @@ def node_options(command: Any) -> Any:
 
 def given_node_options(context: click.Context) -> list[str]:
     """Those of them that stand on the command line."""
-    given = [n for n in _NAMES if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE]
-    return [f"--{name.replace('_', '-')}" for name in given]
+    return options_given(context, _NAMES)
+
+
+def options_given(context: click.Context, names: Sequence[str]) -> list[str]:
+    """Those of some options that stand on the command line; `names` are those of their values."""
+    given = [n for n in names if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE]
+    return [f"--{name.removesuffix('_path').replace('_', '-')}" for name in given]
+
+
+def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add those of commands that run a program again and again; `workers` is a count, an address or None."""
+
+    @functools.wraps(command)
+    def with_workers(*args: Any, workers: int | None, scheduler: str | None, **options: Any) -> Any:
+        if scheduler is not None:
+            if workers is not None:
+                raise click.UsageError("--workers: the workers of the --scheduler do the runs; leave out one of them")
+            from simdist.programs import workers_problems
+
+            if problems := list(workers_problems(scheduler)):
+                raise click.UsageError(problems[0].replace("workers:", "--scheduler:", 1))
+        return command(*args, workers=workers if scheduler is None else scheduler, **options)
+
+    for option in (
+        click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://10.0.0.1:8786."),
+        click.option("--workers", type=Count(least=1), help="Processes; default: one for each core."),
+    ):
+        with_workers = option(with_workers)
+    return with_workers
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add those that write a report."""
+    for option in (
+        click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each."),
+        click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON."),
+    ):
+        command = option(command)
+    return command
 
 
 def real_options(backend: str, node: dict[str, Any], wait: str) -> RealOptions:

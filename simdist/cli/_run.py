@@ -16,12 +16,15 @@ from typing import IO, TYPE_CHECKING
 from simdist._observer import observed_by
 from simdist._shared_writes import shared_writes
 from simdist.cli._console import page
+from simdist.cli._explore import loaded, print_report, write_reports
+from simdist.cli._interrupts import terminated_like_interrupted
 from simdist.cli._outputs import output_problems, shown_path, told, write_bytes, write_text
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import print_shared, print_summary
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
 from simdist.scenario import ScenarioReport, check_plan, format_duration, load, run_scenario
+from simdist.searches import run_plan_many
 from simdist.trace import (
     Trace,
     save,
@@ -33,12 +36,22 @@ from simdist.trace import (
     write_events,
     write_flight_recorder,
 )
+from simdist.values import Whole, findings_of
 
 if TYPE_CHECKING:
     from simdist.determinism import CallStacks, DeterminismReport
     from simdist.device import KernelTimes
 
-__all__ = ["PICTURES", "Outputs", "picture_problems", "run_file", "write_graph", "write_streams", "write_timeline"]
+__all__ = [
+    "PICTURES",
+    "Outputs",
+    "picture_problems",
+    "run_file",
+    "run_seeds",
+    "write_graph",
+    "write_streams",
+    "write_timeline",
+]
 
 
 PICTURES = ("timeline", "graph", "streams")
@@ -152,6 +165,39 @@ def run_file(
         print_shared(out, written.lines())
         out.print(f"real time    {seconds:.2f} s")
     return 0 if report.ok and (determinism is None or determinism.ok) else 1
+
+
+def run_seeds(
+    file: str,
+    seeds: range,
+    overrides: Sequence[str],
+    *,
+    workers: int | str | None,
+    until_failure: bool,
+    json_path: str | None,
+    junit: str | None,
+) -> int:
+    """Run the scenario once for each seed, and print what became of the runs; the exit code.
+
+    Raises:
+        ScenarioError: the file, an override, a seed or an output path is bad; nothing has run then.
+    """
+    problems = output_problems({"--json": json_path, "--junit": junit}, inputs=[file])
+    problems += [f"--seeds: the last one, {each.text}" for each in findings_of(Whole(most=2**64 - 1), seeds[-1])]
+    plan = loaded(file, None, overrides, problems)
+    started = time.perf_counter()
+    with terminated_like_interrupted(), LiveLine() as line:
+
+        def progress(done: int, count: int, causes: int) -> None:
+            rate = done / max(time.perf_counter() - started, 1e-6)
+            line.say(f"{done} of {count} runs   {causes} causes of failures   {60 * rate:,.0f} runs a minute")
+
+        report = run_plan_many(plan, seeds, workers=workers, until_failure=until_failure, progress=progress)
+    seconds = time.perf_counter() - started
+    write_reports("run", plan, report, seconds, json_path=json_path, junit=junit)
+    rate, per_core = 60 * report.runs / max(seconds, 1e-6), report.runs_a_minute_per_core
+    print_report(plan, report, f"{seconds:.2f} s, {rate:,.0f} runs a minute, {per_core:,.0f} per core")
+    return 0 if report.ok else 1
 
 
 def _echo(line: LiveLine) -> Callable[[int, int, str, str], None]:

@@ -55,6 +55,7 @@ class Surroundings:
     taken: frozenset[str] = frozenset()  # names that several faults bear
     wrong: frozenset[str] = frozenset()
     has_local_disks: bool | None = None  # one for each host
+    moves_payloads: bool = True  # False: large ones of floating-point numbers stay where they are
 
     def fine(self, *fields: str) -> bool:
         """True if none of these fields is wrong by itself."""

@@ -31,13 +31,14 @@ def problems_of(
     max_restarts: int | None = None,
     has_disk: bool | None = None,
     has_local_disks: bool | None = None,
+    moves_payloads: bool = True,
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
 ) -> list[str]:
     """One line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all of it does.
 
     With `max_restarts`, a fault of a life that never comes does not fit either; with `has_disk` or
-    `has_local_disks` False, a problem of that disk.
+    `has_local_disks` False, a problem of that disk; without `moves_payloads`, one that changes them.
     `others` are in the world already, and `names` are of faults that may still come.
     """
     given = list(faults)
@@ -46,7 +47,11 @@ def problems_of(
     lines = [[] if isinstance(each, Fault) else [f": {_no_fault(each)}"] for each in given]
     places = [index for index, each in enumerate(given) if isinstance(each, Fault)]
     good = [each for each in given if isinstance(each, Fault)]
-    about = {"has_disk": has_disk, "has_local_disks": has_local_disks}
+    about: dict[str, Any] = {
+        "has_disk": has_disk,
+        "has_local_disks": has_local_disks,
+        "moves_payloads": moves_payloads,
+    }
     for problem in problems_among(good, world_size, max_restarts, others=others, names=names, **about):
         inside = f".{place(problem.path)}" if problem.path else ""
         lines[places[problem.index]].append(f"{inside}: {problem.text}")
@@ -60,6 +65,7 @@ def problems_among(
     *,
     has_disk: bool | None = None,
     has_local_disks: bool | None = None,
+    moves_payloads: bool = True,
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
 ) -> Iterator[FaultProblem]:
@@ -78,7 +84,7 @@ def problems_among(
             for finding in findings:
                 yield FaultProblem(index, (name, *finding.path), finding.text)
         surroundings = Surroundings(
-            world_size, max_restarts, has_disk, waits, taken, frozenset(misfits), has_local_disks
+            world_size, max_restarts, has_disk, waits, taken, frozenset(misfits), has_local_disks, moves_payloads
         )
         for field, text in _asked(fault, surroundings, misfits):
             yield FaultProblem(index, (field,) if field else (), text)

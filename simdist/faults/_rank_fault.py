@@ -133,7 +133,9 @@ class RankFault(Fault):
         return None if type(self).change is RankFault.change else self.change
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of the trigger, and of the rank."""
+        """Those of the trigger, of the rank, and of a payload that is not moved."""
+        if not world.moves_payloads and self.changes is not None and self.op != "write":
+            yield "", f'{self.kind} changes what an operation carries, and values="shapes" moves no payloads'
         if world.fine("at_ns", "at_step", "at_point", "op", "nth", "after"):
             yield from self._problems_of_source()
         if world.fine("when", "op", "nth") and self.when != "before" and not self.on_operation:

@@ -18,11 +18,15 @@ __all__ = ["Court"]
 class Court:
     """Holds a hearing for each judge. `close` leaves no trace, whatever happened before."""
 
-    def __init__(self, wanted: bool | Sequence[str | Judge], bus: Bus, world_size: int, *, strict: bool) -> None:
+    def __init__(
+        self, wanted: bool | Sequence[str | Judge], bus: Bus, world_size: int, *, strict: bool, values: str = "all"
+    ) -> None:
         self._instruments = Instruments()
         newest = Newest()
         self._hearings = [
-            Hearing(judge, bus, world_size, strict, self._instruments.prepare, newest) for judge in judges_of(wanted)
+            Hearing(judge, bus, world_size, strict, self._instruments.prepare, newest)
+            for judge in judges_of(wanted)
+            if values == "all" or not judge.compares_values
         ]
         self.names = tuple(hearing.judge.name for hearing in self._hearings)
 

@@ -29,6 +29,7 @@ class Finite(Judge):
     """No optimizer steps after a loss or with gradients that are infinite or no numbers, or leaves such parameters."""
 
     name: ClassVar[str] = "finite"
+    compares_values: ClassVar[bool] = True
 
     def begin(self, hearing: Hearing) -> None:
         """Look at losses, reductions and steps."""

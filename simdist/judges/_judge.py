@@ -60,6 +60,7 @@ class Judge(ABC):
     """
 
     name: ClassVar[str]
+    compares_values: ClassVar[bool] = False  # of tensors: then it makes no sense with `values="shapes"`
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

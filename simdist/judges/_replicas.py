@@ -60,6 +60,7 @@ class Replicas(Judge):
     """
 
     name: ClassVar[str] = "replicas"
+    compares_values: ClassVar[bool] = True
 
     def begin(self, hearing: Hearing) -> None:
         """Look at every step of an optimizer."""

@@ -57,6 +57,7 @@ class Trails(Judge):
     """Notes the steps of one world; with `crash_at` rank 0 is killed before this step of its first life."""
 
     name: ClassVar[str] = "trails"
+    compares_values: ClassVar[bool] = True
 
     def __init__(self, crash_at: int | None = None) -> None:
         self.steps: dict[tuple[int, int], list[Step]] = {}  # by life and rank

@@ -2,17 +2,18 @@
 
 Sweeps and searches share them. `_attempt.py` says what one run differs in, how long it may be and what it leaves;
 `_function.py` and `_plan.py` run it. The first run without faults is what expectations hold the later ones against.
-`_workers.py` shares tasks among processes, each of which has a program of its own: those of `_pools.py` on this
+`_workers.py` shares tasks among processes, each of which has a program of its own: those of `_processes.py` on this
 machine, those of `_cluster.py` on the machines of a Dask cluster.
 """
 
-from simdist.programs._attempt import Attempt, Bounds, EndlessError, Problems, Program, Ran
-from simdist.programs._function import FunctionProgram, Seen, count_problems, setting_problems
+from simdist.programs._attempt import Attempt, Bounds, EndlessError, Problems, Program, Ran, ran_within
+from simdist.programs._function import FunctionProgram, Seen, count_problems, setting_problems, watched
 from simdist.programs._plan import PlanProgram, overrides_of
 from simdist.programs._pools import Worker
-from simdist.programs._workers import Workers, cores, died_words, workers_problems
+from simdist.programs._workers import FEW, Workers, cores, died_words, workers_problems
 
 __all__ = [
+    "FEW",
     "Attempt",
     "Bounds",
     "EndlessError",
@@ -28,6 +29,8 @@ __all__ = [
     "count_problems",
     "died_words",
     "overrides_of",
+    "ran_within",
     "setting_problems",
+    "watched",
     "workers_problems",
 ]

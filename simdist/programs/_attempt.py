@@ -112,6 +112,11 @@ class Program(Protocol):
         ...
 
     @property
+    def moves_payloads(self) -> bool:
+        """False if only its course is simulated: `values="shapes"`."""
+        ...
+
+    @property
     def forgets(self) -> bool:
         """True if nothing of a rank's life but its files outlives it: no module, and no object."""
         ...
@@ -119,6 +124,9 @@ class Program(Protocol):
     def fresh(self) -> Program:
         """The same, of which nothing has been run."""
         ...
+
+    def warm(self) -> None:
+        """Import what it needs, and run nothing."""
 
     def ready(self) -> AbstractContextManager[None]:
         """Inside, it can be run."""

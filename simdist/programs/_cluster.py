@@ -46,6 +46,7 @@ class DaskCluster:
             said = "scheduler: Dask is not installed; `pip install 'simdist[cluster]'` brings it"
             raise ArgumentError("a search", [said]) from None
         self.broken: tuple[type[BaseException], ...] = (distributed.KilledWorker,)
+        self.unborn: tuple[type[BaseException], ...] = ()
         self.lost: tuple[type[BaseException], ...] = (
             CancelledError,
             AsyncCancelledError,
@@ -75,6 +76,9 @@ class DaskCluster:
         """Have one do these tasks."""
         future: Future[Answer] = self._executor.submit(_do_there, self._path, start, tasks, known)
         return future
+
+    def renew(self) -> None:
+        """Nothing to do: the scheduler's machines have workers, or have none."""
 
     def close(self, *, at_once: bool) -> None:
         """Let the workers forget the program; what they do now goes on to its end, and nobody waits for it."""

@@ -18,7 +18,7 @@ from simdist.scenario import fill
 from simdist.storage import Mount
 from simdist.values import guess_or_list
 
-__all__ = ["FunctionProgram", "Seen", "count_problems", "setting_problems"]
+__all__ = ["FunctionProgram", "Seen", "count_problems", "setting_problems", "watched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Seen:
             yield "outcomes", f"rank {failed.rank} {how_it_ended(failed)}"
 
 
-def _watched(seen: Seen) -> Iterator[tuple[str, str]]:
+def watched(seen: Seen) -> Iterator[tuple[str, str]]:
     """Every rank has to return, judges to find nothing, and faults to strike."""
     yield from seen.outcomes()
     if seen.result.findings:
@@ -63,7 +63,7 @@ class FunctionProgram:
     function: Callable[..., object]
     settings: Mapping[str, Any]
     mount: Mapping[str, Any] | None = None
-    oracle: Callable[[Seen], Iterable[tuple[str, str]]] = _watched
+    oracle: Callable[[Seen], Iterable[tuple[str, str]]] = watched
     _plain: RunResult | None = field(default=None, init=False, compare=False)
     _folder: str | None = field(default=None, init=False, compare=False)  # of the runs' folders; None: the usual one
 
@@ -81,6 +81,10 @@ class FunctionProgram:
         return self.mount is not None and bool(self.mount["local"])
 
     @property
+    def moves_payloads(self) -> bool:
+        return bool(self.settings.get("values", "all") == "all")
+
+    @property
     def forgets(self) -> bool:
         isolated = self.settings.get("isolate", False) is not False and not self.settings.get("share")
         closes_over = getattr(self.function, "__closure__", None) or not hasattr(self.function, "__code__")
@@ -89,6 +93,9 @@ class FunctionProgram:
 
     def fresh(self) -> FunctionProgram:
         return replace(self)
+
+    def warm(self) -> None:
+        """Nothing to do: the function's module is there."""
 
     @contextmanager
     def ready(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from simdist.faults import Fault
 from simdist.programs._attempt import Attempt, Bounds, Problems, Program, Progress, Ran, fewer_steps, ran_within
 from simdist.programs._scratch import scratch_folder
 from simdist.result import RunResult
-from simdist.scenario import Plan, alone, fault_text, importable, load, simulated, undisturbed
+from simdist.scenario import Plan, alone, fault_text, import_workload, importable, load, simulated, undisturbed
 
 __all__ = ["PlanProgram", "overrides_of"]
 
@@ -45,11 +45,19 @@ class PlanProgram:
         return self.plan.disk is not None and bool(self.plan.disk["local"])
 
     @property
+    def moves_payloads(self) -> bool:
+        return self.plan.values == "all"
+
+    @property
     def forgets(self) -> bool:
         return self.plan.isolate is not False and not self.plan.share
 
     def fresh(self) -> PlanProgram:
         return PlanProgram(self.plan)
+
+    def warm(self) -> None:
+        with self._importable():
+            import_workload(self.plan.workload)
 
     @contextmanager
     def ready(self) -> Iterator[None]:

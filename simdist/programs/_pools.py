@@ -1,4 +1,5 @@
-"""Who does tasks beside this process: worker processes of this machine, or (`_cluster.py`) those of a Dask cluster.
+"""Who does tasks beside this process: processes of this machine (`_processes.py`), or those of a Dask cluster
+(`_cluster.py`).
 
 A worker process makes its program once, for all tasks of one search: `do` keeps it until tasks of another search arrive
 or `end` is called.
@@ -6,26 +7,16 @@ or `end` is called.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-import signal
-import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from multiprocessing import connection
-from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from simdist.errors import ArgumentError
+from simdist.errors import ArgumentError, SimdistError
 
-__all__ = ["Answer", "Pool", "Processes", "Start", "Worker", "do", "end", "unreachable"]
-
-_PATIENCE_S = 2  # for a process that is to end
+__all__ = ["Answer", "Pool", "Start", "Worker", "do", "end", "unreachable"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -45,6 +36,17 @@ class Worker(ABC, Generic[Task, Result]):
     def learn(self, found: Mapping[str, Any]) -> None:
         """Another one has found this out."""
 
+    def killed(self, number: int, task: Task, how: str) -> Result:
+        """What it comes to that worker processes die of a task each time, as "was killed by SIGSEGV".
+
+        Raises:
+            SimdistError: that is no result, unless a worker has one for it.
+        """
+        raise SimdistError(
+            f"every worker process that began task {number} died, the last one {how}: they ran out of memory, were "
+            "killed, or crashed. One process alone (--workers 1) shows what happens"
+        )
+
 
 Start = Callable[[], AbstractContextManager[Worker[Any, Any]]]
 Answer = tuple[list[Any], dict[str, Any]]
@@ -52,11 +54,16 @@ Answer = tuple[list[Any], dict[str, Any]]
 
 
 class Pool(Protocol):
-    """Workers in other processes. Results of a future raise one of `broken` if its worker died."""
+    """Workers in other processes."""
 
     @property
     def broken(self) -> tuple[type[BaseException], ...]:
-        """What is raised when the pool can't go on; another one has to be made."""
+        """What is raised by a future whose worker died; the pool goes on. The text says how it died."""
+        ...
+
+    @property
+    def unborn(self) -> tuple[type[BaseException], ...]:
+        """What is raised by a future for which no worker could be started."""
         ...
 
     @property
@@ -72,41 +79,13 @@ class Pool(Protocol):
         """Have one do these tasks; `start` is a pickled `Start`."""
         ...
 
+    def renew(self) -> None:
+        """Start others in place of workers that died."""
+        ...
+
     def close(self, *, at_once: bool) -> None:
         """Let them end; `at_once` in the middle of what they do."""
         ...
-
-
-class Processes:
-    """So many processes of this machine, which start with the first task."""
-
-    broken: tuple[type[BaseException], ...] = (BrokenProcessPool,)
-    lost: tuple[type[BaseException], ...] = ()
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._before = multiprocessing.active_children()
-        self._executor: ProcessPoolExecutor | None = None
-
-    def size(self) -> int:
-        """As many as were asked for."""
-        return self._count
-
-    def submit(self, start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Future[Answer]:
-        """Have one do these tasks."""
-        if self._executor is None:
-            self._executor = ProcessPoolExecutor(self._count, multiprocessing.get_context("spawn"), _begin)
-        return self._executor.submit(do, start, tasks, known)
-
-    def close(self, *, at_once: bool) -> None:
-        """Wait for their end."""
-        if self._executor is None:
-            return
-        if at_once:
-            for child in multiprocessing.active_children():
-                if child not in self._before:
-                    child.terminate()
-        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def unreachable(error: BaseException) -> str:
@@ -145,23 +124,3 @@ def end() -> None:
     if _begun is not None:
         life, _begun = _begun[1], None
         life.__exit__(None, None, None)
-
-
-def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for the results is interrupted
-    signal.signal(signal.SIGTERM, _end)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """The run that is under way clears up after itself, if it does so soon."""
-    signal.alarm(_PATIENCE_S)
-    sys.exit(1)
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent is interrupted, or killed, would wait for ever for something to do."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)

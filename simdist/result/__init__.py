@@ -22,7 +22,7 @@ number of ranks.
 from simdist.result._report import LINES, WIDTH, Report, report_of
 from simdist.result._result import Event, FaultResult, JudgeFinding, RankResult, RunResult, Status
 from simdist.result._spans import Span, spans_of
-from simdist.result._words import how_it_ended
+from simdist.result._words import exit_words, how_it_ended
 
 __all__ = [
     "LINES",
@@ -35,6 +35,7 @@ __all__ = [
     "RunResult",
     "Span",
     "Status",
+    "exit_words",
     "how_it_ended",
     "report_of",
     "spans_of",

@@ -7,7 +7,7 @@ import signal
 from simdist.result._result import RankResult
 from simdist.values import text_of, without_source
 
-__all__ = ["how_it_ended"]
+__all__ = ["exit_words", "how_it_ended"]
 
 
 def how_it_ended(rank: RankResult) -> str:
@@ -22,6 +22,11 @@ def how_it_ended(rank: RankResult) -> str:
     if rank.exception is not None:
         return f"raised {_first_line(rank.exception)}"
     return rank.status
+
+
+def exit_words(code: int) -> str:
+    """How a process ended, as the rest of a sentence; a negative code is that of a signal."""
+    return f"was killed by {_signal(-code)}" if code < 0 else f"left with exit code {code}"
 
 
 def _signal(number: int) -> str:

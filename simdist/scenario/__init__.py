@@ -18,7 +18,7 @@ from simdist.scenario._state import state_of
 from simdist.scenario._steps import lost_steps, lost_words
 from simdist.scenario._struck import fault_text, simulated, undisturbed
 from simdist.scenario._training import judge_training
-from simdist.scenario._workload import fill, filled_faults, importable
+from simdist.scenario._workload import fill, filled_faults, import_workload, importable
 from simdist.scenario._written import scenario_text
 from simdist.values import format_duration, parse_bandwidth, parse_duration, rank_text, without_source
 
@@ -36,6 +36,7 @@ __all__ = [
     "fill",
     "filled_faults",
     "format_duration",
+    "import_workload",
     "importable",
     "judge_real",
     "judge_training",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simdist import faults
-from simdist._settings import SETTINGS
+from simdist._settings import SETTINGS, unmoved_problems
 from simdist.errors import ScenarioError, SimdistError
 from simdist.result import Status
 from simdist.scenario._calibration import CalibrationError, calibrated
@@ -102,6 +102,8 @@ class _Loader:
         """The plan, or None if there are problems."""
         with own_judges_importable(self.source, self.table.get("judges")):
             top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
+            for key, text in () if top is None else unmoved_problems(dict(top)):
+                self._problem((key,), text)
         workload = self._workload(import_target)
         cluster = {**self._cluster(), **self._models()}
         disk = self._disk()
@@ -246,6 +248,7 @@ class _Loader:
             self.last_life,
             has_disk="disk" in self.table,
             has_local_disks=self._has_local_disks(),
+            moves_payloads=self.table.get("values") != "shapes",
             names=names,
         ):
             keys = (*(faults.file_key(str(part)) for part in problem.path[:1]), *problem.path[1:])

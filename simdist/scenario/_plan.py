@@ -98,6 +98,7 @@ class Plan:
     program_ns: int = 0  # `program_time` in the file: what a program outside the simulation takes
     strict: bool | None = None
     judges: bool | Sequence[str | Judge] = False
+    values: str = "all"
     portable: bool = False  # the same file is meant for real processes too
     time_scale: float = 1.0  # there: real seconds per virtual second
     cluster: Mapping[str, Any] = field(default_factory=dict)

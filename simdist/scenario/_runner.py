@@ -146,6 +146,7 @@ def simulate(
             strict=plan.strict,
             judges=with_own_judges(plan.source, plan.judges),
             record_results=record_results,
+            values=plan.values,
             echo=echo,
             progress=progress,
             replay=plan.replay,

@@ -123,6 +123,7 @@ HEADER = section(
         "program_time": (SETTINGS["program_ns"], 0),
         "strict": (SETTINGS["strict"], None),
         "judges": (SETTINGS["judges"], False),
+        "values": (SETTINGS["values"], "all"),
         "portable": (Truth(), False),
         "time_scale": (Number(above=0), 1.0),
     },

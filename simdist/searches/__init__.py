@@ -10,6 +10,8 @@
   `_shrinking.py` makes the others smaller, `_tokens.py` writes them as one word, `_database.py` keeps them.
 - `_explore.py` and `_fuzz.py` are what users call. `_search.py` draws schedules, or has them from `_depth_first.py`,
   which tries all that differ; `_turning_point.py` finds when a failure became inevitable; `_report.py` says it.
+- `_run_many.py` draws nothing: it runs a program with the seeds that it is given; `_many_report.py` says what they
+  came to.
 - `_trials.py` runs attempts, in this process or in others, and `simdist.programs` has the processes.
 
 It rests on `simdist.run`, `simdist.scenario` and the policies of `simdist.kernel`: there is no runner of its own, and
@@ -22,8 +24,10 @@ from simdist.searches._depth_first import Coverage
 from simdist.searches._explore import explore, explore_plan
 from simdist.searches._fuzz import Tries, fuzz, fuzz_plan
 from simdist.searches._fuzz_report import Bug, FuzzReport
+from simdist.searches._many_report import FailedRuns, ManyReport, SingleRun
 from simdist.searches._outcomes import Cause
 from simdist.searches._report import ExploreReport, Outcome, Schedule, SearchReport, TurningPoint
+from simdist.searches._run_many import run_many, run_plan_many
 from simdist.searches._shrinking import ShrunkOrder
 from simdist.searches._swarm import DEADLY, FAMILIES, families_of, fitting_fault, plan_of_faults
 from simdist.searches._tokens import read_token, token_of
@@ -39,13 +43,16 @@ __all__ = [
     "Coverage",
     "ExploreReport",
     "Facts",
+    "FailedRuns",
     "FuzzReport",
+    "ManyReport",
     "Moment",
     "Outcome",
     "PlanProgram",
     "Schedule",
     "SearchReport",
     "ShrunkOrder",
+    "SingleRun",
     "Trial",
     "Tries",
     "TurningPoint",
@@ -58,6 +65,8 @@ __all__ = [
     "fuzz_plan",
     "plan_of_faults",
     "read_token",
+    "run_many",
+    "run_plan_many",
     "schedule",
     "token_of",
 ]

@@ -187,7 +187,7 @@ class _Fuzz:
             if trial.wrong is not None:
                 return FuzzReport(runs=1, passed=0, explained=0, bugs=(), wrong=trial.wrong)
             start = partial(elsewhere, _Judge, self.program.fresh())
-            pool = stack.enter_context(Workers(_Judge(trial), start, workers))
+            pool = stack.enter_context(Workers(_Judge(trial), start, workers, warm=self.program.fresh().warm))
             done = 0
             for drawn, verdict in pool.run(self._drawn(trial), self.tries.runs):
                 self._note(trial, drawn, verdict)
@@ -200,8 +200,12 @@ class _Fuzz:
         for path, attempt in [] if self.kept is None else list(self.kept.entries()):
             yield _Drawn(-1, attempt, path)
         facts, program, tries = trial.facts, self.program, self.tries
-        disks: dict[str, Any] = {"has_disk": program.has_disk, "has_local_disks": program.has_local_disks}
-        world = Surroundings(facts.world_size, self.max_restarts, **disks)
+        about: dict[str, Any] = {
+            "has_disk": program.has_disk,
+            "has_local_disks": program.has_local_disks,
+            "moves_payloads": program.moves_payloads,
+        }
+        world = Surroundings(facts.world_size, self.max_restarts, **about)
         families = list(tries.families or families_of(world))
         number = 0
         while (tries.runs is None or number < tries.runs) and not (self.over is not None and self.over()):

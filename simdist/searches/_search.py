@@ -97,7 +97,7 @@ class Search:
             facts = trial.facts
             drawn = (schedule(number, self.seed, facts) for number in range(1, runs))
             start = partial(elsewhere, _Looking, self.program.fresh())
-            pool = stack.enter_context(Workers(_Looking(trial), start, workers))
+            pool = stack.enter_context(Workers(_Looking(trial), start, workers, warm=self.program.fresh().warm))
             done = 1
             for attempt, look in pool.run(drawn, runs - 1):
                 self._note(done, attempt, look, trial.run)

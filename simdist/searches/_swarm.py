@@ -86,7 +86,11 @@ def fitting_fault(
     turns: int = _TURNS,
 ) -> Fault | None:
     """A fault of this kind that fits the `world` and strikes `victims` where `facts` say; None if none was drawn."""
-    about: dict[str, Any] = {"has_disk": world.has_disk, "has_local_disks": world.has_local_disks}
+    about: dict[str, Any] = {
+        "has_disk": world.has_disk,
+        "has_local_disks": world.has_local_disks,
+        "moves_payloads": world.moves_payloads,
+    }
     for _ in range(turns):
         values = _values(source, kind, facts, victims)
         if values is None:

@@ -10,7 +10,7 @@ from functools import partial
 from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
 from simdist.files import Looks
-from simdist.programs import Workers, cores
+from simdist.programs import PlanProgram, Workers, cores
 from simdist.scenario import Plan, undisturbed
 from simdist.sweeps._crashes import Crashes, crashes_elsewhere
 from simdist.sweeps._kept import Kept
@@ -180,8 +180,9 @@ def sweep_plan(
     """
     tries = tries or Tries()
     crashes = Crashes.of_plan(plan, merge=tries.merge)
-    elsewhere = partial(crashes_elsewhere, undisturbed(plan), tries)
-    with Workers(crashes, elsewhere, workers or cores()) as pool:
+    alike = undisturbed(plan)
+    elsewhere = partial(crashes_elsewhere, alike, tries)
+    with Workers(crashes, elsewhere, workers or cores(), warm=PlanProgram(alike).warm) as pool:
         return swept(crashes, tries, progress=progress, keep=keep, workers=pool)
 
 

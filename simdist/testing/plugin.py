@@ -21,6 +21,7 @@ of `self` in a test class), as processes would. Inside, `monkeypatch.setenv`, `c
 | faults | () | faults from `simdist.faults`, or a function of the seed that returns them |
 | strict | None | as `simdist.run`'s |
 | judges | False | likewise: True, or names and instances of judges; with `--simdist-judges` True is the default |
+| values | "all" | likewise: "shapes" moves no large payloads |
 | max_restarts, cluster, env, start_time, isolate, share, program_ns, stall_s | | likewise |
 
 A parametrized argument of the test with the name of a keyword (`parametrize("world_size", [2, 4])`) sets it. Markers of
@@ -121,7 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and make the folders that options name."""
     config.addinivalue_line(
         "markers",
-        "simdist(world_size=4, *, backend, seeds, faults, strict, judges, policy, init, timeout, max_restarts, "
+        "simdist(world_size=4, *, backend, seeds, faults, strict, judges, values, policy, init, timeout, max_restarts, "
         "cluster, env, start_time, isolate, share, program_ns, stall_s): run the test's body on every rank of a "
         "simulated world",
     )

@@ -3,67 +3,87 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from simdist.programs import _pools as pools_of_workers
+from simdist.programs import _workers as workers_room
+from simdist.programs._processes import DiedError, UnbornError
 
 __all__ = ["Pools", "standing_in"]
 
 
 @dataclass
 class Pools:
-    """What pools are made of: `dies_at` says for each of them at which submission, from 1, one of its workers dies."""
+    """What pools are made of: at each of these submissions, from 1, a worker dies; `unborn` ones could not begin.
 
-    dies_at: Iterator[int] = field(default_factory=lambda: iter(()))
+    Of `deadly` tasks workers die each time.
+    """
+
+    dies_at: tuple[int, ...] = ()
+    unborn: bool = False
+    deadly: Callable[[Any], bool] = lambda task: False
     made: int = 0
+    renewed: int = 0
     submitted: list[list[Any]] = field(default_factory=list)
 
-    def make(self, count: int, context: object, begin: object) -> _Pool:
-        """As `ProcessPoolExecutor`."""
+    def make(self, count: int, warm: bytes) -> _Pool:
+        """As `Processes`."""
         self.made += 1
-        return _Pool(self, next(self.dies_at, 0))
+        return _Pool(self, count)
 
 
 @dataclass
 class _Pool:
     pools: Pools
-    dies_at: int
+    count: int
     life: Any = None
     submissions: int = 0
+    broken: tuple[type[BaseException], ...] = (DiedError,)
+    unborn: tuple[type[BaseException], ...] = (UnbornError,)
+    lost: tuple[type[BaseException], ...] = ()
 
-    def submit(self, do: Callable[..., Any], start: bytes, tasks: list[Any], known: dict[str, Any]) -> Future[Any]:
+    def size(self) -> int:
+        return self.count
+
+    def submit(self, start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Future[Any]:
         self.submissions += 1
-        if self.dies_at and self.submissions > self.dies_at:
-            raise BrokenProcessPool("one is dead")
         future: Future[Any] = Future()
-        if self.submissions == self.dies_at:
-            future.set_exception(BrokenProcessPool("one died"))
+        if self.submissions in self.pools.dies_at or any(map(self.pools.deadly, tasks)):
+            error = UnbornError if self.pools.unborn else DiedError
+            future.set_exception(error("was killed by SIGKILL"))
             return future
-        self.pools.submitted.append(tasks)
+        self.pools.submitted.append(list(tasks))
         pools_of_workers._begun = self.life
         try:
-            future.set_result(do(start, tasks, known))
+            future.set_result(pools_of_workers.do(start, tasks, known))
         except Exception as error:
             future.set_exception(error)
         self.life, pools_of_workers._begun = pools_of_workers._begun, None
         return future
 
-    def shutdown(self, **_: Any) -> None:
+    def renew(self) -> None:
+        self.pools.renewed += 1
+
+    def close(self, *, at_once: bool) -> None:
         pools_of_workers._begun, self.life = self.life, None
         pools_of_workers.end()
 
 
 @contextlib.contextmanager
-def standing_in(monkeypatch: pytest.MonkeyPatch, *dies_at: int) -> Iterator[Pools]:
+def standing_in(
+    monkeypatch: pytest.MonkeyPatch,
+    *dies_at: int,
+    unborn: bool = False,
+    deadly: Callable[[Any], bool] = lambda task: False,
+) -> Iterator[Pools]:
     """Inside, workers are in such pools."""
-    pools = Pools(iter(dies_at))
+    pools = Pools(dies_at, unborn, deadly)
     with monkeypatch.context() as patched:
-        patched.setattr(pools_of_workers, "ProcessPoolExecutor", pools.make)
+        patched.setattr(workers_room, "Processes", pools.make)
         patched.setattr(pools_of_workers, "_begun", None)
         yield pools

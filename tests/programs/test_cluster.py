@@ -35,6 +35,7 @@ class Emptied:
     """A pool whose workers are all gone after a while, with what they had."""
 
     broken: tuple[type[BaseException], ...] = ()
+    unborn: tuple[type[BaseException], ...] = ()
     lost: tuple[type[BaseException], ...] = ()
 
     def __init__(self, after: int) -> None:
@@ -50,6 +51,9 @@ class Emptied:
         if self.left > 0:
             future.set_result(([task * task for task in tasks], {}))
         return future
+
+    def renew(self) -> None:
+        raise AssertionError("nobody died")
 
     def close(self, *, at_once: bool) -> None:
         self.closed += 1

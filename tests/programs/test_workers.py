@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import sys
+import types
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,22 +81,87 @@ def test_tasks_are_drawn_a_little_ahead_and_no_more_than_there_are(monkeypatch: 
     assert len(drawn) < 30
 
 
-@pytest.mark.parametrize("dies_at", [(1,), (3,), (2, 1), (1, 1, 5)])
+@pytest.mark.parametrize("dies_at", [(1,), (3,), (2, 3), (1, 2, 9)])
 def test_what_a_worker_had_that_died_is_done_again(monkeypatch: pytest.MonkeyPatch, dies_at: tuple[int, ...]) -> None:
     with standing_in(monkeypatch, *dies_at) as pools, Workers(Squares(), squares, 2) as workers:
         found = list(workers.run(range(100), 100))
 
     assert found == EXPECTED
-    assert (workers.died, pools.made) == (len(dies_at), len(dies_at) + 1)
+    assert (workers.died, pools.made) == (len(dies_at), 1)
+    assert 0 < pools.renewed <= len(dies_at)
 
 
-def test_workers_that_die_all_the_time_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_death_each_task_is_tried_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standing_in(monkeypatch, 1) as pools, Workers(Squares(), squares, 2) as workers:
+        list(workers.run(range(100), 100))
+
+    begun = sorted(pools.submitted)
+    assert begun[:3] == [[0], [1], [2]]
+    assert {len(part) for part in begun} == {1, 4}
+
+
+class Fatal(Squares):
+    """Kills its process at one task."""
+
+    def do(self, task: int) -> int:
+        if multiprocessing.parent_process() is not None and task == 13:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().do(task)
+
+    def killed(self, number: int, task: int, how: str) -> int:
+        assert (number, how) == (13, "was killed by SIGSEGV")
+        return -task
+
+
+@contextmanager
+def fatal() -> Iterator[Fatal]:
+    yield Fatal()
+
+
+@pytest.mark.real
+def test_a_task_of_which_processes_die_has_a_result_and_the_others_theirs() -> None:
+    with Workers(Fatal(), fatal, 2, apart=True) as workers:
+        found = list(workers.run(range(100), 100))
+
+    assert found == [*EXPECTED[:13], (13, -13), *EXPECTED[14:]]
+    assert workers.died == 3
+    assert multiprocessing.active_children() == []
+
+
+def test_a_task_of_which_workers_die_all_the_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        standing_in(monkeypatch, 1, 1, 1, 1),
+        standing_in(monkeypatch, deadly=lambda task: task == 0),
         Workers(Squares(), squares, 2) as workers,
-        pytest.raises(SimdistError, match=r"died 3 times one after the other, at task 0 .* \(--workers 1\)"),
+        pytest.raises(
+            SimdistError, match=r"that began task 0 died, the last one was killed by SIGKILL: .* \(--workers 1\)"
+        ),
     ):
         list(workers.run(range(100), 100))
+
+    assert workers.died == 3
+
+
+def test_workers_that_can_not_begin_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        standing_in(monkeypatch, *range(1, 100), unborn=True) as pools,
+        Workers(Squares(), squares, 2) as workers,
+        pytest.raises(SimdistError, match=r"no worker process can start: 3 died .* needs `if __name__ == '__main__':`"),
+    ):
+        list(workers.run(range(100), 100))
+
+    assert pools.submitted == []
+
+
+def test_apart_this_process_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle(Squares):
+        def do(self, task: int) -> int:
+            raise AssertionError(task)
+
+    with standing_in(monkeypatch) as pools, Workers(Idle(), squares, 1, apart=True) as workers:
+        found = list(workers.run(range(5), 5))
+
+    assert found == EXPECTED[:5]
+    assert pools.submitted
 
 
 def test_deaths_are_counted_in_words() -> None:
@@ -138,4 +206,57 @@ def test_the_tasks_of_a_process_that_dies_are_done_again(tmp_path: Path) -> None
 
     assert found == EXPECTED
     assert workers.died == 1
+    assert multiprocessing.active_children() == []
+
+
+def _import_slowly(folder: Path) -> None:
+    (folder / f"{os.getpid()}").touch()
+    sys.modules["imported_slowly"] = types.ModuleType("imported_slowly")
+
+
+class Importing(Squares):
+    """Says whether its process has imported what it needs before there was any task."""
+
+    def do(self, task: int) -> int:
+        return super().do(task) if "imported_slowly" in sys.modules else -1
+
+
+@contextmanager
+def importing() -> Iterator[Importing]:
+    yield Importing()
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere processes are spawned")
+def test_processes_share_what_is_imported_once(tmp_path: Path) -> None:
+    warm = partial(_import_slowly, tmp_path)
+    with Workers(Importing(), importing, 3, warm=warm, apart=True) as workers:
+        found = list(workers.run(range(100), 100))
+
+    assert found == EXPECTED
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.real
+def test_processes_that_are_spawned_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simdist.programs._processes._HAS_FORK", False)
+    with Workers(Fatal(), fatal, 2, apart=True) as workers:
+        found = list(workers.run(range(40), 40))
+
+    assert found == [*EXPECTED[:13], (13, -13), *EXPECTED[14:40]]
+    assert multiprocessing.active_children() == []
+
+
+def broken() -> AbstractContextManager[Squares]:
+    raise ZeroDivisionError("no program")
+
+
+@pytest.mark.real
+def test_an_error_of_a_worker_is_raised_here() -> None:
+    with (
+        pytest.raises(ZeroDivisionError, match="no program"),
+        Workers(Squares(), broken, 1, apart=True) as workers,
+    ):
+        list(workers.run(range(3), 3))
+
     assert multiprocessing.active_children() == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from simdist import RunResult
 
 stores: Any = dist  # torch's stubs leave them out
 
@@ -114,3 +118,33 @@ def gives_up() -> int:
     except RuntimeError:
         return -1
     return int(total)
+
+
+def unlucky(bad: int = 7) -> float:
+    """One of twenty seeds has rank 1 raise an error."""
+    dist.init_process_group("gloo")
+    drawn = random.randrange(20)
+    if drawn == bad and dist.get_rank() == 1:
+        raise ValueError(f"drew {drawn}")
+    total = torch.rand(1)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def crashes_python(way: str) -> None:
+    """One of twenty seeds ends the whole process."""
+    dist.init_process_group("gloo")
+    if random.randrange(20) == 7:
+        if way == "segfault":
+            ctypes.string_at(0)
+        ctypes.CDLL(None)._exit(7)
+
+
+def never_above_two(result: RunResult) -> str | None:
+    """A check: no total of two ranks is above 1.8."""
+    return "above 1.8" if result.ranks[0].value > 1.8 else None
+
+
+def asserts(result: RunResult) -> None:
+    """The same as an assertion."""
+    assert result.ranks[0].value <= 1.8, "above 1.8"

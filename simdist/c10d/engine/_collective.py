@@ -234,9 +234,9 @@ class Collective:
 
     def _compare_exchange(self) -> bool:
         """Compare who sends how much to whom, once all have arrived; False if every rank got the error."""
-        return (
-            self.mismatched or _data.exchange_fits(cast("list[Exchanged]", self._payloads())) or self._note_mismatch()
-        )
+        arrivals = self.arrivals
+        exchanged = [arrivals[rank].exchanged for rank in range(self.communicator.size)]
+        return self.mismatched or _data.exchange_fits(exchanged) or self._note_mismatch()
 
     def _note_mismatch(self) -> bool:
         if self.communicator.strict:
@@ -258,10 +258,6 @@ class Collective:
                 self.unsettled -= 1
                 self._report(arrival.work, MismatchError(text))
         self._end_if_all_settled()
-
-    def _payloads(self) -> list[Payload]:
-        arrivals = self.arrivals
-        return [arrivals[rank].payload for rank in range(self.communicator.size)]
 
     # -- the fast path -------------------------------------------------------------------------------------------
 
@@ -303,7 +299,7 @@ class Collective:
         self._timer = self._wire = None
         operation = self.operation
         algorithm = communicator.backend.algorithm
-        payloads = self._payloads()
+        payloads = communicator.payloads(self.arrivals, operation)
         bus = simulation.bus
         if bus.heard and bus.hears(CollectiveRead):
             bus.tell(CollectiveRead([arrival.work for arrival in self.arrivals.values()]))

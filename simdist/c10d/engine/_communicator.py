@@ -9,7 +9,7 @@ message by message in a `Flow`, which also knows who is stuck in what.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simdist.c10d.calls import REDUCTIONS
@@ -19,7 +19,8 @@ from simdist.c10d.calls._operation import Fields, Key, Operation
 from simdist.c10d.calls._payload import Payload
 from simdist.c10d.calls._read import read_by
 from simdist.c10d.calls._work import SimWork
-from simdist.c10d.engine._collective import Collective
+from simdist.c10d.engine._collective import Arrival, Collective
+from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._strategies import Algorithm, Backend
 from simdist.c10d.engine._wire import LIGHT_NS, FollowedLoad, WireCost
@@ -61,7 +62,7 @@ class Communicator:
         self.shut: dict[int, int] = {}  # ranks that timed out and closed all their connections, and when
         self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and what the others are told
         self.unread: dict[tuple[int, int], None] = {}  # (member, peer): it left with data of the peer's unread
-        self.mailbox = Mailbox(self)
+        self.mailbox = self.make_mailbox()
         self._make_work = backend.completion.work.make
         self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
         # True if faults have disturbed the network since the group was made. What was over before, as the silence of a
@@ -195,6 +196,20 @@ class Communicator:
             member.pending[work] = None
             collective.arrive(member, work, operation, payload, timeout_ns)
         return work
+
+    # -- data ----------------------------------------------------------------------------------------------------
+
+    def payloads(self, arrivals: Mapping[int, Arrival], operation: Operation) -> list[Payload]:
+        """What an operation is executed with, by rank: what all have brought."""
+        return [arrivals[rank].payload for rank in range(self.size)]
+
+    def hand_over(self, collective: Collective) -> HandOver:
+        """What gives ranks their bytes, of a collective that is followed."""
+        return HandOver(collective)
+
+    def make_mailbox(self) -> Mailbox:
+        """Where its messages meet."""
+        return Mailbox(self)
 
     def note_completed(self, operation: Operation, sequence: int, begin_ns: int, crc: int) -> None:
         """A collective went well, for all of its ranks at once."""

@@ -47,7 +47,6 @@ from simdist.c10d.calls import RINGS
 from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import Blocked, Failed, Flow, Overrun, Slowed
-from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
 from simdist.c10d.engine._wire import LIGHT_NS
@@ -88,7 +87,7 @@ class Followed:
         communicator = collective.communicator
         self._collective = collective
         self._communicator = communicator
-        self.hand_over = HandOver(collective)
+        self.hand_over = self._communicator.hand_over(collective)
         self.outdated = False  # see the top of the file
         self.everyone_inside = False  # all members have come, and the flow knows
         self._wire = wire

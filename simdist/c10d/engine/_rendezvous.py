@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
@@ -34,6 +34,9 @@ from simdist.cluster import Network
 from simdist.errors import SimdistError
 from simdist.kernel import Task
 from simdist.process import SimProcess
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine._streamed import StreamCommunicator
 
 __all__ = ["connect"]
 
@@ -158,15 +161,32 @@ def _communicator_at(
         if known.size == size and known.members[rank] is None:
             return known
     name, simulation = _group_name(prefix), process.simulation
+    made: Communicator
     if backend.completion.on_streams:
-        from simdist.c10d.engine._streamed import StreamCommunicator  # devices come with it
-
-        made: Communicator
-        made = StreamCommunicator(simulation, network, name, size, backend, strict=strict, ranks=ranks)
+        kind = _stream_communicator(backend)
+        made = kind(simulation, network, name, size, backend, strict=strict, ranks=ranks)
     else:
-        made = Communicator(simulation, network, name, size, backend, strict=strict)
+        made = _communicator(backend)(simulation, network, name, size, backend, strict=strict)
     generations.append(made)
     return made
+
+
+def _communicator(backend: Backend) -> type[Communicator]:
+    if backend.moves_payloads:
+        return Communicator
+    from simdist.c10d.engine._unmoved import UnmovedCommunicator  # which few worlds need
+
+    return UnmovedCommunicator
+
+
+def _stream_communicator(backend: Backend) -> type[StreamCommunicator]:
+    from simdist.c10d.engine._streamed import StreamCommunicator  # devices come with it
+
+    if backend.moves_payloads:
+        return StreamCommunicator
+    from simdist.c10d.engine._unmoved_streamed import UnmovedStreamCommunicator
+
+    return UnmovedStreamCommunicator
 
 
 def _release(communicator: Communicator) -> None:

@@ -275,7 +275,8 @@ MonitoredBarrier = Callable[..., None]
 class Backend:
     """A backend under the name that `init_process_group` takes.
 
-    `connect_ns` is what the members take to connect once all are there. `monitored_barrier(member, limit_ns, group_ns,
+    `connect_ns` is what the members take to connect once all are there. Without `moves_payloads`, its large payloads of
+    floating-point numbers stay where they are: see `_unmoved.py`. `monitored_barrier(member, limit_ns, group_ns,
     wait_all_ranks=, prefix=)` is the backend's, if it has one.
     """
 
@@ -285,6 +286,7 @@ class Backend:
     failure: Failure
     completion: Completion
     connect_ns: int = 200_000
+    moves_payloads: bool = True
     monitored_barrier: MonitoredBarrier | None = None
 
     def pass_monitored_barrier(self, member: Member, *limits_ns: int, **how: Any) -> None:

@@ -363,7 +363,7 @@ class StreamCommunicator(Communicator):
         """
         known = self.connections.get(key)
         if known is None:
-            known = self.connections[key] = Connection(self, key, ranks)
+            known = self.connections[key] = self.make_connection(key, ranks)
         connection = known
         connection.makers = makers
         simulation = self.simulation
@@ -400,6 +400,10 @@ class StreamCommunicator(Communicator):
         if connection.error is not None:
             raise connection.error(member.rank)
         return connection
+
+    def make_connection(self, key: str, ranks: Sequence[int]) -> Connection:
+        """A connection that nobody has joined."""
+        return Connection(self, key, ranks)
 
     def _made(self, connection: Connection) -> None:
         connection.made = True

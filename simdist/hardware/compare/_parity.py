@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from simdist.errors import SimdistError
@@ -110,7 +110,7 @@ def check_parity(
         return ParityReport(plan, backend, not_replayed=left_out, reason=reason)
     able = without(plan, left_out)
     with Keeper() as keeper:  # for the folder, which is gone even if this process is killed
-        report = run_scenario(able, record_results=True, folder=str(keeper.folder))
+        report = run_scenario(replace(able, values="all"), record_results=True, folder=str(keeper.folder))
     simulated = account_of(report.result, report.state)
     runs: list[Account] = []
     compared: list[tuple[Point, ...]] = []

@@ -58,6 +58,7 @@ class Settings:
     faults: Sequence[Fault] | Callable[[int], Sequence[Fault]] = ()
     strict: bool | None = None
     judges: bool | Sequence[str | Judge] = False
+    values: str = "all"
     policy: str | None = None
     init: bool | None = None  # None: for the body of a marked test, not for worlds of `sim`
     timeout: int | None = None
@@ -279,6 +280,7 @@ MARKER: Mapping[str, Spec] = {
     "faults": _OrFunction(SETTINGS["faults"]),
     "strict": SETTINGS["strict"],
     "judges": SETTINGS["judges"],
+    "values": SETTINGS["values"],
     "policy": Maybe(SETTINGS["policy"]),
     "init": Maybe(Truth()),
     "timeout": Maybe(_TIME),

@@ -96,6 +96,7 @@ class Worlds:
             policy=policy_for(settings.policy, seed),
             strict=settings.strict,
             judges=settings.judges,
+            values=settings.values,
             stall_s=settings.stall_s,
             echo=self._echo(),
             replay=f"{replay_command(self.item, self.seed)}{self._exploring}",
