@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
@@ -62,7 +61,7 @@ class _Connecting:
 def connect(
     process: SimProcess,
     network: Network,
-    store: Any,
+    store: SimStore,
     rank: int,
     size: int,
     timeout_ns: int,
