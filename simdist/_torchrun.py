@@ -16,7 +16,7 @@ AGENT_HOST = "127.0.0.1"  # of the launcher's store
 
 
 @functools.lru_cache(maxsize=64)
-def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_restarts: int) -> Mapping[str, str]:
+def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_restarts: int) -> Mapping[bytes, bytes]:
     """What each rank of a life finds."""
     size = str(world_size)
     return encoded(
@@ -38,7 +38,7 @@ def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_resta
 
 
 @functools.lru_cache(maxsize=4096)
-def said_to_rank(rank: int, local_rank: int, local_size: int, host_index: int) -> Mapping[str, str]:
+def said_to_rank(rank: int, local_rank: int, local_size: int, host_index: int) -> Mapping[bytes, bytes]:
     """What one rank finds besides."""
     return encoded(
         {

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -66,7 +66,7 @@ _AGENT_PID = 500  # of the launcher's agent, on each host
 _NO_RANK = -1  # the launcher's own
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
-_DEBUG: Any = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
+_DEBUG = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class World:
         self._leaked: list[str] = []
         self._finished: RunResult | None = None  # told when the world is gone
         self._undo = Undoing()
-        self._base_environ: dict[str, str] = {}
+        self._base_environ: dict[bytes, bytes] = {}
         self._ignored: Sequence[int] = ()  # signals, by this process when the world began
 
     def run(self) -> RunResult:
@@ -485,23 +485,23 @@ class World:
 
         process.spawn(main, "the launcher")
 
-    def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[str, str]:
-        said: Mapping[str, str] = {}
+    def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[bytes, bytes]:
+        said: Mapping[bytes, bytes] = {}
         if self._spec.torchrun:
             said = said_to_all(world_size, hosts, port, self._agent.restarts, self._spec.max_restarts)
         return {**self._base_environ, **said, **encoded(dict(self._spec.env or {}))}
 
-    def _host_environ(self, host: str) -> dict[str, str]:
+    def _host_environ(self, host: str) -> dict[bytes, bytes]:
         """The variable in which shells and containers tell the machine's name, where the host has it."""
         named = _HOSTNAME in self._base_environ and "HOSTNAME" not in (self._spec.env or {})
         return encoded({"HOSTNAME": host}) if named else {}
 
-    def _on_disks(self, host: str) -> dict[str, str]:
+    def _on_disks(self, host: str) -> dict[bytes, bytes]:
         return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))
 
     def _rank_environ(
         self, life: int, rank: int, local_rank: int, local_size: int, host_index: int
-    ) -> Mapping[str, str]:
+    ) -> Mapping[bytes, bytes]:
         if not self._spec.torchrun:
             return {}
         said = said_to_rank(rank, local_rank, local_size, host_index)

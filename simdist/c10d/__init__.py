@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from simdist.c10d.calls._operation import Operation
     from simdist.c10d.calls._unseen import unseen_steps
+    from simdist.c10d.calls._work import SimWork
     from simdist.c10d.engine import Backend, Done, Flow
     from simdist.c10d.surface._callsite import issued_by_torch
     from simdist.c10d.surface._store_server import StoreServer
@@ -55,6 +56,7 @@ __all__ = [
     "OperationCalled",
     "PayloadSampled",
     "RankState",
+    "SimWork",
     "StoreRequested",
     "StoreServed",
     "StoreServer",
@@ -75,6 +77,7 @@ _HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._
     **dict.fromkeys(("Backend", "Done", "Flow"), "engine"),
     "Operation": "calls._operation",
     "RankState": "_rank_state",
+    "SimWork": "calls._work",
     "StoreServer": "surface._store_server",
     "TorchState": "_install",
     "group_maker": "_makers",

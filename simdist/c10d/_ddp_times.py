@@ -9,8 +9,8 @@ shows a later time than the one before.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,7 +19,12 @@ from simdist.device import Mark, Streams, current_stream, devices_of_this_proces
 from simdist.inside.torch import backward_task, c10d_bindings, pass_by_subclasses
 from simdist.process import Patches, SimProcess, current_process
 
-__all__ = ["install"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from simdist.c10d.calls._work import SimWork
+
+__all__ = ["Times", "install"]
 
 _FIRST = 10  # iterations that are measured in any case
 _RATE = 100  # of those after them, one in so many (`kDDPRuntimeLoggingSampleRate`)
@@ -43,7 +48,7 @@ def _streams() -> Streams:
     return devices_of_this_process().streams
 
 
-class _Times:
+class Times:
     """The times of one module, on one rank."""
 
     def __init__(self, process: SimProcess, index: int) -> None:
@@ -53,7 +58,7 @@ class _Times:
         self._index = index
         self._iterations = self._measured = 0
         self._marks: dict[str, tuple[Mark, int]] = {}  # by event, and when it was on the host
-        self._works: list[Any] = []
+        self._works: list[SimWork] = []
         self._unlisten: Callable[[], None] | None = None
 
     @property
@@ -131,13 +136,13 @@ class _Times:
                 self.values[name] = self._marks[event][1]
 
 
-_measured: weakref.WeakSet[_Times] = weakref.WeakSet()
+_measured: weakref.WeakSet[Times] = weakref.WeakSet()
 
 
 def install(patches: Patches) -> None:
     """Measure what C++ can't."""
-    patches.wrap(c10d_bindings.Reducer, "prepare_for_forward", _begins(_Times.begin_forward))
-    patches.wrap(c10d_bindings.Reducer, "prepare_for_backward", _begins(_Times.begin_backward))
+    patches.wrap(c10d_bindings.Reducer, "prepare_for_forward", _begins(Times.begin_forward))
+    patches.wrap(c10d_bindings.Reducer, "prepare_for_backward", _begins(Times.begin_backward))
     patches.wrap(c10d_bindings.Reducer, "_set_ddp_runtime_logging_sample_rate", _sample)
     patches.wrap(c10d_bindings.Logger, "set_runtime_stats_and_log", _without_timer)
     patches.wrap(DistributedDataParallel, "_ddp_init_helper", _watching)
@@ -152,7 +157,7 @@ def _forget_works() -> None:
 
 
 def _watching(original: Callable[..., None]) -> Callable[..., None]:
-    def init(model: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+    def init(model: DistributedDataParallel, parameters: Sequence[Tensor], *args: object, **kwargs: object) -> None:
         original(model, parameters, *args, **kwargs)
         process = current_process()
         if process is None or not parameters:
@@ -164,31 +169,33 @@ def _watching(original: Callable[..., None]) -> Callable[..., None]:
         state = process.torch_state
         if state.ddp_times is None:
             state.ddp_times = weakref.WeakKeyDictionary()
-        times = _Times(process, index)
+        times = Times(process, index)
         _measured.add(times)
         state.ddp_times[model.reducer] = state.ddp_times[model.logger] = times
 
     return init
 
 
-def _logged(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def logging_data(model: Any) -> dict[str, Any]:
+def _logged(
+    original: Callable[[DistributedDataParallel], dict[str, object]],
+) -> Callable[[DistributedDataParallel], dict[str, object]]:
+    def logging_data(model: DistributedDataParallel) -> dict[str, object]:
         times = _times_of(model.logger)
         return original(model) | ({} if times is None else times.values)
 
     return logging_data
 
 
-def _times_of(owner: Any) -> _Times | None:
+def _times_of(owner: object) -> Times | None:
     """Those of a reducer or a logger of the calling rank; None if C++ measures them."""
     process = current_process()
     known = None if process is None else process.torch_state.ddp_times
     return None if known is None else known.get(owner)
 
 
-def _begins(begin: Callable[[_Times], None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _begins(begin: Callable[[Times], None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def prepare(reducer: Any, *args: Any) -> None:
+        def prepare(reducer: object, *args: object) -> None:
             original(reducer, *args)
             times = _times_of(reducer)
             if times is not None:
@@ -199,8 +206,8 @@ def _begins(begin: Callable[[_Times], None]) -> Callable[[Callable[..., None]], 
     return make
 
 
-def _sample(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-    def set_rate(reducer: Any, rate: int) -> None:
+def _sample(original: Callable[[object, int], None]) -> Callable[[object, int], None]:
+    def set_rate(reducer: object, rate: int) -> None:
         original(reducer, rate)
         times = _times_of(reducer)
         if times is not None:
@@ -209,8 +216,8 @@ def _sample(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
     return set_rate
 
 
-def _without_timer(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def log(logger: Any) -> None:
+def _without_timer(original: Callable[[object], None]) -> Callable[[object], None]:
+    def log(logger: object) -> None:
         times = _times_of(logger)
         if times is None:
             original(logger)

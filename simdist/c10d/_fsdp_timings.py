@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 from simdist.inside.torch import fsdp_profiler
 from simdist.process import Patches, SimProcess, current_process
@@ -19,12 +18,12 @@ __all__ = ["keep_timings_apart"]
 class _OfEachRank:
     """An attribute of a class that is another object for each process."""
 
-    def __init__(self, of_host: Any, make: Callable[[], Any]) -> None:
+    def __init__(self, of_host: object, make: Callable[[], object]) -> None:
         self._of_host = of_host
         self._make = make
-        self._found: dict[SimProcess, Any] = {}
+        self._found: dict[SimProcess, object] = {}
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> object:
         process = current_process()
         if process is None:
             return self._of_host

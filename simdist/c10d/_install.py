@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -63,6 +63,9 @@ from simdist.inside.torch import c10d_bindings, c10d_module, forget_warnings, ge
 from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, call_all, current_process, variable_of
 
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import DebugLevel
+
 __all__ = ["TorchState"]
 
 _get_default_dtype = torch.get_default_dtype
@@ -92,12 +95,12 @@ class TorchState:
         self._patches = Patches()
         self._host: RankState | None = None
         self._threads = 1
-        self._debug_level: Any = None  # the one that C++ has now
+        self._debug_level: DebugLevel | None = None  # the one that C++ has now
         self._backends = BackendTables()
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
         self._flags: Any = ()  # what was set for all of torch before
-        self._forward: Any = None  # the module whose forward pass the host was in
+        self._forward: object = None  # the module whose forward pass the host was in
         self._has_devices = bool(network.cluster.devices_per_host)
         self._makers = Makers(network, backend=backend, strict=strict, values=values)
         self.servers = self._makers.servers
@@ -238,7 +241,7 @@ class TorchState:
         if state.backends is not self._backends.loaded:
             self._backends.load(state.backends)
 
-    def set_debug_level(self, process: SimProcess, level: Any) -> None:
+    def set_debug_level(self, process: SimProcess, level: DebugLevel) -> None:
         """The rank that runs asks for it."""
         if process.torch_state is not None:
             process.torch_state.debug_level = level
@@ -249,13 +252,14 @@ class TorchState:
 _present: TorchState | None = None  # of the one world that is active
 
 
-def _level_named(name: str) -> Any:
+def _level_named(name: str) -> DebugLevel | None:
     """The debug level; None if there is none of this name."""
-    return c10d_bindings.DebugLevel.__members__.get(name.upper())
+    found: DebugLevel | None = c10d_bindings.DebugLevel.__members__.get(name.upper())
+    return found
 
 
-def _of_rank(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def set_debug_level(level: Any) -> None:
+def _of_rank(original: Callable[[DebugLevel], None]) -> Callable[[DebugLevel], None]:
+    def set_debug_level(level: DebugLevel) -> None:
         process = current_process()
         if process is None or _present is None:
             original(level)

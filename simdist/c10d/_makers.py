@@ -10,10 +10,10 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,10 +44,17 @@ from simdist.errors import SimdistError, UnsupportedError
 from simdist.inside.torch import Place, PrefixStore, backend_plugin, c10d_bindings, wrap_for_debugging
 from simdist.process import Patches, current_process
 
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._options import NcclOptions
+    from simdist.c10d.surface._identity import GroupBackend
+    from simdist.inside.torch import Store, TCPStore
+
 __all__ = ["Makers", "group_maker", "install", "make_nccl_group", "make_sim_group", "serve"]
 
 # `import ... as` would find the function of the same name in torch.distributed.
 _rendezvous = importlib.import_module("torch.distributed.rendezvous")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_TIMEOUT = timedelta(seconds=300)
 _present: Makers | None = None  # of the one world that is active
@@ -66,11 +73,11 @@ class Makers:
             from simdist.c10d.surface._device_group import DeviceProcessGroup
 
             self._group_class = DeviceProcessGroup
-        self.servers: dict[Any, StoreServer] = {}  # by address, path or identity
+        self.servers: dict[tuple[Hashable, ...], Any] = {}  # by address, path or identity
 
     def make_group(
         self,
-        store: Any,
+        store: SimStore,
         rank: int,
         size: int,
         timeout: timedelta,
@@ -111,14 +118,14 @@ class Makers:
 
     def nccl_group(
         self,
-        store: Any,
+        store: SimStore,
         rank: int,
         size: int,
-        options: Any = None,
+        options: NcclOptions | timedelta | None = None,
         *,
         timeout: timedelta | None = None,
-        device_id: Any = None,  # of torch 2.15, which binds the group to it beside
-    ) -> Any:
+        device_id: torch.device | None = None,  # of torch 2.15, which binds the group to it beside
+    ) -> GroupBackend:
         from simdist.c10d.backends.nccl import NCCL, NcclOptions, NcclProcessGroup
 
         process = current_process()
@@ -127,7 +134,8 @@ class Makers:
         if not torch.cuda.device_count():
             raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
         if not isinstance(options, NcclOptions):
-            options, timeout = NcclOptions(), options if options is not None else timeout
+            timeout = options if options is not None else timeout
+            options = NcclOptions()
             if timeout is not None:
                 options._timeout = timeout
         limit_ns = round(options.timeout.total_seconds() * 1e9)
@@ -154,7 +162,7 @@ class Makers:
         checked = self._checked(group, "nccl", store, rank, size, options.timeout)
         return self.with_other_parts(checked, "nccl", store, rank, size)
 
-    def with_other_parts(self, group: Any, name: str, store: Any, rank: int, size: int) -> Any:
+    def with_other_parts(self, group: GroupBackend, name: str, store: Any, rank: int, size: int) -> GroupBackend:
         """The group; or, if torch wants several backends, one that has it as a part, and the others."""
         process = current_process()
         assert process is not None
@@ -176,7 +184,7 @@ class Makers:
         return whole
 
     def make_child(
-        self, group: Any, store: Any, rank: int, size: int, options: GroupOptions, ranks: Sequence[int]
+        self, group: GroupBackend, store: SimStore, rank: int, size: int, options: GroupOptions, ranks: Sequence[int]
     ) -> SimProcessGroup:
         """A group over Gloo that is made of one, with options that it shares with it.
 
@@ -189,7 +197,7 @@ class Makers:
         made.options = options
         return made
 
-    def options_of_gloo(self, options: Any, call: str) -> GroupOptions:
+    def options_of_gloo(self, options: object, call: str) -> GroupOptions:
         """The options that Gloo takes: those given, or its default ones, of which it warns once in each process."""
         if isinstance(options, GroupOptions):
             return options
@@ -207,7 +215,7 @@ class Makers:
             log(process, "W", text, Place.NO_OPTIONS_OF_GLOO)
         return GroupOptions(_DEFAULT_TIMEOUT)
 
-    def _make_part(self, backend: str, store: Any, rank: int, size: int, making: Making) -> Any:
+    def _make_part(self, backend: str, store: SimStore, rank: int, size: int, making: Making) -> GroupBackend:
         if backend == "gloo":
             return self.gloo_group(store, rank, size, timeout=making.timeout)
         if backend == "nccl":
@@ -219,9 +227,10 @@ class Makers:
         plugin = backend_plugin(backend)
         if plugin is None or plugin.extended_api:
             raise UnsupportedError(f"a group of several backends can't have {backend!r} among them; use gloo and nccl")
-        return plugin.creator_fn(store, rank, size, making.timeout)
+        part: GroupBackend = plugin.creator_fn(store, rank, size, making.timeout)
+        return part
 
-    def gloo_group(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+    def gloo_group(self, store: SimStore, rank: int, size: int, *args: object, **kwargs: object) -> GroupBackend:
         kwargs = without_news(c10d_bindings.ProcessGroupGloo, ("options", "timeout"), kwargs)
         timeout, options = _limit_and_options(store, rank, size, args, kwargs)
         _require_place(rank, size, timeout)
@@ -237,7 +246,9 @@ class Makers:
         checked = group if backend is IDEAL else self._checked(group, "gloo", store, rank, size, timeout)
         return self.with_other_parts(checked, "gloo", store, rank, size)
 
-    def _checked(self, group: Any, backend: str, store: Any, rank: int, size: int, timeout: Any) -> Any:
+    def _checked(
+        self, group: GroupBackend, backend: str, store: SimStore, rank: int, size: int, timeout: timedelta
+    ) -> GroupBackend:
         """The group; or, where the rank's calls are to be compared with those of others, one that does that.
 
         Torch makes a wrapper itself, but not around a backend that is a whole group, as ours are.
@@ -264,7 +275,7 @@ class Makers:
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
-    ) -> Any:
+    ) -> SimStore | TCPStore:
         from simdist.c10d.surface._tcp_store import is_served, open_tcp_store
 
         if master_listen_fd is not None:
@@ -307,8 +318,8 @@ def serve(makers: Makers | None) -> None:
     _present = makers
 
 
-def _in_present_world(method: str) -> Callable[..., Any]:
-    def make(*args: Any, **kwargs: Any) -> Any:
+def _in_present_world(method: str) -> Callable[..., object]:
+    def make(*args: object, **kwargs: object) -> object:
         return getattr(_present, method)(*args, **kwargs)
 
     return make
@@ -322,7 +333,7 @@ _MAY_LACK = {
 }
 
 
-def group_maker(backend: Backend) -> Callable[..., Any]:
+def group_maker(backend: Backend) -> Callable[[Store, int, int, timedelta], dist.ProcessGroup]:
     """A function for `dist.Backend.register_backend`: on ranks it makes simulated groups of a backend.
 
     Example:
@@ -334,7 +345,7 @@ def group_maker(backend: Backend) -> Callable[..., Any]:
         ['hub', 'hub']
     """
 
-    def make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    def make(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
         if current_process() is None or _present is None:
             raise SimdistError(f"the {backend.name!r} backend exists only inside simulated ranks")
         group = _present.make_group(store, rank, size, timeout, backend)
@@ -391,14 +402,14 @@ def _numbered_on_ranks(save: Callable[..., None]) -> Callable[..., None]:
     numbered = with_numbered_storages(save)
 
     @functools.wraps(save)
-    def legacy_save(*args: Any, **kwargs: Any) -> None:
+    def legacy_save(*args: object, **kwargs: object) -> None:
         (save if current_process() is None else numbered)(*args, **kwargs)
 
     return legacy_save
 
 
 def _limit_and_options(
-    store: Any, rank: int, size: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    store: SimStore, rank: int, size: int, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[timedelta, GroupOptions | None]:
     """What follows the size in a call of `ProcessGroupGloo`: nothing, or options, or a timeout."""
     given = [*args, *kwargs.values()] if kwargs else args
@@ -431,24 +442,24 @@ def _require_place(rank: int, size: int, timeout: timedelta) -> None:
 _AT_ONCE = timedelta(0)
 
 
-def _passes_for_gloo(group: Any) -> bool:
+def _passes_for_gloo(group: object) -> bool:
     return getattr(group, "passes_for", "") == "gloo"
 
 
-def _is_wrapper(group: Any) -> bool:
+def _is_wrapper(group: object) -> bool:
     return isinstance(group, CheckedProcessGroup) and group.passes_for != "gloo"
 
 
-def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
+def _new_group_helper(original: Callable[_P, _R]) -> Callable[_P, _R]:
     parameters = inspect.signature(original).parameters
     names = tuple(parameters)
     defaults = {name: parameter.default for name, parameter in parameters.items()}
 
-    def helper(*args: Any, **kwargs: Any) -> Any:
+    def helper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         process = current_process()
         if process is None or process.torch_state is None:
             return original(*args, **kwargs)
-        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        given: dict[str, Any] = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         backend = given["backend"]
         _require_built_in(backend)
         state: RankState = process.torch_state
@@ -463,7 +474,7 @@ def _new_group_helper(original: Callable[..., Any]) -> Callable[..., Any]:
     return helper
 
 
-def _parts(backend: Any) -> dict[str, str]:
+def _parts(backend: dist.Backend) -> dict[str, str]:
     """The backends of a group by type of device; none if all devices have the same, or torch will refuse the list."""
     if ":" not in str(backend) and backend != c10d.Backend.UNDEFINED:
         return {}
@@ -474,7 +485,7 @@ def _parts(backend: Any) -> dict[str, str]:
     return {device: str(name) for device, name in found.items()} if len(set(found.values())) > 1 else {}
 
 
-def _require_built_in(backend: Any) -> None:
+def _require_built_in(backend: dist.Backend) -> None:
     """Refuse a list of backends one of which this torch does not have, in its words.
 
     Torch makes the backends one by one, and says it of the first that it lacks. Ours is a whole group, which ends that
@@ -487,7 +498,7 @@ def _require_built_in(backend: Any) -> None:
             raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
 
 
-def _prefix_store(prefix: str, store: Any) -> Any:
+def _prefix_store(prefix: str, store: Store) -> Store:
     if isinstance(store, SimStore):
         return SimPrefixStore(prefix, store)
     # Torch makes a view of a group's store before all else; the program's own it may wait in.
@@ -496,8 +507,8 @@ def _prefix_store(prefix: str, store: Any) -> Any:
     return PrefixStore(prefix, store)  # of a store that is no store at all, such as torch's FakeStore
 
 
-def _device(original: Callable[..., Any], make: Callable[..., Device]) -> Callable[..., Any]:
-    def create(*args: Any, **kwargs: Any) -> Any:
+def _device(original: Callable[..., object], make: Callable[..., Device]) -> Callable[..., object]:
+    def create(*args: object, **kwargs: object) -> object:
         return original(*args, **kwargs) if current_process() is None else make(*args, **kwargs)
 
     return create

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,20 +20,25 @@ from simdist.errors import UnsupportedError
 from simdist.inside.torch import NCCL, BackendRequest, c10d_bindings, c10d_module, core_bindings, nccl_means_nccl2
 from simdist.process import Patches, Replacement, SimProcess, current_process
 
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from simdist.c10d.surface._compat import Work
+
 __all__ = ["install"]
 
 
 class _ProcessGroupNCCL(type):
     """Metaclass of the name `ProcessGroupNCCL`."""
 
-    make: Callable[..., Any]
+    make: Callable[..., object]
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         if current_process() is None:
             raise RuntimeError("Distributed package doesn't have NCCL built in")
         return cls.make(*args, **kwargs)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         if isinstance(instance, NcclProcessGroup):
             return True
         return isinstance(instance, GroupBackend) and getattr(instance, "passes_for", "") == "nccl"
@@ -46,7 +51,7 @@ class _ProcessGroupNCCL(type):
 
 
 @functools.cache
-def _name(make: Callable[..., Any]) -> Any:
+def _name(make: Callable[..., object]) -> type:
     return _ProcessGroupNCCL("ProcessGroupNCCL", (), {"make": staticmethod(make), "__module__": c10d.__name__})
 
 
@@ -55,8 +60,8 @@ _OTHERS = ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 
 
 @functools.cache
-def _refused(name: str) -> Any:
-    def make(*_: Any, **__: Any) -> NoReturn:
+def _refused(name: str) -> type:
+    def make(*_: object, **__: object) -> NoReturn:
         raise UnsupportedError(
             f"{name} is not simulated; use the backend nccl, and leave TORCH_DIST_USE_NCCL2 unset: ProcessGroupNCCL is"
         )
@@ -64,7 +69,7 @@ def _refused(name: str) -> Any:
     return type(name, (), {"__new__": staticmethod(make), "__module__": c10d.__name__})
 
 
-def install(patches: Patches, make: Callable[..., Any]) -> None:
+def install(patches: Patches, make: Callable[..., object]) -> None:
     """Let ranks find NCCL; `make` makes its groups."""
     for module in (c10d, dist, c10d_bindings):
         patches.replace(module, "ProcessGroupNCCL", _name(make))
@@ -144,9 +149,9 @@ def _is_available(original: Callable[[], bool]) -> Callable[[], bool]:
     return is_nccl_available
 
 
-def _default_timeout(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _default_timeout(original: Callable[[str], timedelta]) -> Callable[[str], timedelta]:
     @functools.wraps(original)
-    def get_default_timeout(backend: Any) -> Any:
+    def get_default_timeout(backend: str) -> timedelta:
         if current_process() is None or backend != dist.Backend.NCCL:
             return original(backend)
         return DEFAULT_TIMEOUT
@@ -154,30 +159,34 @@ def _default_timeout(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return get_default_timeout
 
 
-def _batch(original: Callable[..., Any]) -> Callable[..., Any]:
+def _batch(
+    original: Callable[[list[dist.P2POp]], list[Work]],
+) -> Callable[[list[dist.P2POp]], list[Work]]:
     @functools.wraps(original)
-    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[Work]:
         # Torch coalesces only on groups of its own class.
         if current_process() is None or not p2p_op_list or not isinstance(p2p_op_list[0], dist.P2POp):
-            return original(p2p_op_list)  # type: ignore[no-any-return]
+            return original(p2p_op_list)
         group: Any = p2p_op_list[0].group or c10d_module._get_default_group()
         device = p2p_op_list[0].tensor.device
         if not isinstance(group, GroupBackend) or not group._get_backend(device).supports_coalescing:
-            return original(p2p_op_list)  # type: ignore[no-any-return]
+            return original(p2p_op_list)
         c10d_module._check_p2p_op_list(p2p_op_list)
         with c10d_module._coalescing_manager(group, device, async_ops=True) as manager:
             for each in p2p_op_list:
                 peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
                 each.op(each.tensor, group=each.group, tag=each.tag, **peer)
-        works: list[Any] = manager.works
+        works: list[Work] = manager.works
         return works
 
     return batch_isend_irecv
 
 
-def _shrunk(original: Callable[..., Any]) -> Callable[..., Any]:
+def _shrunk(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def create_shrunk_process_group(backend: Any, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
+    def create_shrunk_process_group(
+        backend: object, ranks: list[int], metadata: dict[str, Any], is_default: bool
+    ) -> object:
         # Torch puts the backend into a group of its own class; ours is a whole group.
         if not isinstance(backend, GroupBackend):
             return original(backend, ranks, metadata, is_default)
@@ -198,11 +207,11 @@ _REPLACEMENTS = (
 )
 
 
-def _as_before(original: Callable[..., Any]) -> Callable[..., Any]:
+def _as_before(original: Callable[..., object]) -> Callable[..., object]:
     """What torch calls for "nccl" since 2.15: on ranks ProcessGroupNCCL, as TORCH_DIST_USE_NCCL2=0 has it."""
 
     @functools.wraps(original)
-    def make(options: Any, backend_options: Any) -> Any:
+    def make(options: BackendRequest, backend_options: object) -> object:
         maker = original if current_process() is None else c10d_module._create_nccl_process_group
         return maker(options, backend_options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +11,19 @@ from simdist.c10d.calls._work import SimFuture
 from simdist.c10d.surface.state._rank_world import RankWorld
 from simdist.c10d.watch._flight_record import FlightRecord
 from simdist.c10d.watch._profiling import ProfiledCalls
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from weakref import WeakKeyDictionary
+
+    from torch.distributed.distributed_c10d import DebugLevel
+
+    from simdist.c10d._ddp_times import Times
+    from simdist.c10d.backends.nccl._options import NcclOptions
+    from simdist.c10d.backends.nccl.watch._rank import RankNccl
+    from simdist.c10d.calls._work import SimWork
+    from simdist.c10d.surface._compat import Work
+    from simdist.c10d.surface.state._backend_tables import Tables
 
 __all__ = ["Making", "RankState"]
 
@@ -43,26 +56,30 @@ class RankState:
 
     warned_of_options: None  # there once Gloo has been given the options of another backend
 
-    def __init__(self, debug_level: Any) -> None:
+    def __init__(self, debug_level: DebugLevel) -> None:
         self.world = RankWorld()
-        self.init_method: Any = None
+        self.init_method: str | None = None
         self.default_dtype = torch.float32
         self.debug_level = debug_level
-        self.backends: dict[str, Any] | None = None  # attributes of `Backend`, once the rank has registered one
+        self.backends: Tables | None = None  # attributes of `Backend`, once the rank has registered one
         self.futures: dict[SimFuture, None] = {}  # not done yet
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
-        self.unwaited: dict[Any, str] = {}  # strict: works nobody has waited for, and where they were issued
+        self.unwaited: dict[SimWork, object] = {}  # works nobody has waited for; to what a judge notes of their calls
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
         self.stands_for_threads = False  # it is a thread of torch's threaded groups, which take what no process does
         self.waits_in_cxx = 0  # how many calls of C++ are under way that wait for the futures they ask for
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on
-        self.nccl: Any = None  # what NCCL keeps, from its first group on
+        self.nccl: RankNccl | None = None  # what NCCL keeps, from its first group on
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
         self.making: Making | None = None  # likewise, what else is known of it
-        self.ddp_times: Any = None  # of modules on devices, by DDP's reducer and by its logger; None: there are none
-        self.works_of_joins: Any = None  # by DDP's reducer, what its next backward waits for; None: no model has joined
+        self.ddp_times: WeakKeyDictionary[object, Times] | None = (
+            None  # of modules on devices, by DDP's reducer and by its logger; None: there are none
+        )
+        self.works_of_joins: WeakKeyDictionary[object, Work] | None = (
+            None  # by DDP's reducer, what its next backward waits for; None: no model has joined
+        )
 
 
 @dataclass(slots=True)
@@ -72,7 +89,7 @@ class Making:
     `parts` are the backends by type of device, if there are several; none once the first has been asked for.
     """
 
-    timeout: Any
-    options: Any
-    device: Any
+    timeout: timedelta
+    options: NcclOptions | None
+    device: torch.device | None
     parts: dict[str, str]

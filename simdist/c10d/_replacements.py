@@ -7,7 +7,7 @@ import os
 import signal
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,16 @@ from simdist.errors import StrictError, UnsupportedError
 from simdist.inside.torch import BaseFuture, c10d_bindings, c10d_module
 from simdist.process import Patches, Replacement, current_process, current_runtime, when_imported
 
+if TYPE_CHECKING:
+    from torch.futures import Future
+    from torch.nn.parallel import DistributedDataParallel
+
+    from simdist.c10d.surface._compat import Work
+
 __all__ = ["install"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 when_imported("torch.distributed.fsdp._debug_utils", keep_timings_apart)
@@ -44,9 +53,9 @@ def install(patches: Patches) -> None:
     patches.wrap(torch.futures, "collect_all", _collect_all)
 
 
-def _refused_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refused_rpc(original: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(original)
-    def init_rpc(*args: Any, **kwargs: Any) -> Any:
+    def init_rpc(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         process = current_process()
         if process is None:
             return original(*args, **kwargs)
@@ -74,8 +83,8 @@ def _refusedc10d_bindings(original: Callable[[bool], None]) -> Callable[[bool], 
 _OF_RPC = (Replacement(dist.rpc, "init_rpc", _refused_rpc),) if dist.rpc.is_available() else ()
 
 
-def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:
-    def register(reducer: Any, kind: Any) -> Any:
+def _register_builtin_hook(original: Callable[[object, object], object]) -> Callable[[object, object], object]:
+    def register(reducer: object, kind: object) -> object:
         if current_process() is None:
             return original(reducer, kind)
         # The built-in hooks read a future's value in C++, as a list that only a C++ work can hold. These compute
@@ -90,13 +99,13 @@ def _register_builtin_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _register_hook(original: Callable[..., None]) -> Callable[..., None]:
-    def register(reducer: Any, state: Any, hook: Callable[..., Any]) -> None:
+    def register(reducer: object, state: object, hook: Callable[..., object]) -> None:
         if current_process() is None:
             original(reducer, state, hook)
             return
 
         @functools.wraps(hook)
-        def call(state: Any, bucket: Any) -> Any:
+        def call(state: object, bucket: object) -> object:
             future, process = hook(state, bucket), current_process()
             return future if process is None else safe_for_backward(process, future)
 
@@ -106,7 +115,7 @@ def _register_hook(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_work_of_join(original: Callable[..., None]) -> Callable[..., None]:
-    def set_forward_pass_work_handle(reducer: Any, work: Any, use_static_world_size: bool) -> None:
+    def set_forward_pass_work_handle(reducer: object, work: Work, use_static_world_size: bool) -> None:
         original(reducer, work, use_static_world_size)
         process = current_process()
         if process is not None:
@@ -120,8 +129,8 @@ def _set_work_of_join(original: Callable[..., None]) -> Callable[..., None]:
     return set_forward_pass_work_handle
 
 
-def _delay_all_reduce(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def delay_all_reduce(reducer: Any) -> None:
+def _delay_all_reduce(original: Callable[[object], None]) -> Callable[[object], None]:
+    def delay_all_reduce(reducer: object) -> None:
         process = current_process()
         if process is None:
             original(reducer)
@@ -137,7 +146,7 @@ def _delay_all_reduce(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: DistributedDataParallel, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         process = current_process()
         group = self.process_group
@@ -145,7 +154,7 @@ def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:
             return
         # At the end of this, C++ takes the wrapper for a ProcessGroupGloo, and asks it for its options (torch 2.13).
         said = "DistributedDataParallel crashes on a gloo group made under TORCH_DISTRIBUTED_DEBUG=DETAIL"
-        if self.process_group._member.communicator.strict:
+        if group._member.communicator.strict:
             raise StrictError(f"{said}; make the group under INFO or OFF")
         process.stderr.append(f"Fatal Python error: Segmentation fault ({said}, as with real processes)\n")
         process.kill(signal.SIGSEGV)
@@ -153,8 +162,8 @@ def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _logging_data(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def logging_data(self: Any) -> dict[str, Any]:
+def _logging_data(original: Callable[[object], dict[str, object]]) -> Callable[[object], dict[str, object]]:
+    def logging_data(self: object) -> dict[str, object]:
         data = original(self)
         if current_process() is not None:
             # What C++ could not know: the backend's real name, and the rank's own environment.
@@ -170,8 +179,8 @@ def _logging_data(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], 
     return logging_data
 
 
-def _future_wait(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def wait(future: Any) -> Any:
+def _future_wait(original: Callable[[object], object]) -> Callable[[object], object]:
+    def wait(future: object) -> object:
         process = current_process()
         if process is not None and not BaseFuture.done(future):
             wait_for_futures(process)
@@ -180,18 +189,19 @@ def _future_wait(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wait
 
 
-def _wait_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait_all(futures: list[Any]) -> list[Any]:
+def _wait_all(
+    original: Callable[[list[Future[object]]], list[object]],
+) -> Callable[[list[Future[object]]], list[object]]:
+    def wait_all(futures: list[Future[object]]) -> list[object]:
         if current_runtime() is None:
-            result: list[Any] = original(futures)
-            return result
+            return original(futures)
         return [future.wait() for future in futures]
 
     return wait_all
 
 
-def _collect_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    def collect_all(futures: list[Any]) -> Any:
+def _collect_all(original: Callable[[list[Future[object]]], object]) -> Callable[[list[Future[object]]], object]:
+    def collect_all(futures: list[Future[object]]) -> object:
         process = current_process()
         if process is None or not any(isinstance(future, SimFuture) for future in futures):
             return original(futures)
@@ -199,7 +209,7 @@ def _collect_all(original: Callable[..., Any]) -> Callable[..., Any]:
         process.torch_state.futures[joint] = None
         left = len(futures)
 
-        def one_less(_: Any) -> None:
+        def one_less(_: object) -> None:
             nonlocal left
             left -= 1
             if left == 0:
@@ -212,11 +222,11 @@ def _collect_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return collect_all
 
 
-def _on_hosts_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+def _on_hosts_groups(original: Callable[_P, _R]) -> Callable[_P, _R | None]:
     """Since torch 2.15 it records the calls of groups that do not; those of ranks record themselves, or nothing."""
 
     @functools.wraps(original)
-    def attach(*args: Any, **kwargs: Any) -> Any:
+    def attach(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         return original(*args, **kwargs) if current_process() is None else None
 
     return attach

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from simdist.c10d import CollectiveRead, MessageRead, WorkIssued, WorkWaited, issued_by_torch
 from simdist.c10d.engine import P2PWork
@@ -25,6 +25,8 @@ from simdist.kernel import PASS, Verdict
 
 if TYPE_CHECKING:
     import torch
+
+    from simdist.c10d import SimWork
 
 __all__ = ["Buffers"]
 
@@ -51,14 +53,15 @@ class _Watch:
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
-        self._held: dict[object, tuple[Sequence[torch.Tensor], _Bits, Moment]] = {}  # by work
+        self._held: dict[SimWork, tuple[Sequence[torch.Tensor], _Bits, Moment]] = {}  # by work
 
     def on_issue(self, event: WorkIssued) -> None:
         """An operation was issued, and may not be over when the call returns."""
         work = event.work
         if work.name == "send":
-            on_device = not isinstance(work, P2PWork) or work.tensor.is_cuda
-            reads = [] if self._hearing.strict or on_device or work.inner else [work.tensor]
+            reads = []
+            if isinstance(work, P2PWork) and not (self._hearing.strict or work.tensor.is_cuda or work.inner):
+                reads = [work.tensor]
         elif not event.asynchronous or not event.reads or work.member.communicator.size == 1:
             return
         else:
@@ -86,11 +89,11 @@ class _Watch:
         """An operation is over, well or not."""
         self._held.pop(event.work, None)
 
-    def _changed(self, work: Any) -> bool:
+    def _changed(self, work: SimWork) -> bool:
         reads, before, _ = self._held[work]
         return any(old is not None and new not in (None, old) for old, new in zip(before, _bits(reads), strict=True))
 
-    def _tell(self, work: Any, until: str, advice: str) -> None:
+    def _tell(self, work: SimWork, until: str, advice: str) -> None:
         what = work.describe()
         goes = "the receiver gets" if work.name == "send" else "the others get"
         self._hearing.find(

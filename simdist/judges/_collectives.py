@@ -13,7 +13,7 @@ import math
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from simdist.c10d import WorkIssued, issued_by_torch
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
@@ -23,6 +23,7 @@ from simdist.judges._twice_reduced import TwiceReduced
 from simdist.values import rank_text
 
 if TYPE_CHECKING:
+    from simdist.c10d import RankState, SimWork
     from simdist.c10d.engine import Communicator
 
 __all__ = ["Collectives"]
@@ -70,7 +71,7 @@ class _Watch:
         self._different: tuple[Communicator, int, dict[int, _Last]] | None = None
         # By life and rank what torch keeps per process, with the works that nobody has waited for yet. They are kept
         # there only: a work that is over must not keep its tensors.
-        self._states: dict[tuple[int, int], Any] = {}
+        self._states: dict[tuple[int, int], RankState] = {}
 
     def on_issue(self, event: WorkIssued) -> None:
         """A work was issued."""
@@ -114,11 +115,12 @@ class _Watch:
         last = len(ending.statuses) - 1
         if not ending.all_returned(last):
             return  # what is left over then follows from what failed
-        left: dict[Any, Moment] = {
+        left: dict[SimWork, Moment] = {
             work: moment
             for (life, _), state in self._states.items()
             if life == last
             for work, moment in state.unwaited.items()
+            if isinstance(moment, Moment)
             if not (work.done and work.polling is not None)  # seen to be done
         }
         failed = _groups_that_failed(
@@ -181,7 +183,7 @@ class _Watch:
         self._hearing.find(problem, moment, subject=group.name, against="" if other is None else other.moment.where)
         return True
 
-    def _tell_of_work(self, work: Any, moment: Moment) -> None:
+    def _tell_of_work(self, work: SimWork, moment: Moment) -> None:
         what = work.describe()
         if work.name == "send" and not work.done:
             problem = f"{what} was never received"

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from simdist.judges._judge import Hearing, Moment
 from simdist.kernel import Task
 from simdist.process import HandedOver, ThreadBegan
+
+if TYPE_CHECKING:
+    from simdist.c10d import SimWork
 
 __all__ = ["ThreadOrder"]
 
@@ -48,7 +51,7 @@ class ThreadOrder:
         hearing.listen(ThreadBegan, self._on_thread)
         hearing.listen(HandedOver, self._on_hand_over)
 
-    def on_call(self, work: Any, moment: Moment) -> None:
+    def on_call(self, work: SimWork, moment: Moment) -> None:
         """A thread of a rank issues a collective."""
         task = work.process.simulation.current
         if self._found or task is None:

@@ -188,5 +188,6 @@ def test_it_has_no_monitored_barrier_and_exists_on_ranks_only() -> None:
     result = simdist.run(lambda: (start(), group.WORLD.monitored_barrier()), world_size=2)
 
     assert str(result.ranks[0].exception) == "Backend hub does not support monitoredBarrier"
+    store: Any = None
     with pytest.raises(simdist.SimdistError, match="'hub' backend exists only inside simulated ranks"):
-        group_maker(HUB)(None, 0, 1, timedelta(seconds=1))
+        group_maker(HUB)(store, 0, 1, timedelta(seconds=1))

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from simdist.c10d.calls._payload import Outputs
     from simdist.c10d.calls._work import SimWork
     from simdist.c10d.engine import Communicator, P2PWork
     from simdist.c10d.surface._store_server import StoreServer
@@ -45,8 +48,8 @@ class OperationAdmitted:
     process: SimProcess
     operation: str
     reduction: str
-    operands: Any
-    tensors: Any
+    operands: object
+    tensors: Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class WorkIssued:
     shapes: Sequence[Sequence[int]]
     asynchronous: bool
     root: int = -1
-    reads: Sequence[Any] = ()
+    reads: Sequence[Tensor] = ()
     reduction: str = ""
 
 

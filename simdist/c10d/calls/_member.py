@@ -10,13 +10,13 @@ What happens between, and when, is the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from simdist.c10d.calls._events import OperationAdmitted, OperationCalled
 from simdist.c10d.calls._operation import Operation
-from simdist.c10d.calls._payload import Payload, Scattered
-from simdist.c10d.calls._read import change_read
+from simdist.c10d.calls._payload import Outputs, Payload, Scattered
+from simdist.c10d.calls._read import Change, change_read
 from simdist.errors import SimdistError
 from simdist.process import SimProcess, Strike, carry_out, refusal_of
 from simdist.records import completed, failed, issued, message_completed, message_issued
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Member", "Queued"]
 
 
-def _do_nothing(_: Any = None) -> None:
+def _do_nothing(_: object = None) -> None:
     pass
 
 
@@ -62,7 +62,7 @@ class Member:
         self.pending: dict[SimWork, None] = {}  # issued and not settled
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
-        self.change: Callable[[Any], Any] | None = None  # of what the announced operation reads; who reads it takes it
+        self.change: Change | None = None  # of what the announced operation reads; who reads it takes it
         # What the announcement of the next collective has left to strike (or nothing: ()), if it was made ahead of it.
         self.ahead: Strike | tuple[()] | None = None
 
@@ -139,11 +139,11 @@ class Member:
         self,
         operation: Operation,
         payload: Payload,
-        outputs: list[Any],
+        outputs: Outputs,
         timeout_ns: int,
         asynchronous: bool,
         refused: bool = False,
-        operands: Any = None,
+        operands: object = None,
     ) -> int:
         """A collective that was announced takes its number, is admitted, counted and recorded; the number.
 
@@ -195,7 +195,13 @@ class Member:
         return sequence
 
     def post(
-        self, name: str, size: int = 0, dtype_name: str = "", shape: tuple[int, ...] = (), peer: int = -1, tag: Any = 0
+        self,
+        name: str,
+        size: int = 0,
+        dtype_name: str = "",
+        shape: tuple[int, ...] = (),
+        peer: int = -1,
+        tag: Hashable = 0,
     ) -> int:
         """As `issued`, of a message or a monitored barrier."""
         communicator, process = self.communicator, self.process

@@ -20,7 +20,7 @@ class Shapes:
     outputs: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, tensors: Sequence[Any], outputs: Sequence[Sequence[int]] | None = None) -> Shapes:
+    def of(cls, tensors: Sequence[torch.Tensor], outputs: Sequence[Sequence[int]] | None = None) -> Shapes:
         """Those of the inputs, and of the outputs, which are the inputs if nothing else is said."""
         inputs = tuple(tuple(tensor.shape) for tensor in tensors)
         return cls(inputs, inputs if outputs is None else tuple(tuple(shape) for shape in outputs))
@@ -84,9 +84,8 @@ class Operation:
         self.root = root
         self.extra = extra
         self.index = -1  # in `Communicator.operations`
-        self.programs: dict[
-            int, Any
-        ] = {}  # the algorithm's, by rank, as far as made; an operation belongs to one group
+        # The algorithm's, by rank, as far as made; an operation belongs to one group.
+        self.programs: dict[int, list[tuple[Any, ...]]] = {}
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:
         """True if two ranks may call these two together; `strict` also wants equal shapes."""

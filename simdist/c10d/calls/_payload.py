@@ -13,7 +13,7 @@ import torch
 
 from simdist.c10d.calls._operation import Operation
 
-__all__ = ["Brought", "Exchanged", "Flat", "Gathered", "Nothing", "Payload", "Scattered", "Sparse"]
+__all__ = ["Brought", "Exchanged", "Factor", "Flat", "Gathered", "Nothing", "Outputs", "Payload", "Scattered", "Sparse"]
 
 Tensor = torch.Tensor
 
@@ -53,9 +53,16 @@ class Sparse(NamedTuple):
 Payload: TypeAlias = Flat | Gathered | Scattered | Exchanged | Sparse | Nothing
 
 
+Outputs: TypeAlias = list[Any]
+"""What an operation fills, as its work has it: tensors, or lists of them, as the operation is."""
+
+Factor: TypeAlias = float | torch.Tensor
+"""What an operand is multiplied by before a sum (`ReduceOp.PREMUL_SUM`)."""
+
+
 class Brought(NamedTuple):
     """What a rank brings to an operation that ends on a stream."""
 
     operation: Operation
     payload: Payload
-    factor: Any = None  # by which its operand is multiplied before a sum: a number, or a tensor
+    factor: Factor | None = None  # by which its operand is multiplied before a sum: a number, or a tensor

@@ -6,8 +6,8 @@ of it (one that is not contiguous, several that are sent as one), as if memory h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -17,7 +17,10 @@ from simdist.c10d.calls._payload import Payload, Sparse
 from simdist.c10d.calls._unseen import unseen
 from simdist.errors import SimdistError
 
-__all__ = ["change_read", "read_by"]
+__all__ = ["Change", "change_read", "read_by"]
+
+Change: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""What a verdict makes of the tensors that an operation reads."""
 
 _FROM_ROOT = names_where(lambda row: row.root == "gives")
 
@@ -35,7 +38,7 @@ def read_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Ten
 
 
 @unseen
-def change_read(change: Callable[[Any], Any], operation: Operation, payload: Payload, rank: int) -> None:
+def change_read(change: Change, operation: Operation, payload: Payload, rank: int) -> None:
     """Put what a verdict makes of them in the place of the tensors that the operation is about to read.
 
     Raises:

@@ -29,10 +29,11 @@ from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.calls._member import Member
+    from simdist.c10d.calls._payload import Outputs
 
 __all__ = ["Blockers", "Future", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
 
-Work: Any = inside.Work
+Work = inside.Work
 Future: Any = torch.futures.Future
 _NO_TIMEOUT = timedelta(0)
 
@@ -50,7 +51,7 @@ class Blockers(Protocol):
         ...
 
 
-class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a class
+class SimWork(Work):
     """One operation of one rank.
 
     `outputs` are the tensors that it fills. Settled by `finish` or `fail`, each once.
@@ -84,11 +85,11 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     process: SimProcess
     name: str
     sequence: int
-    outputs: list[Any]
+    outputs: Outputs
     done: bool
     error: BaseException | None
     future: SimFuture | None
-    before: list[Callable[[], Any]] | None  # called when it has succeeded, and before it is done
+    before: list[Callable[[], object]] | None  # called when it has succeeded, and before it is done
     after: list[Callable[[], None]] | None  # called when it is settled
     source: int  # of a receive: the sender's rank in the group
     polling: Polling | None  # once someone has asked whether it is done, and it was not
@@ -100,7 +101,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
     noted: bool  # what its tensors hold is in the log
 
     @classmethod
-    def make(cls, member: Member, name: str, sequence: int, outputs: list[Any]) -> Self:
+    def make(cls, member: Member, name: str, sequence: int, outputs: Outputs) -> Self:
         """A new work. Not `__init__`: a Python one would add half to the cost of the C++ one."""
         work = cls()
         work.member = member
@@ -144,7 +145,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         self.error = error
         self.finish()
 
-    def left(self) -> list[Any]:
+    def left(self) -> Outputs:
         """What it has filled, for who looks at it from outside the rank."""
         return self.outputs
 
@@ -217,7 +218,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
         """What it failed with."""
         return self.error
 
-    def result(self) -> list[torch.Tensor]:
+    def result(self) -> Outputs:
         """The tensors that it filled.
 
         Raises:
@@ -271,7 +272,7 @@ class SimWork(Work):  # type: ignore[misc]  # torch's stubs do not know it as a 
             future.set_result(self.outputs)
 
 
-class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
+class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
     """A `torch.futures.Future` of one rank whose waits park."""
 
     __slots__ = ("_children", "_error", "_polling", "_process", "_settled", "_source")
@@ -280,7 +281,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
         super().__init__()
         self._process = process
         self._source = source  # the work or the future that completes it, if it is known
-        self._children: list[Callable[[SimFuture], None]] = []
+        self._children: list[Callable[[SimFuture], object]] = []
         self._settled = False
         self._polling: Polling | None = None  # once someone has asked whether it is done, and it was not
         self._error: BaseException | None = None
@@ -305,19 +306,19 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
             self._process.drain()
         return self._settled
 
-    def wait(self) -> Any:
+    def wait(self) -> object:
         """Park until it is done; its value, or its exception raised."""
         self._settle()
         self._seen()
         return super().wait()
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Its value; raises the exception it failed with."""
         self._process.drain()
         self._seen()
         return super().value()
 
-    def then(self, callback: Callable[[Any], Any]) -> SimFuture:
+    def then(self, callback: Callable[[SimFuture], object]) -> SimFuture:
         """A future of what `callback`, called with this one when it is done, returns."""
         child = SimFuture(self._process, self)
         _pending(self._process)[child] = None
@@ -333,11 +334,11 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
         self._when_done(run)
         return child
 
-    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+    def add_done_callback(self, callback: Callable[[SimFuture], object]) -> None:
         """Call `callback` with this future when it is done."""
         self._when_done(callback)
 
-    def set_result(self, result: Any) -> None:
+    def set_result(self, result: object) -> None:
         """Complete it; on its rank's thread only."""
         super().set_result(result)
         self._run_callbacks()
@@ -350,14 +351,14 @@ class SimFuture(Future):  # type: ignore[misc]  # Any in the compat module
 
         # Through C++: a value that raises when it is read, as `torch.futures.Future.set_exception` does, but for
         # every exception type.
-        def raise_error(_: Any) -> None:
+        def raise_error(_: object) -> None:
             raise error
 
         super()._set_unwrap_func(raise_error)
         super().set_result(error)
         self._run_callbacks()
 
-    def _when_done(self, callback: Callable[[Any], Any]) -> None:
+    def _when_done(self, callback: Callable[[SimFuture], object]) -> None:
         if self._settled:
             callback(self)
         else:
@@ -430,7 +431,7 @@ def wait_for_futures(process: SimProcess) -> None:
         raise error
 
 
-def safe_for_backward(process: SimProcess, future: Any) -> Any:
+def safe_for_backward(process: SimProcess, future: object) -> object:
     """What C++ may wait for at the end of backward in the place of a future that a program's hook returned."""
     if not isinstance(future, Future):
         return future  # for torch to refuse
@@ -442,12 +443,12 @@ def safe_for_backward(process: SimProcess, future: Any) -> Any:
     return future
 
 
-def _following(process: SimProcess, future: Any) -> SimFuture:
+def _following(process: SimProcess, future: torch.futures.Future[object]) -> SimFuture:
     """A future that a thread of the program completes, as one that its rank waits for."""
     made = SimFuture(process)
     _pending(process)[made] = None
 
-    def follow(done: Any) -> None:
+    def follow(done: torch.futures.Future[object]) -> None:
         try:
             value = done.value()
         except BaseException as error:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from simdist.c10d.calls import REDUCTIONS
 from simdist.c10d.calls._events import WorkIssued
 from simdist.c10d.calls._member import Member
 from simdist.c10d.calls._operation import Fields, Key, Operation
-from simdist.c10d.calls._payload import Payload
+from simdist.c10d.calls._payload import Outputs, Payload
 from simdist.c10d.calls._read import read_by
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._collective import Arrival, Collective
@@ -120,7 +119,7 @@ class Communicator:
         member: Member,
         key: Fields,
         payload: Payload,
-        outputs: list[Any],
+        outputs: Outputs,
         timeout_ns: int,
         asynchronous: bool = True,
         refusal: RuntimeError | None = None,

@@ -30,6 +30,10 @@ from simdist.c10d.engine._ring import RingFlow
 from simdist.c10d.surface._memory import checksum
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
     from simdist.c10d.engine._collective import Collective
 
 __all__ = ["HandOver"]
@@ -72,7 +76,7 @@ class HandOver:
         self.movement = movement = Movement(combine) if self.follows_bytes else None
         return movement
 
-    def ring_combine(self) -> tuple[Any, Any] | None:
+    def ring_combine(self) -> tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None], torch.dtype] | None:
         """What a ring needs to follow the bytes: the function of one hop and the element type; None if it does not."""
         collective = self._collective
         operation, communicator = collective.operation, collective.communicator

@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import signal
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -43,8 +43,11 @@ from simdist.errors import MismatchError
 from simdist.process import Strike, refusal_of
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from simdist.c10d.calls._member import Member
     from simdist.c10d.engine._communicator import Communicator
+    from simdist.inside.python import SharedBytes
 
 __all__ = ["Mailbox"]
 
@@ -64,7 +67,7 @@ class Mailbox:
         member: Member,
         kind: str,
         peer: int | None,
-        tag: Any,
+        tag: Hashable,
         tensor: torch.Tensor,
         timeout_ns: int,
         *,
@@ -143,7 +146,7 @@ class Mailbox:
             send.late_ns = communicator.simulation.policy.extra_ns(latency_ns)
         return left + latency_ns + send.late_ns
 
-    def _hear(self, target: int, tag: Any) -> None:
+    def _hear(self, target: int, tag: Hashable) -> None:
         """Let what `target` has heard of meet the receives that wait for it, and come back when it hears of more.
 
         Called whenever that may have changed: a receive from anyone was posted, a send was while one waits, the network
@@ -400,7 +403,7 @@ class Mailbox:
             return
         self._complete(receive, begin_ns, missing, None)
 
-    def _complete(self, work: P2PWork, begin_ns: int, missing: int, few: Any) -> None:
+    def _complete(self, work: P2PWork, begin_ns: int, missing: int, few: SharedBytes | bytes | None) -> None:
         """Its part is over; its tensor lacks so many bytes of a message, and is what `few_bytes` said, if known."""
         if work.done or not work.process.running:
             return

@@ -14,8 +14,8 @@ ever searched.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Hashable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Matching", "Message"]
 
@@ -27,6 +27,7 @@ class Message(Protocol):
 
 
 _M = TypeVar("_M", bound=Message)
+_Key = TypeVar("_Key", int, int | None)
 _Queue = deque[tuple[int, _M]]
 
 
@@ -41,8 +42,8 @@ class Matching(Generic[_M]):
     """
 
     def __init__(self) -> None:
-        self._sends: dict[tuple[int, Any], dict[int, _Queue[_M]]] = {}  # by (target, tag), then by source
-        self._receives: dict[tuple[int, Any], dict[int | None, _Queue[_M]]] = {}  # likewise; None: from any
+        self._sends: dict[tuple[int, Hashable], dict[int, _Queue[_M]]] = {}  # by (target, tag), then by source
+        self._receives: dict[tuple[int, Hashable], dict[int | None, _Queue[_M]]] = {}  # likewise; None: from any
         self._places = 0
         self._queued = 0
 
@@ -50,7 +51,7 @@ class Matching(Generic[_M]):
         """True if any message waits."""
         return self._queued > 0
 
-    def send(self, message: _M, source: int, target: int, tag: Any) -> _M | None:
+    def send(self, message: _M, source: int, target: int, tag: Hashable) -> _M | None:
         """A message to `target`: the receive that it meets, or None if it has to wait, be it until it is heard of."""
         receives = self._receives.get((target, tag))
         if receives is not None:
@@ -60,7 +61,7 @@ class Matching(Generic[_M]):
         self._put(message, self._sends.setdefault((target, tag), {}), source)
         return None
 
-    def receive(self, message: _M, source: int, target: int, tag: Any) -> _M | None:
+    def receive(self, message: _M, source: int, target: int, tag: Hashable) -> _M | None:
         """A receive of `target` from `source`: the send that it meets, or None if it has to wait."""
         sends = self._sends.get((target, tag))
         found = None if sends is None else _head(sends.get(source))
@@ -69,25 +70,25 @@ class Matching(Generic[_M]):
         self._put(message, self._receives.setdefault((target, tag), {}), source)
         return None
 
-    def receive_from_any(self, message: _M, target: int, tag: Any) -> None:
+    def receive_from_any(self, message: _M, target: int, tag: Hashable) -> None:
         """Queue a receive of `target` from anyone; what it may take is among the `offered`."""
         self._put(message, self._receives.setdefault((target, tag), {}), None)
 
-    def offered(self, target: int, tag: Any) -> list[_M]:
+    def offered(self, target: int, tag: Hashable) -> list[_M]:
         """The first waiting send of each sender to `target`, in the order of posting."""
         heads = [_head(queue) for queue in self._sends.get((target, tag), {}).values()]
         return sorted((head for head in heads if head is not None), key=lambda message: message.place)
 
-    def awaits_any(self, target: int, tag: Any) -> bool:
+    def awaits_any(self, target: int, tag: Hashable) -> bool:
         """True if a receive of `target` from anyone waits."""
         return _head(self._receives.get((target, tag), {}).get(None)) is not None
 
-    def awaited(self, source: int, target: int, tag: Any) -> bool:
+    def awaited(self, source: int, target: int, tag: Hashable) -> bool:
         """True if a receive of `target` waits that a send of `source` fits."""
         receives = self._receives.get((target, tag), {})
         return any(_head(receives.get(key)) is not None for key in (source, None))
 
-    def hear(self, source: int, target: int, tag: Any) -> tuple[_M, _M] | None:
+    def hear(self, source: int, target: int, tag: Hashable) -> tuple[_M, _M] | None:
         """`target` hears of the first send of `source`: that send and the receive it meets, if one waits."""
         send = _head(self._sends.get((target, tag), {}).get(source))
         receives = self._receives.get((target, tag), {})
@@ -96,7 +97,7 @@ class Matching(Generic[_M]):
             return None
         return self._take(send), self._take(found)
 
-    def put_back(self, message: _M, source: int, target: int, tag: Any) -> None:
+    def put_back(self, message: _M, source: int, target: int, tag: Hashable) -> None:
         """Queue a send whose receiver is gone, behind all others."""
         self._put(message, self._sends.setdefault((target, tag), {}), source)
 
@@ -114,7 +115,7 @@ class Matching(Generic[_M]):
         """All that wait, in the order of posting."""
         return _live(queue for queues in self._receives.values() for queue in queues.values())
 
-    def _put(self, message: _M, queues: dict[Any, _Queue[_M]], key: int | None) -> None:
+    def _put(self, message: _M, queues: dict[_Key, _Queue[_M]], key: _Key) -> None:
         message.place = self._places
         self._places += 1
         self._queued += 1

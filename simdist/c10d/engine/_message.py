@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -55,7 +55,7 @@ class P2PWork(SimWork):
     posted_ns: int
     place: int  # among the unmatched of its group, in the order of posting; -1: it is matched, or was withdrawn
     peer: int | None  # group rank; None: receive from any, also once it is matched
-    tag: Any  # messages meet if theirs are equal
+    tag: Hashable  # messages meet if theirs are equal
     late_ns: int | None  # of a send that a receive from any may take: how much later it is heard of; None: not drawn
     posted_checksum: int | None  # of a send's buffer when it was issued, if a listener has noted it
     expired: bool  # it ran out of time
@@ -75,7 +75,14 @@ class P2PWork(SimWork):
     always_opaque: ClassVar[bool] = False  # it has neither a future nor a result
 
     def begin(
-        self, kind: str, tensor: torch.Tensor, peer: int | None, tag: Any, timeout_ns: int, posted_ns: int, inner: bool
+        self,
+        kind: str,
+        tensor: torch.Tensor,
+        peer: int | None,
+        tag: Hashable,
+        timeout_ns: int,
+        posted_ns: int,
+        inner: bool,
     ) -> None:
         """It is posted, and unmatched."""
         self.kind = kind

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
@@ -65,7 +65,7 @@ class _Connecting:
 def connect(
     process: SimProcess,
     network: Network,
-    store: Any,
+    store: SimStore,
     rank: int,
     size: int,
     timeout_ns: int,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
@@ -49,6 +49,9 @@ __all__ = [
 
 Tensor = torch.Tensor
 Sizes = Callable[[int], tuple[list[int], list[int]]]
+
+Left: TypeAlias = dict[Any, Any]
+"""What calls that did not fit have left on the way between ranks: the algorithm knows what."""
 
 
 class Algorithm(ABC):
@@ -185,14 +188,14 @@ class StreamAlgorithm(Algorithm):
         """Do an operation for all ranks, each with its call; the checksum of its result."""
 
     @abstractmethod
-    def collide(self, calls: Sequence[Brought], left: dict[Any, Any]) -> Collision:
+    def collide(self, calls: Sequence[Brought], left: Left) -> Collision:
         """Do the same with calls that do not fit; `left` keeps what they leave on the way between ranks.
 
         With something there all later calls of the same connection collide, too.
         """
 
     @abstractmethod
-    def collide_messages(self, pair: tuple[int, int], calls: Sequence[Brought], left: dict[Any, Any]) -> Collision:
+    def collide_messages(self, pair: tuple[int, int], calls: Sequence[Brought], left: Left) -> Collision:
         """The same with a send and a receive of other sizes, between two ranks."""
 
 
@@ -289,7 +292,7 @@ class Backend:
     moves_payloads: bool = True
     monitored_barrier: MonitoredBarrier | None = None
 
-    def pass_monitored_barrier(self, member: Member, *limits_ns: int, **how: Any) -> None:
+    def pass_monitored_barrier(self, member: Member, *limits_ns: int, **how: object) -> None:
         """Pass a monitored barrier.
 
         Raises:

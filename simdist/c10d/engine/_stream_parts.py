@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from simdist.c10d.calls._operation import Operation
-from simdist.c10d.calls._payload import Brought, Exchanged, Payload
-from simdist.c10d.calls._read import change_read
+from simdist.c10d.calls._payload import Brought, Exchanged, Factor, Payload
+from simdist.c10d.calls._read import Change, change_read
 from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.cluster import Flow as WireFlow
@@ -44,7 +44,7 @@ class Part:
         begin: Mark,
         reads: Sequence[tuple[Tensor, Tensor]] = (),
         writes: Sequence[Tensor] = (),
-        factor: Any = None,
+        factor: Factor | None = None,
     ) -> None:
         self.connection = connection
         self.rank = rank
@@ -61,11 +61,12 @@ class Part:
         self.peer = -1  # of a message
         self.work: Any = None  # of the call
         self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or behind it
-        self.change: Callable[[Any], Any] | None = None  # of what it reads
+        self.change: Change | None = None  # of what it reads
         self._reads = reads
         self._writes = writes
         self._claims: list[Any] = []
-        self._flats: list[tuple[Any, Tensor]] = []  # of claims that read: a block, weakly, and what stands for it
+        # Of claims that read: a block, weakly, and what stands for it.
+        self._flats: list[tuple[weakref.ref[object], Tensor]] = []
 
     @property
     def member(self) -> Member:
@@ -118,7 +119,7 @@ class Part:
 
     # -- for memory that is touched ----------------------------------------------------------------------------------
 
-    def copy_inputs(self, block: Any) -> None:
+    def copy_inputs(self, block: object) -> None:
         """The program is about to read, or change, what this only reads: keep it as it is."""
         copies = {id(flat): flat.clone() for reference, flat in self._flats if reference() is block}
         self.payload = _replaced(self.payload, copies)

@@ -70,7 +70,7 @@ class StreamWork(SimWork):
         if bus.hears(WorkWaited):
             bus.tell(WorkWaited(self))
 
-    def left(self) -> list[Any]:
+    def left(self) -> list[torch.Tensor]:
         """What it has filled, as it lies in memory."""
         return [memory_of(tensor.data) for tensor in self.outputs]
 
@@ -169,20 +169,20 @@ class StreamFuture(SimFuture):
         super().__init__(process)
         self._index, self._streams, self._mark = index, streams, mark
 
-    def wait(self) -> Any:
+    def wait(self) -> object:
         """Its value; the current stream waits for it."""
         self._join()
         return self._shown(Future.wait(self))
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """As `wait`."""
         self._join()
         return self._shown(super().value())
 
-    def _shown(self, value: Any) -> Any:
+    def _shown(self, value: Any) -> object:
         return [torch.stack(value)] if self.in_one else value
 
-    def then(self, callback: Callable[[Any], Any]) -> StreamFuture:
+    def then(self, callback: Callable[[SimFuture], object]) -> StreamFuture:
         """Call `callback` now, on a stream that waits for this one; a future of what it returns."""
         index, streams = self._index, self._streams
         before, side = current_stream(index), streams.side(index)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 
@@ -44,8 +44,9 @@ from simdist.kernel import Task
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
-    from simdist.c10d.engine._strategies import Backend, StreamFailure
+    from simdist.c10d.engine._strategies import Backend, Left, StreamFailure
     from simdist.cluster import Network
+    from simdist.device import Streams
     from simdist.kernel import Simulation
 
 __all__ = ["Connection", "StreamCommunicator"]
@@ -58,23 +59,24 @@ class Connection:
         self.communicator = communicator
         self.key = key
         self.ranks = tuple(ranks)
-        self.ends: dict[int, tuple[int, int, Any, Any]] = {}  # by rank: device, stream, its streams, the real device
+        # By rank: device, stream, its streams, the real device.
+        self.ends: dict[int, tuple[int, int, Streams, object]] = {}
         self.made = False
         self.makers: Mapping[int, str] = {}  # ranks that tell the others how to come, and what they call it
         self.error: Callable[[int], BaseException] | None = None  # why it can't be made
-        self.collectives: dict[Any, StreamCollective] = {}  # that have not ended
+        self.collectives: dict[int | tuple[int, int], StreamCollective] = {}  # that have not ended
         self.shut_out: list[Callable[[], None]] = []  # to try again when the network's conditions change
         self.gone: dict[int, None] = {}  # ranks that left it, or aborted it
         self.meetings: dict[int, int] = dict.fromkeys(ranks, 0)  # of all ranks on the host, by rank: see `meet`
-        self.left: dict[Any, Any] = {}  # what collectives that did not fit have left on the way
-        self._left: dict[Any, Any] = {}  # the same of messages
+        self.left: Left = {}  # what collectives that did not fit have left on the way
+        self._left: Left = {}  # the same of messages
         self._stuck: list[Part] = []  # messages that did not fit, and never end
         self._counts: dict[int, int] = dict.fromkeys(ranks, 0)  # collectives, by rank
         self._sends: dict[tuple[int, int], deque[Part]] = {}  # by sender and receiver
         self._receives: dict[tuple[int, int], deque[Part]] = {}
         self._free_ns: dict[tuple[int, int], int] = {}  # when the last message has left
 
-    def streams_of(self, rank: int) -> Any:
+    def streams_of(self, rank: int) -> Streams:
         """The streams of a rank's process."""
         return self.ends[rank][2]
 
@@ -345,8 +347,8 @@ class StreamCommunicator(Communicator):
         ranks: Sequence[int],
         member: Member,
         index: int,
-        device: Any,
-        streams: Any,
+        device: object,
+        streams: Streams,
         *,
         limit_ns: int,
         rest_ns: int = 0,

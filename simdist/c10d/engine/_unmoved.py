@@ -13,7 +13,7 @@ that do not fit on NCCL, kernels do to the bytes what they do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from simdist.c10d.engine._mailbox import Mailbox
 from simdist.c10d.engine._message import P2PWork
 from simdist.c10d.surface import _memory
 from simdist.process import refusal_of
+
+if TYPE_CHECKING:
+    from simdist.inside.python import SharedBytes
 
 __all__ = ["SMALL_BYTES", "UnmovedCommunicator", "emptied", "is_floating", "is_message_moved", "is_moved"]
 
@@ -147,5 +150,5 @@ class _UnmovedMailbox(Mailbox):
             self._forget(work)
             self._report(work, error)
 
-    def _complete(self, work: P2PWork, begin_ns: int, missing: int, few: Any) -> None:
+    def _complete(self, work: P2PWork, begin_ns: int, missing: int, few: SharedBytes | bytes | None) -> None:
         super()._complete(work, begin_ns, missing, b"" if _has_numbers(work.tensor) else few)

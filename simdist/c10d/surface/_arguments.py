@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
-__all__ = ["Arguments"]
+__all__ = ["Arguments", "Lists", "Tensors"]
 
 Tensor = torch.Tensor
+
+Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+"""What a method takes: a list of tensors, or one alone."""
+
+Lists: TypeAlias = Tensors | Sequence[Sequence[torch.Tensor]]
+"""What a method takes: a list of lists of tensors; beside a single tensor, one list; or a list of one, or one alone."""
 
 
 class Arguments(Protocol):
@@ -23,7 +29,7 @@ class Arguments(Protocol):
         """Refuse an operation that the backend has no function for."""
         ...
 
-    def single(self, kind: str, tensors: Any) -> Tensor:
+    def single(self, kind: str, tensors: Tensors) -> Tensor:
         """The one tensor of a send or receive, which takes a list of one, or a bare tensor."""
         ...
 
@@ -35,7 +41,7 @@ class Arguments(Protocol):
         """What allreduce_coalesced wants."""
         ...
 
-    def rooted_tensors(self, operation: str, tensors: Any, root: int, root_tensor: int, size: int) -> list[Tensor]:
+    def rooted_tensors(self, operation: str, tensors: Tensors, root: int, root_tensor: int, size: int) -> list[Tensor]:
         """The tensors of a broadcast, or the one of a reduce."""
         ...
 
@@ -47,7 +53,7 @@ class Arguments(Protocol):
         """A peer in the group that is not the rank itself."""
         ...
 
-    def gather_arguments(self, outputs: Any, inputs: Any, size: int) -> tuple[list[list[Tensor]], list[Tensor]]:
+    def gather_arguments(self, outputs: Lists, inputs: Tensors, size: int) -> tuple[list[list[Tensor]], list[Tensor]]:
         """The output lists and the inputs of an allgather; or its one output list and its one input."""
         ...
 
@@ -61,7 +67,7 @@ class Arguments(Protocol):
         """What allgather_coalesced wants."""
         ...
 
-    def scatter_arguments(self, outputs: Any, inputs: Any, rank: int, size: int) -> tuple[Tensor, list[Tensor]]:
+    def scatter_arguments(self, outputs: Tensors, inputs: Lists, rank: int, size: int) -> tuple[Tensor, list[Tensor]]:
         """The output and the input list of a reduce_scatter, in lists of one or bare."""
         ...
 
@@ -89,12 +95,12 @@ class Arguments(Protocol):
         """What an all_to_all_single receives and sends, as bytes: one part for each rank."""
         ...
 
-    def split_sizes(self, sizes: Any) -> list[int] | None:
+    def split_sizes(self, sizes: object) -> list[int] | None:
         """The sizes as C++ takes them: any sequence, set or generator of whole numbers; None if it would not."""
         ...
 
     def rooted_list(
-        self, operation: str, name: str, own: Any, listed: Any, root: int, rank: int, size: int
+        self, operation: str, name: str, own: Tensors, listed: Lists, root: int, rank: int, size: int
     ) -> tuple[Tensor, list[Tensor] | None]:
         """The rank's own tensor, and the list of all of them on the root, of a gather or scatter."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from simdist.c10d.calls._operation import Key, Shapes
-from simdist.c10d.calls._payload import Payload
+from simdist.c10d.calls._payload import Outputs, Payload
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface._compat import ProcessGroup, reduce_name, said_by, timeout_ns
 from simdist.c10d.surface._identity import GroupBackend
@@ -38,7 +38,7 @@ class Calls(GroupBackend):
         tensor: Tensor | None,
         data: Tensor | None,
         payload: Payload,
-        outputs: list[Any],
+        outputs: Outputs,
         limit_ns: int,
         reduction: str = "",
         root: int = -1,
@@ -65,7 +65,7 @@ class Calls(GroupBackend):
             self._member, key, payload, outputs, limit_ns, asynchronous, refusal, first, others
         )
 
-    def _limit(self, opts: Any, timeout: timedelta | None = None) -> int:
+    def _limit(self, opts: object, timeout: timedelta | None = None) -> int:
         if isinstance(opts, timedelta):  # a reduce operation, a root or nothing stands in the options' place
             timeout, opts = opts, None
         if timeout is not None:
@@ -73,7 +73,9 @@ class Calls(GroupBackend):
         return timeout_ns(opts, self._timeout_ns)
 
 
-def root_of(group: Any, name: str, tensors: tuple[Any, ...], opts: Any, root: Any) -> tuple[Any, int, int]:
+def root_of(
+    group: GroupBackend, name: str, tensors: tuple[object, ...], opts: object, root: int | None
+) -> tuple[Any, int, int]:
     """The options, if they are any, the root and its tensor; the root may stand in the options' place.
 
     Raises:
@@ -90,13 +92,13 @@ def root_of(group: Any, name: str, tensors: tuple[Any, ...], opts: Any, root: An
     return opts, given if root is None else root, getattr(opts, "rootTensor", 0)
 
 
-def lists_of(tensors: Any) -> Any:
+def lists_of(tensors: Any) -> Sequence[Sequence[Tensor]]:
     """A list of lists of tensors; of one alone, as it may stand beside a single tensor and a root."""
     alone = isinstance(tensors, (list, tuple)) and len(tensors) > 0 and isinstance(tensors[0], torch.Tensor)
     return [tensors] if alone else tensors
 
 
-def reduction_of(opts: Any, operation: Any) -> str:
+def reduction_of(opts: object, operation: object) -> str:
     """The name of the reduce operation, given alone, in options, or in the options' place."""
     if operation is None:
         operation = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)

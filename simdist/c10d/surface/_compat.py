@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 ProcessGroup: Any = dist.ProcessGroup
-Store: Any = inside.Store
-Work: Any = inside.Work
+Store = inside.Store
+Work = inside.Work
 
-REDUCE_NAMES: dict[Any, str] = {
+REDUCE_NAMES: dict[object, str] = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "avg",
     dist.ReduceOp.PRODUCT: "product",
@@ -43,7 +43,7 @@ REDUCE_NAMES: dict[Any, str] = {
 }
 
 
-def reduce_name(operation: Any) -> str:
+def reduce_name(operation: object) -> str:
     """The name of a reduce operation, given as `ReduceOp` or as its enum; "premul_sum" for what is not in the table."""
     kind = getattr(operation, "op", operation)  # a ReduceOp holds its enum there
     return REDUCE_NAMES.get(kind, "premul_sum")
@@ -52,13 +52,13 @@ def reduce_name(operation: Any) -> str:
 _UNSET = timedelta(0)
 
 
-def timeout_ns(options: Any, default_ns: int) -> int:
+def timeout_ns(options: object, default_ns: int) -> int:
     """The timeout that `options` ask for; the group's if they have none, or leave it unset (a negative duration)."""
     timeout = getattr(options, "timeout", None)
     return default_ns if timeout is None or timeout < _UNSET else round(timeout.total_seconds() * 1e9)
 
 
-def is_duration(value: object) -> bool:
+def is_duration(value: object) -> TypeGuard[timedelta | float]:
     """True for what torch's C++ takes as a duration: a timedelta, or seconds as a float; not as an int."""
     return isinstance(value, timedelta | float)
 
@@ -79,7 +79,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOBODYS = "simdist_asks_for_words"  # a keyword that no function of torch takes
 
 
-def said_by(function: Callable[..., Any], *args: Any, **kwargs: Any) -> TypeError:
+def said_by(function: Callable[..., object], *args: object, **kwargs: object) -> TypeError:
     """The error with which a function of torch's C++ refuses arguments that can't be its; without addresses.
 
     The function does not run, whatever it is given: it is asked with a keyword besides that it does not know, and
@@ -93,7 +93,7 @@ def said_by(function: Callable[..., Any], *args: Any, **kwargs: Any) -> TypeErro
     raise InternalError(f"{function!r} takes any keyword")
 
 
-def without_news(made: Any, known: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def without_news(made: Any, known: Sequence[str], kwargs: Mapping[str, object]) -> dict[str, object]:
     """The arguments of a constructor, less those that a torch newer than the known ones has, and that ask for nothing.
 
     `known` are those that simdist knows. An argument that the class's own documentation does not name stays, for torch

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from simdist.c10d.calls._operation import Shapes
-from simdist.c10d.calls._payload import Exchanged, Gathered, Scattered
+from simdist.c10d.calls._payload import Exchanged, Gathered, Outputs, Scattered
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, root_of
 from simdist.c10d.surface._compat import ProcessGroup, said_by
 from simdist.c10d.surface._layout import delivered, put, source, targets, then
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._arguments import Lists, Tensors
 
 __all__ = ["Copies"]
 
@@ -26,16 +29,16 @@ class Copies(Calls):
     """A group as far as it moves data."""
 
     def broadcast(
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+        self, tensors: Tensors, opts: object = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> SimWork:
         """Broadcast the root's `rootTensor` in place, into all tensors of a rank if there are several."""
-        opts, root, root_tensor = root_of(self, "broadcast", (tensors,), opts, root)
+        options, root, root_tensor = root_of(self, "broadcast", (tensors,), opts, root)
         listed = self._arguments.rooted_tensors("broadcast", tensors, root, root_tensor, self._size)
         tensor = listed[root_tensor]
         data = _flat(tensor)
-        asynchronous = opts.asyncOp if opts is not None else True
+        asynchronous = options.asyncOp if options is not None else True
         shapes = Shapes.of(listed) if len(listed) > 1 else None
-        limit_ns = self._limit(opts, timeout)
+        limit_ns = self._limit(options, timeout)
         work = self._issue("broadcast", tensor, data, data, listed, limit_ns, "", root, shapes, asynchronous)
         if len(listed) > 1:
             others = [_flat(other) for index, other in enumerate(listed) if index != root_tensor]
@@ -43,7 +46,7 @@ class Copies(Calls):
         return work
 
     def allgather(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+        self, output_tensors: Lists, input_tensors: Tensors, opts: object = None, timeout: timedelta | None = None
     ) -> SimWork:
         """Gather every rank's tensor on every rank; or its tensors, into as many output lists."""
         outputs, inputs = self._arguments.gather_arguments(output_tensors, input_tensors, self._size)
@@ -70,7 +73,7 @@ class Copies(Calls):
 
         return then(work, spread)
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SimWork:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: object = None) -> SimWork:
         """Gather every rank's tensor into one."""
         parts = self._arguments.gather_single_arguments(output, tensor, self._size)
         data, flats = source(tensor), targets(parts)
@@ -79,7 +82,7 @@ class Copies(Calls):
         )
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: object = None
     ) -> SimWork:
         """`all_gather_single` for several pairs, in one operation."""
         parts = [output.chunk(self._size) if output.dim() else (output,) for output in outputs]
@@ -88,7 +91,7 @@ class Copies(Calls):
         return self._gather_coalesced(lists, tensors, outputs, opts)
 
     def allgather_coalesced(
-        self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any = None
+        self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: object = None
     ) -> SimWork:
         """`allgather` of several tensors; `output_lists[r]` receives all of rank r's."""
         self._arguments.coalesced_gather_arguments(output_lists, tensors, self._size)
@@ -96,7 +99,11 @@ class Copies(Calls):
         return self._gather_coalesced(lists, tensors, lists, opts)
 
     def _gather_coalesced(
-        self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], outputs: Sequence[Any], opts: Any
+        self,
+        lists: Sequence[Sequence[Tensor]],
+        tensors: Sequence[Tensor],
+        outputs: Sequence[Tensor] | Sequence[list[Tensor]],
+        opts: object,
     ) -> SimWork:
         parts = [source(tensor) for tensor in tensors]
         sizes = [part.numel() for part in parts]
@@ -123,9 +130,9 @@ class Copies(Calls):
 
     def gather(
         self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
+        output_tensors: Lists,
+        input_tensors: Tensors,
+        opts: object = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
@@ -143,9 +150,9 @@ class Copies(Calls):
 
     def scatter(
         self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
+        output_tensors: Tensors,
+        input_tensors: Lists,
+        opts: object = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
@@ -161,7 +168,9 @@ class Copies(Calls):
             "scatter", tensor, data, Scattered(data, sent), [tensor], self._limit(opts, timeout), "", root
         )
 
-    def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> SimWork:
+    def alltoall(
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: object = None
+    ) -> SimWork:
         """Each rank sends `input_tensors[r]` to rank r."""
         self._arguments.exchange_arguments(output_tensors, input_tensors, self._size)
         # Gloo exchanges one row of elements in their logical order.
@@ -175,9 +184,9 @@ class Copies(Calls):
         self,
         output: Tensor,
         tensor: Tensor,
-        output_split_sizes: Any = None,
-        input_split_sizes: Any = None,
-        opts: Any = None,
+        output_split_sizes: object = None,
+        input_split_sizes: object = None,
+        opts: object = None,
     ) -> SimWork:
         """`alltoall` with the parts of one tensor along its first dimension; without splits, parts of equal bytes."""
         given = [
@@ -205,9 +214,9 @@ class Copies(Calls):
         tensor: Tensor,
         flats: list[Tensor],
         sent: list[Tensor],
-        result: list[Any],
+        result: Outputs,
         shapes: Shapes,
-        opts: Any,
+        opts: object,
         refusal: RuntimeError | None = None,
     ) -> SimWork:
         return self._issue(
@@ -222,6 +231,6 @@ class Copies(Calls):
             refusal=refusal,
         )
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> SimWork:
+    def barrier(self, opts: object = None, timeout: timedelta | None = None) -> SimWork:
         """Wait for every rank, after everything that this rank issued before."""
         return self._issue("barrier", None, None, None, [], self._limit(opts, timeout))

@@ -9,7 +9,7 @@ thread would: only what takes time on a stream shows the difference.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,10 @@ from simdist.c10d.surface._modes import visible
 from simdist.device import HostCopies
 from simdist.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from simdist.c10d.calls._work import SimWork
+    from simdist.c10d.surface._identity import DeviceLike
+
 __all__ = ["DeviceProcessGroup"]
 
 _REFUSED = ("allreduce_coalesced",)  # in torch's words
@@ -32,35 +36,35 @@ _CRASHING = (*MESSAGES, "recv_anysource", "allgather_coalesced")
 class DeviceProcessGroup(SimProcessGroup):
     """A group that takes tensors of devices as well."""
 
-    def _get_backend(self, device: Any) -> GroupBackend:
+    def _get_backend(self, device: DeviceLike) -> GroupBackend:
         return self if torch.device(device).type == "cuda" else super()._get_backend(device)
 
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), torch.device("cuda")]
 
-    _bound: Any = None
+    _bound: torch.device | None = None
 
     @property
-    def bound_device_id(self) -> Any:
+    def bound_device_id(self) -> torch.device | None:
         """The device that the program has given `init_process_group`."""
         return self._bound
 
     @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
+    def bound_device_id(self, device: torch.device | None) -> None:
         self._bound = device
 
 
-def _has_devices(value: Any) -> bool:
+def _has_devices(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_cuda
     return isinstance(value, (list, tuple)) and any(_has_devices(each) for each in value)
 
 
-def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _through_host(name: str, method: Callable[..., SimWork]) -> Callable[..., SimWork]:
     looks_itself = name == "allreduce"
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: DeviceProcessGroup, *args: object, **kwargs: object) -> SimWork:
         if looks_itself and (dispatch_modes() or function_modes() or not is_plain_or_sparse(args)):
             return self.allreduce_in_modes(*args, **kwargs)
         if not any(_has_devices(each) for each in args):
@@ -90,7 +94,7 @@ def _through_host(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _naming_device(error: RuntimeError, args: Any) -> RuntimeError:
+def _naming_device(error: RuntimeError, args: tuple[object, ...]) -> RuntimeError:
     """The error of a call on copies, which says of them where the tensors are."""
     text = str(error)
     if type(error) is not RuntimeError or "device=cpu" not in text:
@@ -98,7 +102,7 @@ def _naming_device(error: RuntimeError, args: Any) -> RuntimeError:
     return RuntimeError(text.replace("device=cpu", f"device={_first_device(args)}"))
 
 
-def _first_device(value: Any) -> torch.device | None:
+def _first_device(value: object) -> torch.device | None:
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None
     if not isinstance(value, (list, tuple)):
@@ -106,8 +110,8 @@ def _first_device(value: Any) -> torch.device | None:
     return next((found for each in value if (found := _first_device(each)) is not None), None)
 
 
-def _refusing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _refusing(name: str, method: Callable[..., SimWork]) -> Callable[..., SimWork]:
+    def call(self: DeviceProcessGroup, *args: object, **kwargs: object) -> SimWork:
         if any(_has_devices(each) for each in args):
             if name in _REFUSED:
                 raise RuntimeError(f"ProcessGroupGloo::{name}: unsupported device type cuda")

@@ -36,7 +36,7 @@ def _is_there() -> bool:
     return has_kernel(f"{_SPACE}::{_NAME}")
 
 
-def _gather(input: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor) -> torch.Tensor:
+def _gather(input: torch.Tensor, group_size: int, group_name: object, *, out: torch.Tensor) -> torch.Tensor:
     group = group_name if isinstance(group_name, GroupBackend) else None
     if isinstance(group_name, str):
         group = c10d_bindings._resolve_process_group(group_name)

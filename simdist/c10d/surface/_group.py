@@ -19,6 +19,8 @@ from simdist.kernel import EVERYTHING
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import P2PWork
+    from simdist.c10d.surface._arguments import Tensors
+    from simdist.c10d.surface._store import SimStore
 
 __all__ = ["SimProcessGroup"]
 
@@ -40,7 +42,7 @@ class SimProcessGroup(Reductions, Copies):
         """Receive from the rank that sends first."""
         return self._post("recv", tensors, None, tag)
 
-    def _post(self, kind: str, tensors: Any, peer: int | None, tag: int) -> P2PWork:
+    def _post(self, kind: str, tensors: Tensors, peer: int | None, tag: int) -> P2PWork:
         tensor = self._arguments.single(kind, tensors)
         self._arguments.require_contiguous(tensor)
         require_memory(tensor)
@@ -55,7 +57,7 @@ class SimProcessGroup(Reductions, Copies):
 
     # -- groups made of it ---------------------------------------------------------------------------------------
 
-    def split_part(self, store: Any, ranks: Sequence[int], options: Any, name: str) -> Any:
+    def split_part(self, store: SimStore, ranks: Sequence[int], options: Any, name: str) -> SimProcessGroup | None:
         """Gloo's part of a group of some of its ranks; None for a rank that is not among them."""
         if self.rank() not in ranks:
             return None
@@ -68,7 +70,7 @@ class SimProcessGroup(Reductions, Copies):
         options.global_ranks_in_group = world_ranks
         return self.maker.make_child(self, store, ranks.index(self.rank()), len(ranks), options, world_ranks)
 
-    def merge_part(self, store: Any, rank: int, size: int, options: Any, name: str) -> Any:
+    def merge_part(self, store: SimStore, rank: int, size: int, options: Any, name: str) -> SimProcessGroup | None:
         """Gloo's part of a group of the ranks of several groups."""
         return self.maker.make_child(self, store, rank, size, options, ())
 
@@ -99,7 +101,7 @@ visible(SimProcessGroup)
 def _refusing(coverage: Coverage) -> Callable[..., NoReturn]:
     error = {"RuntimeError": RuntimeError, "UnsupportedError": UnsupportedError}[coverage.error]
 
-    def refuse(self: SimProcessGroup, *args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(self: SimProcessGroup, *args: object, **kwargs: object) -> NoReturn:
         raise error(coverage.says.replace("Backend gloo", f"Backend {self.name()}"))
 
     return refuse

@@ -14,15 +14,19 @@ In doubt: what a view says of a key that never comes lacks the view's prefix, wh
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.surface._store_server import gave_up, time_limit_ns
 from simdist.errors import SimdistError
 from simdist.inside.system import listens_at
 from simdist.inside.torch import FileStore, HashStore, PrefixStore, TCPStore, c10d_bindings
 from simdist.process import Patches, SimProcess, current_process
+
+if TYPE_CHECKING:
+    from simdist.inside.python import Make
+    from simdist.inside.torch import Store
 
 __all__ = ["client_of_host", "install", "is_hosts", "refusal"]
 
@@ -32,12 +36,12 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOOK_NS = 10_000_000  # as often as a FileStore looks into its file
 
 
-def is_hosts(store: Any) -> bool:
+def is_hosts(store: object) -> bool:
     """True for a store of torch's own, or a view of one."""
     return isinstance(_innermost(store), _REAL)
 
 
-def client_of_host(host: str, port: int, **settings: Any) -> Any:
+def client_of_host(host: str, port: int, **settings: Any) -> TCPStore | None:
     """A client of a real TCPStore that this process serves at a port of the loopback device; None if it serves none."""
     return TCPStore(host, port, **settings) if host in _LOOPBACK and listens_at(port) else None
 
@@ -45,7 +49,7 @@ def client_of_host(host: str, port: int, **settings: Any) -> Any:
 _WAY_OUT = "make the store inside the rank's function, or use init_method='env://'"
 
 
-def refusal(store: Any) -> SimdistError:
+def refusal(store: object) -> SimdistError:
     """What a rank is told that passes such a store on."""
     kind = type(store).__name__
     return SimdistError(f"a real {kind}, made outside the simulation, was passed to a simulated rank; {_WAY_OUT}")
@@ -53,20 +57,21 @@ def refusal(store: Any) -> SimdistError:
 
 def install(patches: Patches) -> None:
     """Let ranks wait for keys in one, and refuse other waits."""
-    for name, make in {
+    makers: dict[str, Make] = {
         **dict.fromkeys(_REFUSED, _refusing),
         "wait": _wait,
         "get": _get,
         "multi_get": _multi_get,
         **dict.fromkeys(("set", "append", "multi_set"), _arriving),
-    }.items():
+    }
+    for name, make in makers.items():
         if hasattr(c10d_bindings.Store, name):
             patches.wrap(c10d_bindings.Store, name, make)
 
 
-def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
+def _wait(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def wait(store: Any, keys: Any, timeout: timedelta | None = None) -> Any:
+    def wait(store: Store, keys: Iterable[str], timeout: timedelta | None = None) -> None:
         process = current_process()
         if process is not None and is_hosts(store):
             keys = list(keys)
@@ -76,9 +81,9 @@ def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def _get(original: Callable[..., Any]) -> Callable[..., Any]:
+def _get(original: Callable[[Store, str], bytes]) -> Callable[[Store, str], bytes]:
     @functools.wraps(original)
-    def get(store: Any, key: str) -> Any:
+    def get(store: Store, key: str) -> bytes:
         process = current_process()
         if process is not None and is_hosts(store):
             _look_for(process, store, [key], None, f"Timeout waiting for key: {key}")
@@ -87,9 +92,9 @@ def _get(original: Callable[..., Any]) -> Callable[..., Any]:
     return get
 
 
-def _multi_get(original: Callable[..., Any]) -> Callable[..., Any]:
+def _multi_get(original: Callable[[Store, list[str]], list[bytes]]) -> Callable[[Store, Iterable[str]], list[bytes]]:
     @functools.wraps(original)
-    def multi_get(store: Any, keys: Any) -> Any:
+    def multi_get(store: Store, keys: Iterable[str]) -> list[bytes]:
         process = current_process()
         keys = list(keys)
         if process is not None and is_hosts(store):
@@ -100,9 +105,9 @@ def _multi_get(original: Callable[..., Any]) -> Callable[..., Any]:
     return multi_get
 
 
-def _arriving(original: Callable[..., Any]) -> Callable[..., Any]:
+def _arriving(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def send(store: Any, keys: Any, *values: Any) -> Any:
+    def send(store: Store, keys: str | Iterable[str], *values: object) -> object:
         done = original(store, keys, *values)
         if current_process() is not None and isinstance(_innermost(store), TCPStore):
             store.check([keys] if isinstance(keys, str) else list(keys))
@@ -128,15 +133,15 @@ def _look_for(process: SimProcess, store: Any, keys: list[str], timeout: timedel
         process.drain()
 
 
-def _innermost(store: Any) -> Any:
+def _innermost(store: object) -> object:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
-def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def waiting(store: Any, *args: Any, **kwargs: Any) -> Any:
+    def waiting(store: Store, *args: object, **kwargs: object) -> object:
         process = current_process()
         if process is not None and is_hosts(store):
             raise SimdistError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 
@@ -20,9 +20,22 @@ from simdist.process import SimProcess, current_process, variable_of
 from simdist.records import new_group
 
 if TYPE_CHECKING:
+    from simdist.c10d._makers import Makers
     from simdist.c10d.calls._member import Member
+    from simdist.c10d.surface._store import SimStore
 
-__all__ = ["Device", "GroupBackend", "GroupOptions", "create_default_device", "create_device", "lazy_by_default"]
+__all__ = [
+    "Device",
+    "DeviceLike",
+    "GroupBackend",
+    "GroupOptions",
+    "create_default_device",
+    "create_device",
+    "lazy_by_default",
+]
+
+DeviceLike: TypeAlias = torch.device | str | int
+"""What torch takes for a device."""
 
 _RealOptions: Any = c10d_bindings.ProcessGroupGloo._Options
 
@@ -33,7 +46,7 @@ class GroupOptions:
     def __init__(self, timeout: timedelta = timedelta(minutes=30), backend: str = "gloo") -> None:
         self._limit = timeout
         self._threads = 2
-        self._devices: list[Any] = []
+        self._devices: list[Device] = []
         self.backend = backend
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
@@ -128,6 +141,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     )
 
     asks_for_modes: tuple[str, ...] = ()  # see `_modes.visible`
+    maker: Makers  # of a group over Gloo
     on_leave: Callable[[], None] | None = None  # of who keeps the group in a list
 
     supports_splitting = True
@@ -144,7 +158,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     create_default_device = staticmethod(create_default_device)
 
     def __init__(
-        self, member: Member, store: Any, size: int, timeout: timedelta, options: GroupOptions | None = None
+        self, member: Member, store: SimStore, size: int, timeout: timedelta, options: GroupOptions | None = None
     ) -> None:
         super().__init__(member.rank, size)
         self._member = member
@@ -179,7 +193,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     def _get_backend_name(self) -> str:
         return self._backend.name
 
-    def _get_backend(self, device: Any) -> GroupBackend:
+    def _get_backend(self, device: DeviceLike) -> GroupBackend:
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
         return self
@@ -189,12 +203,12 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         return [torch.device("cpu")]
 
     @property
-    def bound_device_id(self) -> None:
+    def bound_device_id(self) -> torch.device | None:
         """None: CPU groups are bound to no device."""
-        return
+        return None
 
     @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
+    def bound_device_id(self, device: torch.device | None) -> None:
         if device is not None:
             raise UnsupportedError(f"a simulated {self.name()} group cannot be bound to {device}")
 
@@ -232,10 +246,11 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     setGroupDesc = _set_group_desc
 
-    def get_group_store(self) -> Any:
+    def get_group_store(self) -> SimStore:
         """The store at which the group met; its backends have their keys there under the names of their devices."""
-        store = self._store
-        return store.underlying_store if getattr(store, "prefix", "") in ("cpu/", "cuda/") else store
+        store: Any = self._store
+        found: SimStore = store.underlying_store if getattr(store, "prefix", "") in ("cpu/", "cuda/") else store
+        return found
 
     def __repr__(self) -> str:
         mine, caller = self._member.process, current_process()
@@ -248,11 +263,11 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         self,
         ranks: Sequence[int],
         timeout: timedelta | None = None,
-        opts: Any = None,
+        opts: object = None,
         group_name: str | None = None,
         group_desc: str | None = None,
-        device_types: Sequence[Any] | None = None,
-    ) -> Any:
+        device_types: Sequence[DeviceLike] | None = None,
+    ) -> GroupBackend | None:
         """The group of some of its ranks; called by all of them. None for a rank that is not among them."""
         from simdist.c10d.surface import _offspring  # which most programs do not need
 
@@ -260,12 +275,12 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     def merge_remote_group(
         self,
-        store: Any,
+        store: SimStore,
         size: int,
         timeout: timedelta = timedelta(minutes=30),
         group_name: str | None = None,
         group_desc: str | None = None,
-    ) -> Any:
+    ) -> GroupBackend | None:
         """One group of the ranks of several; called by all of them, at a store that is theirs."""
         from simdist.c10d.surface import _offspring
 
@@ -291,16 +306,16 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     set_timeout = _set_default_timeout
 
-    def _set_default_backend(self, backend: Any) -> None:
+    def _set_default_backend(self, backend: object) -> None:
         """Nothing to choose: the group is its own backend."""
 
-    def _register_backend(self, device: Any, backend_type: Any, backend: Any = None) -> None:
+    def _register_backend(self, device: object, backend_type: object, backend: object = None) -> None:
         """Nothing to register: the group is its own backend."""
 
     def _has_hooks(self) -> bool:
         return False
 
-    def eager_connect_single_device(self, device: Any) -> None:
+    def eager_connect_single_device(self, device: DeviceLike) -> None:
         """Nothing to do: the connections are there."""
 
     def setUsePgForSymmMemRendezvous(self, value: bool) -> None:
@@ -348,14 +363,14 @@ _NOT_SIMULATED = {  # methods, and what to do without
 
 
 def _lacking(said: str) -> Callable[..., NoReturn]:
-    def refuse(self: GroupBackend, *_: Any, **__: Any) -> NoReturn:
+    def refuse(self: GroupBackend, *_: object, **__: object) -> NoReturn:
         raise RuntimeError(f"Backend {self.name()} does not support {said}")
 
     return refuse
 
 
 def _not_simulated(name: str, way: str) -> Callable[..., NoReturn]:
-    def refuse(self: GroupBackend, *_: Any, **__: Any) -> NoReturn:
+    def refuse(self: GroupBackend, *_: object, **__: object) -> NoReturn:
         raise UnsupportedError(f"ProcessGroup.{name} is not simulated; {way}")
 
     return refuse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
+from simdist.c10d.calls._payload import Outputs
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
 
@@ -65,7 +65,7 @@ def put(tensor: Tensor, data: Tensor) -> None:
     tensor.copy_(data.view(tensor.dtype).view(tensor.shape))
 
 
-def then(work: SimWork, action: Callable[[], Any]) -> SimWork:
+def then(work: SimWork, action: Callable[[], object]) -> SimWork:
     """Do `action` when the work has succeeded, before anyone sees it done."""
     if work.done:
         if work.error is None:
@@ -75,7 +75,7 @@ def then(work: SimWork, action: Callable[[], Any]) -> SimWork:
     return work
 
 
-def joint(works: list[SimWork], outputs: list[Any]) -> SimWork:
+def joint(works: list[SimWork], outputs: Outputs) -> SimWork:
     """One work that is done when all of `works` are, and fails with the first that fails."""
     joint = SimWork.make(works[-1].member, works[-1].name, works[-1].sequence, outputs)
     joint.parts = works

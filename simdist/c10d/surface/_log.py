@@ -15,7 +15,7 @@ _NAMES = {"INFO": 0, "WARNING": 1, "ERROR": 2, "FATAL": 3, "0": 0, "1": 1, "2": 
 
 def shows(process: SimProcess, level: str) -> bool:
     """True if the rank's TORCH_CPP_LOG_LEVEL shows lines of a level. At any moment, on any thread."""
-    name = process.environ.get(b"TORCH_CPP_LOG_LEVEL", b"WARNING")  # type: ignore[call-overload]  # as they are kept
+    name = process.environ.get(b"TORCH_CPP_LOG_LEVEL", b"WARNING")
     return _LEVELS.index(level) >= _NAMES.get(name.decode(), 1)
 
 

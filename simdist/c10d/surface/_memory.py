@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from simdist.c10d.calls._events import PayloadSampled
 from simdist.inside.python import bytes_at
 from simdist.inside.torch import DispatchKey, key_set, keys_of
 from simdist.kernel import Bus
+
+if TYPE_CHECKING:
+    from simdist.inside.python import SharedBytes
 
 __all__ = ["ELEMENTS", "as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
 __all__ += ["few_bytes", "freed_since", "odd_tensors", "require_memory", "usual", "without_memory"]
@@ -71,7 +74,7 @@ def is_plain(given: Any, odd: int = _ODD) -> bool:
     return not isinstance(given, Tensor) or not keys_of(given).raw_repr() & odd
 
 
-def is_plain_or_sparse(given: Any) -> bool:
+def is_plain_or_sparse(given: object) -> bool:
     """Likewise; sparse COO tensors are in order too."""
     return is_plain(given, _ODD_AND_DENSE)
 
@@ -161,7 +164,7 @@ def require_memory(tensor: Tensor) -> None:
         raise _beyond_memory(tensor)
 
 
-def freed_since(given: Any) -> RuntimeError | None:
+def freed_since(given: Iterable[object]) -> RuntimeError | None:
     """The error of an operation whose program has freed a storage that `given`, flat tensors in lists, are views of."""
     for each in given:
         if type(each) is Tensor:
@@ -193,7 +196,7 @@ def _beyond_memory(tensor: Tensor) -> RuntimeError:
     )
 
 
-def few_bytes(tensor: Any) -> Any:
+def few_bytes(tensor: Tensor) -> SharedBytes | None:
     """What a small, contiguous and plain tensor holds: bytes with `raw`, shared; None if it is none, or has no memory.
 
     Hot: of a few bytes views cost more than what is done with them.

@@ -14,8 +14,8 @@ What moves data does so unseen: see `calls/_unseen.py`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -33,20 +33,28 @@ from simdist.inside.torch import (
 )
 from simdist.process import Patches, current_process, current_runtime
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from simdist.c10d.calls._work import SimWork
+    from simdist.c10d.surface._identity import GroupBackend
+    from simdist.inside.torch import KeySet
+
 __all__ = ["visible"]
 
+_G = TypeVar("_G", bound="GroupBackend")
 _HERE = DispatchKey.BackendSelect
 _DENSE = DispatchKey.CPU, DispatchKey.CUDA
 
 
-def _has_classes(given: Any) -> bool:
+def _has_classes(given: object) -> bool:
     """True if there is a tensor whose class says what operators do to it."""
     if isinstance(given, torch.Tensor):
         return bool(keys_of(given).has(DispatchKey.Python))
     return isinstance(given, list | tuple) and any(_has_classes(each) for each in given)
 
 
-def _odd_one(given: Any) -> torch.Tensor | None:
+def _odd_one(given: object) -> torch.Tensor | None:
     """The first tensor that is not plain."""
     if isinstance(given, torch.Tensor):
         return None if _memory.is_plain(given) else given
@@ -63,13 +71,16 @@ class _Call:
 
     __slots__ = ("args", "kwargs", "method", "results")
 
-    def __init__(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, method: Callable[..., SimWork | None], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         self.method = method
         self.args = args
         self.kwargs = kwargs
-        self.results: list[Any] = []  # of each time that the operator arrived; a subclass may call it several times
+        # Of each time that the operator arrived; a subclass may call it several times.
+        self.results: list[SimWork | None] = []
 
-    def result(self, said: Any) -> Any:
+    def result(self, said: object) -> object:
         """What the method returns, of which torch's own has `said` something."""
         works = [work for work in self.results if work is not None]
         if len(works) > 1 and works[-1].joins:
@@ -79,7 +90,7 @@ class _Call:
         return None if self.results else said
 
 
-def visible(group_class: Any) -> Any:
+def visible(group_class: type[_G]) -> type[_G]:
     """Let modes and tensor subclasses see the operators of a group class; a class decorator.
 
     Methods in its `asks_for_modes` ask for modes and odd tensors themselves, and then call what is added here as
@@ -91,7 +102,7 @@ def visible(group_class: Any) -> Any:
     return group_class
 
 
-def _methods(group_class: type) -> Any:
+def _methods(group_class: type) -> Iterator[tuple[str, Callable[..., SimWork | None]]]:
     for name, row in METHODS.items():
         method = getattr(group_class, name)
         yield name, method
@@ -99,7 +110,7 @@ def _methods(group_class: type) -> Any:
             yield row.old, method
 
 
-def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Callable[..., object]:
     row = METHODS[RENAMED.get(name, name)]
     through = _THROUGH.get(row.name) or getattr(ProcessGroup, name, None)
     in_order = _memory.is_plain_or_sparse if name == "allreduce" else _memory.is_plain
@@ -107,7 +118,7 @@ def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., A
     names = list(signature.parameters)[1 : 1 + count]
     alone = count == 1
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: GroupBackend, *args: object, **kwargs: object) -> object:
         tensors = args[0] if alone and args else args[:count]  # hot
         plain = in_order(tensors) and (not kwargs or in_order(tuple(kwargs.values())))
         if plain and not (dispatch_modes() or function_modes()):
@@ -145,20 +156,30 @@ def _with_a_way_around(name: str, method: Callable[..., Any]) -> Callable[..., A
 
 
 def _call_exchange(
-    group: Any, output: Any, tensor: Any, output_sizes: Any = None, input_sizes: Any = None, options: Any = None
-) -> Any:
+    group: GroupBackend,
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_sizes: Sequence[int] | None = None,
+    input_sizes: Sequence[int] | None = None,
+    options: dist.AllToAllOptions | None = None,
+) -> object:
     asynchronous = True if options is None else options.asyncOp
     operator = torch.ops.c10d.alltoall_base_
     return operator(output, tensor, group.boxed(), output_sizes or [], input_sizes or [], asynchronous)
 
 
-def _call_gather(group: Any, outputs: Any, tensors: Any, options: Any = None) -> Any:
+def _call_gather(
+    group: GroupBackend,
+    outputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    options: Any = None,
+) -> object:
     asynchronous = True if options is None else options.asyncOp
     return torch.ops.c10d.allgather_into_tensor_coalesced_(outputs, tensors, group.boxed(), asynchronous)
 
 
 # Of these torch's methods end in ours again, whatever our function is called (torch 2.13).
-_THROUGH: dict[str, Callable[..., Any]] = {
+_THROUGH: dict[str, Callable[..., object]] = {
     "all_to_all_single": _call_exchange,
     "all_gather_single_coalesced": _call_gather,
 }
@@ -176,11 +197,11 @@ class _Operators:
         patches.on_undo(self._library._destroy)
 
 
-def _kernel(operator: Any, row: Method) -> Callable[..., Any]:
+def _kernel(operator: Any, row: Method) -> Callable[..., object]:
     in_order = _memory.is_plain_or_sparse if row.name == "allreduce" else _memory.is_plain
     tensors = row.tensors
 
-    def kernel(keyset: Any, *args: Any) -> Any:
+    def kernel(keyset: KeySet, *args: object) -> object:
         group = _group_among(args) if current_process() is not None else None
         if group is None:
             return operator.redispatch(keyset.remove(_HERE), *args)
@@ -202,10 +223,10 @@ def _kernel(operator: Any, row: Method) -> Callable[..., Any]:
     return kernel
 
 
-def _group_among(args: tuple[Any, ...]) -> Any:
+def _group_among(args: tuple[object, ...]) -> GroupBackend | None:
     """Our group that an operator is called on; None if it is another's."""
     for arg in args:
         if isinstance(arg, torch.ScriptObject):
-            group = ProcessGroup.unbox(arg)
+            group: GroupBackend = ProcessGroup.unbox(arg)
             return group if getattr(group, "_calls_under_way", None) else None
     return None

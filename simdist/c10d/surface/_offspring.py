@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from simdist.c10d.surface._store import SimPrefixStore
+from simdist.c10d.surface._store import SimPrefixStore, SimStore
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import group_world
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._identity import DeviceLike, GroupBackend
 
 __all__ = ["merge_remote_group", "parts_of", "split_group"]
 
@@ -25,7 +28,7 @@ _BY_CHANCE = (
 )
 
 
-def parts_of(group: Any) -> dict[str, Any]:
+def parts_of(group: GroupBackend) -> dict[str, GroupBackend]:
     """The backends of a group by their type of device, those that check calls for debugging left aside."""
     parts: Mapping[str, Any] = getattr(group, "parts", None) or {_own_device(group): group}
     return {device: getattr(part, "wrapped_pg", part) for device, part in parts.items()}
@@ -36,7 +39,7 @@ def _own_device(group: Any) -> str:
     return "cuda" if group.name() == "nccl" else "cpu"
 
 
-def _require_one_meeting(group: Any, call: str) -> None:
+def _require_one_meeting(group: GroupBackend, call: str) -> None:
     """Refuse a group that torch would connect twice at the same place."""
     config = str(group_world().pg_backend_config.get(group, ""))
     if group.size() > 1 and len([each for each in config.split(",") if each.endswith(":gloo")]) > 1:
@@ -44,14 +47,14 @@ def _require_one_meeting(group: Any, call: str) -> None:
 
 
 def split_group(
-    group: Any,
+    group: GroupBackend,
     ranks: Sequence[int],
     timeout: timedelta | None,
     options: Any,
     name: str | None,
     description: str | None,
-    device_types: Sequence[Any] | None,
-) -> Any:
+    device_types: Sequence[DeviceLike] | None,
+) -> GroupBackend | None:
     """The group of some of a group's ranks; called by all of them, None for a rank that is not among those.
 
     Raises:
@@ -82,7 +85,7 @@ def split_group(
     return _one_of(group, made, name, description)
 
 
-def _renamed(part: Any, options: Any, name: str, timeout: timedelta | None) -> Any:
+def _renamed(part: GroupBackend, options: Any, name: str, timeout: timedelta | None) -> Any:
     """The options of a backend's part: those given, or the backend's own, which then change for it as well."""
     options = part.options if options is None else options
     options.group_name = name
@@ -91,7 +94,7 @@ def _renamed(part: Any, options: Any, name: str, timeout: timedelta | None) -> A
     return options
 
 
-def _wanted(group: Any, device_types: Sequence[Any] | None) -> dict[str, Any]:
+def _wanted(group: GroupBackend, device_types: Sequence[DeviceLike] | None) -> dict[str, GroupBackend]:
     parts = parts_of(group)
     if not device_types:
         return parts
@@ -110,8 +113,8 @@ def _wanted(group: Any, device_types: Sequence[Any] | None) -> dict[str, Any]:
 
 
 def merge_remote_group(
-    group: Any, store: Any, size: int, timeout: timedelta, name: str | None, description: str | None
-) -> Any:
+    group: GroupBackend, store: SimStore, size: int, timeout: timedelta, name: str | None, description: str | None
+) -> GroupBackend | None:
     """One group of the ranks of several; called by all of them, at a store that is theirs.
 
     They are numbered in the order in which they come there.
@@ -132,7 +135,7 @@ def merge_remote_group(
     return _one_of(group, made, name, description)
 
 
-def _one_of(group: Any, made: dict[str, Any], name: str, description: str) -> Any:
+def _one_of(group: Any, made: dict[str, GroupBackend], name: str, description: str) -> GroupBackend | None:
     if not made:
         return None
     found = next(iter(made.values())) if len(made) == 1 else type(group)(made, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from simdist.c10d.surface._calls import Calls, reduction_of, root_of
 from simdist.c10d.surface._compat import reduce_name, timeout_ns
 from simdist.c10d.surface._layout import delivered, joint, source, targets, then
 
+if TYPE_CHECKING:
+    from simdist.c10d.surface._arguments import Lists, Tensors
+
 __all__ = ["Reductions"]
 
 Tensor = torch.Tensor
@@ -26,29 +29,30 @@ _usual = _memory.usual
 _ELEMENTS = _memory.ELEMENTS
 _is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
-_SUM: Any = dist.ReduceOp.SUM
+_SUM: object = dist.ReduceOp.SUM
 
 
 class Reductions(Calls):
     """A group as far as it reduces."""
 
     asks_for_modes: tuple[str, ...] = ("allreduce",)
-    allreduce_in_modes: Callable[..., Any]  # see `_modes.visible`
+    allreduce_in_modes: Callable[..., SimWork]  # see `_modes.visible`
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, **kwargs: Any) -> SimWork:
+    def allreduce(
+        self, tensors: Tensors, opts: object = None, timeout: timedelta | None = None, **kwargs: object
+    ) -> SimWork:
         """All-reduce one tensor in place; also takes a bare tensor, and a reduce operation instead of options.
 
         With several tensors, all of them and on every rank are the operands, and all of them end up with the result.
         """
-        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
+        tensor: Any = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
         seen = dispatch_modes() or function_modes()
         usual = None if seen else _usual(tensor)
         if seen or (usual is None and not _is_plain_or_sparse(tensor)):
             given = [tensors, opts, timeout]
             while given[-1] is None:
                 del given[-1]
-            through_torch: SimWork = self.allreduce_in_modes(*given, **kwargs)
-            return through_torch
+            return self.allreduce_in_modes(*given, **kwargs)
         several = None
         if usual is None and not isinstance(tensor, Tensor):
             several = self._arguments.alike(tensors)
@@ -120,7 +124,7 @@ class Reductions(Calls):
 
         return then(work, share) if len(tensors) > 1 else work
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> SimWork:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: object = None) -> SimWork:
         """All-reduce several tensors as one."""
         self._arguments.coalesced_reduce_arguments(tensors)
         parts = [source(tensor) for tensor in tensors]
@@ -141,9 +145,9 @@ class Reductions(Calls):
 
     def reduce(
         self,
-        tensors: Any,
-        opts: Any = None,
-        op: Any = None,
+        tensors: Tensors,
+        opts: object = None,
+        op: object = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
@@ -157,12 +161,12 @@ class Reductions(Calls):
 
     def reduce_scatter(
         self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
+        output_tensors: Tensors,
+        input_tensors: Lists,
+        opts: object = None,
         timeout: timedelta | None = None,
         *,
-        op: Any = None,
+        op: object = None,
     ) -> SimWork:
         """Reduce a list of tensors, one for each rank."""
         output, inputs = self._arguments.scatter_arguments(output_tensors, input_tensors, self.rank(), self._size)
@@ -187,7 +191,7 @@ class Reductions(Calls):
         work.opaque = True
         return work
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SimWork:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: object = None) -> SimWork:
         """Reduce one tensor, and keep this rank's part of it."""
         self._arguments.scatter_single_arguments(output, tensor, self._size)
         whole, result = source(tensor), targets([output])
@@ -197,7 +201,7 @@ class Reductions(Calls):
         return delivered(work, [output], result)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: object = None
     ) -> SimWork:
         """`reduce_scatter_single` for several pairs."""
         works = [self.reduce_scatter_single(o, t, opts) for o, t in zip(outputs, tensors, strict=True)]

@@ -7,7 +7,7 @@ part of the device that its tensors are on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -15,6 +15,11 @@ from simdist.c10d.calls import METHODS
 from simdist.c10d.surface._compat import ProcessGroup
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.c10d.surface._modes import visible
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from simdist.c10d.surface._identity import DeviceLike
 
 __all__ = ["SeveralBackends"]
 
@@ -32,7 +37,7 @@ class SeveralBackends(GroupBackend):
 
     passes_for = ""  # the backend that torch is about to ask it for, while it makes the group
 
-    def __init__(self, parts: Mapping[str, GroupBackend], bound: Any) -> None:
+    def __init__(self, parts: Mapping[str, GroupBackend], bound: torch.device | None) -> None:
         self.parts = dict(parts)
         # Torch's default backend of several: NCCL where it is among them (`_new_process_group_helper` of 2.13).
         ordered = list(self.parts.values())
@@ -61,7 +66,7 @@ class SeveralBackends(GroupBackend):
         """As the main part."""
         return bool(self._main.supports_splitting)
 
-    def _get_backend(self, device: Any) -> GroupBackend:
+    def _get_backend(self, device: DeviceLike) -> GroupBackend:
         kind = torch.device(device).type
         part = self.parts.get(kind)
         if part is None:
@@ -73,12 +78,12 @@ class SeveralBackends(GroupBackend):
         return [torch.device(kind) for kind in self.parts]
 
     @property
-    def bound_device_id(self) -> Any:
+    def bound_device_id(self) -> torch.device | None:
         """The device that the program has given `init_process_group`."""
         return self._bound
 
     @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
+    def bound_device_id(self, device: torch.device | None) -> None:
         self._bound = device
 
     def _set_group_name(self, name: str) -> None:
@@ -103,34 +108,34 @@ class SeveralBackends(GroupBackend):
         for part in self.parts.values():
             part._set_sequence_number_for_group()
 
-    def set_timeout(self, timeout: Any) -> None:
+    def set_timeout(self, timeout: timedelta | float) -> None:
         """That of all parts."""
         for part in self.parts.values():
             part.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+    def barrier(self, opts: object = None, timeout: timedelta | None = None) -> object:
         """Of the part of the options' device; of the main one, if they have none."""
         device = getattr(opts, "device", None)
         part = self._main if device is None else self._get_backend(device)
         return part.barrier(opts) if timeout is None else part.barrier(opts, timeout)
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> object:
         """Of the part for the CPU."""
         return self._get_backend("cpu").monitored_barrier(timeout, wait_all_ranks)
 
-    def eager_connect_single_device(self, device: Any) -> None:
+    def eager_connect_single_device(self, device: DeviceLike) -> None:
         """Of the device's part."""
         self._get_backend(device).eager_connect_single_device(device)
 
-    def _start_coalescing(self, device: Any = None) -> Any:
+    def _start_coalescing(self, device: DeviceLike | None = None) -> object:
         return self._coalescing(device)._start_coalescing(device)
 
-    def _end_coalescing(self, device: Any = None) -> Any:
+    def _end_coalescing(self, device: DeviceLike | None = None) -> object:
         return self._coalescing(device)._end_coalescing(device)
 
-    def _coalescing(self, device: Any) -> Any:
+    def _coalescing(self, device: DeviceLike | None) -> GroupBackend:
         return self._main if device is None else self._get_backend(device)
 
     def shutdown(self) -> None:
@@ -155,7 +160,7 @@ class SeveralBackends(GroupBackend):
         return getattr(main, name)
 
 
-def _device_of(value: Any) -> str | None:
+def _device_of(value: object) -> str | None:
     """The type of device of the first tensor in there."""
     if isinstance(value, torch.Tensor):
         return value.device.type
@@ -164,8 +169,8 @@ def _device_of(value: Any) -> str | None:
     return None
 
 
-def _forwarding(name: str) -> Callable[..., Any]:
-    def forward(self: SeveralBackends, *args: Any, **kwargs: Any) -> Any:
+def _forwarding(name: str) -> Callable[..., object]:
+    def forward(self: SeveralBackends, *args: object, **kwargs: object) -> object:
         kind = _device_of(args)
         part = self._main if kind is None else self._get_backend(kind)
         return getattr(part, name)(*args, **kwargs)
@@ -176,7 +181,7 @@ def _forwarding(name: str) -> Callable[..., Any]:
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: SeveralBackends, *args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(self: SeveralBackends, *args: object, **kwargs: object) -> NoReturn:
         getattr(self._main, name)(*args, **kwargs)
         raise AssertionError(name)
 

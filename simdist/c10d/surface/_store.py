@@ -55,7 +55,7 @@ _NUMBER = re.compile(rb"\s*[+-]?\d+")
 Kind = Literal["tcp", "hash", "file"]
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview | list | tuple):
@@ -63,14 +63,14 @@ def _bytes(value: Any) -> bytes:
     raise TypeError(f"incompatible function arguments: a store's value is str or bytes, not {type(value).__name__}")
 
 
-_Request = TypeVar("_Request", bound=Callable[..., Any])
+_Request = TypeVar("_Request", bound=Callable[..., object])
 
 
 def _answered(method: _Request) -> _Request:
     """Decorate a request that has an answer: its caller goes on when that has come back."""
 
     @functools.wraps(method)
-    def request(self: SimStore, *args: Any, **kwargs: Any) -> Any:
+    def request(self: SimStore, *args: Any, **kwargs: Any) -> object:
         try:
             result = method(self, *args, **kwargs)
             process = current_process()
@@ -90,7 +90,7 @@ def _answered(method: _Request) -> _Request:
     return cast("_Request", request)
 
 
-class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
+class SimStore(Store):
     """A client of a `StoreServer`. Stands in for TCPStore, HashStore and FileStore."""
 
     # Of a C++ class with a `__dict__`, Python finds attributes the slow way each time; a rank makes several of these.
@@ -126,7 +126,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """Change the timeout of this client and of all views of it."""
         self._connection.timeout = timeout
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
         process = self._enter("set", key, answered=False)
         name, data, server = self._name(key), _bytes(value), self.server
@@ -139,7 +139,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
             self._tell(process, "set", key, data)
         self._send(process, arrive)
 
-    def announce(self, key: str, value: Any) -> None:
+    def announce(self, key: str, value: str | bytes) -> None:
         """`set` as a part of something whose duration counts the way to the server: it is there at once."""
         self._enter("set", key, answered=False)
         name = self._name(key)
@@ -183,7 +183,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         self.server.changed(name)
         return value
 
-    def append(self, key: str, value: Any) -> None:
+    def append(self, key: str, value: str | bytes) -> None:
         """Append to a value."""
         process = self._enter("append", key, answered=False)
         name, data, server = self._name(key), _bytes(value), self.server
@@ -197,7 +197,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         self._send(process, arrive)
 
     @_answered
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set the key if it has the expected value, or if it is missing and nothing is expected; what it then has."""
         self._enter("compare_set", key)
         name = self._name(key)
@@ -275,7 +275,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         self._wait(process, names)
         return [self.server.data.get(name, b"") for name in names]
 
-    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
         """`set` for several keys."""
         if len(keys) != len(values):
             raise dist.DistStoreError("multiSet keys and values vectors must be of same size")
@@ -286,7 +286,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         """True if append, multi_get and multi_set are single operations of the store."""
         return self._kind != "file"
 
-    def queue_push(self, key: str, value: Any) -> None:
+    def queue_push(self, key: str, value: str | bytes) -> None:
         """Append to a queue."""
         process = self._enter_queue("queue_push", key, answered=False)
         name, data, server = self._name(key), _bytes(value), self.server
@@ -329,7 +329,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         other.set_timeout(self.timeout)
         return other
 
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
+    def barrier(self, *args: object, **kwargs: object) -> None:
         """Not simulated."""
         raise UnsupportedError("Store.barrier is not simulated; use torch.distributed.barrier")
 
@@ -391,7 +391,7 @@ class SimStore(Store):  # type: ignore[misc]  # Any in the compat module
         if touch is not None:
             self._touch(touch, operation, names)
 
-    def _touch(self, touch: Callable[..., Any], operation: str, names: Iterable[str]) -> None:
+    def _touch(self, touch: Callable[..., None], operation: str, names: Iterable[str]) -> None:
         """Report what a request that is being served reads or writes; of names with commas the parts."""
         server, writes = self.server.name, operation not in _QUESTIONS
         if operation in ("num_keys", "list_keys"):

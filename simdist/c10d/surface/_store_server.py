@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 
@@ -19,6 +19,7 @@ from simdist.kernel import Task
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
+    from simdist.c10d.engine import Communicator
     from simdist.c10d.surface._store import SimStore
 
 __all__ = ["LATE_NS", "Connection", "KeyWait", "StoreServer", "due_in", "gave_up", "in_ns", "time_limit_ns"]
@@ -56,6 +57,14 @@ class _Turn:
         return (self.before,)
 
 
+class Monitor(Protocol):
+    """Who waits at a store for word from others."""
+
+    def notice(self) -> None:
+        """There may be something to see, or the store is gone."""
+        ...
+
+
 class StoreServer:
     """The data of one store, and who waits for what in it."""
 
@@ -70,8 +79,9 @@ class StoreServer:
         self._waiting: dict[str, dict[Task, tuple[set[str], Callable[[], bool]]]] = {}  # by key: see `expect`
         self.connected: dict[Task, None] = {}  # who must be woken when the server goes
         self.clients: dict[SimProcess, None] = {}
-        self.groups: dict[str, list[Any]] = {}  # communicators that met here, by prefix, one for each generation
-        self.monitors: list[Any] = []  # those who wait here for word from each other, beside what the store answers
+        # Communicators that met here, by prefix, one for each generation.
+        self.groups: dict[str, list[Communicator]] = {}
+        self.monitors: list[Monitor] = []  # those who wait here for word from each other, beside what the store answers
         self.joined = 0  # clients that counted themselves in
         self.master: Task | None = None  # waits for them
         self.gone = False  # the process that hosted it has ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ from simdist.process import SimProcess, address_of_host, current_process
 
 __all__ = ["host_server", "is_served", "open_tcp_store"]
 
-Servers = dict[Any, Any]
+Servers = dict[tuple[Hashable, ...], Any]  # servers, and tables of those who wait for one
 _NOT_THERE = (
     "simdist: no rank serves a store at {address}. Ranks have torchrun's environment here, where the launcher serves "
     "it, at {launchers}, and rank 0 does not (TORCHELASTIC_USE_AGENT_STORE). A program that sets MASTER_ADDR or "
@@ -50,7 +50,7 @@ def host_server(
     return server
 
 
-def _place(host: str, port: int) -> Any:
+def _place(host: str, port: int) -> tuple[str, str, int]:
     """Where a server is looked for: all names of an address mean one."""
     if host in ("localhost", "127.0.0.1"):
         return "tcp", "127.0.0.1", port
@@ -144,7 +144,7 @@ def _launchers_address(servers: Servers) -> str:
     return next((each.name for each in servers_of_launcher if not each.gone), "")
 
 
-def _server_at(servers: Servers, key: Any) -> StoreServer | None:
+def _server_at(servers: Servers, key: tuple[str, str, int]) -> StoreServer | None:
     """The one that answers there; every server is also to be reached under the name of the host that it is on."""
     if _listening(servers, key):
         return servers[key]  # type: ignore[no-any-return]
@@ -153,7 +153,7 @@ def _server_at(servers: Servers, key: Any) -> StoreServer | None:
     return next((each for (_, name, its), each in on_hosts if its == port and address_of_host(name) == address), None)
 
 
-def _listening(servers: Servers, key: Any) -> bool:
+def _listening(servers: Servers, key: tuple[str, str, int]) -> bool:
     return key in servers and not servers[key].gone
 
 
@@ -182,7 +182,7 @@ def _wait_for_workers(
     server.master = None
 
 
-def _closing(server: StoreServer) -> Any:
+def _closing(server: StoreServer) -> Callable[[SimProcess], None]:
     def close(process: SimProcess) -> None:
         server.close()
 

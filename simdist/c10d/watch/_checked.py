@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -19,6 +19,10 @@ from simdist.c10d.surface._compat import ProcessGroup
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._modes import visible
 from simdist.c10d.watch._fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._arguments import Lists
+    from simdist.c10d.surface._identity import DeviceLike
 
 __all__ = ["CheckedProcessGroup"]
 
@@ -49,7 +53,7 @@ class CheckedProcessGroup(SimProcessGroup):
         helper._communicator.counted = 0
         wrapped._set_sequence_number_for_group()
 
-    def _get_backend(self, device: Any) -> SimProcessGroup:
+    def _get_backend(self, device: DeviceLike) -> SimProcessGroup:
         self.wrapped_pg._get_backend(device)
         return self
 
@@ -95,11 +99,11 @@ class CheckedProcessGroup(SimProcessGroup):
                 raise RuntimeError(fingerprint.mismatch(self.rank(), rank, Fingerprint.from_numbers(found)))
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _listed(tensors: Lists) -> list[Any]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _are_alike(tensors: Any) -> bool:
+def _are_alike(tensors: Lists) -> bool:
     """True if the tensors of a list, or of the last of several, are of one shape."""
     lists = _listed(tensors)
     last = lists[-1] if lists and not isinstance(lists[-1], Tensor) else lists
@@ -120,12 +124,12 @@ _TENSORS: dict[str, Callable[..., Sequence[Tensor]]] = {
 }
 
 
-def _comparing(name: str, method: Method) -> Callable[..., Any]:
+def _comparing(name: str, method: Method) -> Callable[..., object]:
     signature = inspect.signature(getattr(SimProcessGroup, method.name))
     names = list(signature.parameters)[1 : 1 + method.tensors]
     compared = _TENSORS.get(method.name)
 
-    def call(self: CheckedProcessGroup, *args: Any, **kwargs: Any) -> Any:
+    def call(self: CheckedProcessGroup, *args: object, **kwargs: object) -> object:
         tensors: Sequence[Tensor] = ()
         if compared is not None:
             tensors = compared(*args[: len(names)], *(kwargs[each] for each in names[len(args) :] if each in kwargs))
@@ -142,19 +146,19 @@ def _comparing(name: str, method: Method) -> Callable[..., Any]:
     return call
 
 
-def _forwarding(name: str) -> Callable[..., Any]:
-    def forward(self: CheckedProcessGroup, *args: Any, **kwargs: Any) -> Any:
+def _forwarding(name: str) -> Callable[..., object]:
+    def forward(self: CheckedProcessGroup, *args: object, **kwargs: object) -> object:
         return getattr(self.wrapped_pg, name)(*args, **kwargs)
 
     forward.__name__ = name
     return forward
 
 
-def _forwarded(name: str) -> Any:
-    def read(self: CheckedProcessGroup) -> Any:
+def _forwarded(name: str) -> property:
+    def read(self: CheckedProcessGroup) -> object:
         return getattr(self.wrapped_pg, name)
 
-    def write(self: CheckedProcessGroup, value: Any) -> None:
+    def write(self: CheckedProcessGroup, value: object) -> None:
         setattr(self.wrapped_pg, name, value)
 
     return property(read, write)

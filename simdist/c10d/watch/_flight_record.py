@@ -31,6 +31,7 @@ from simdist.process import Patches, SimProcess, current_process, variable_of
 from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_status
 
 if TYPE_CHECKING:
+    from simdist.c10d.calls._member import Member
     from simdist.c10d.surface._identity import GroupBackend
 
 __all__ = ["FlightRecord", "flight_record_of", "install"]
@@ -38,6 +39,7 @@ __all__ = ["FlightRecord", "flight_record_of", "install"]
 _USUAL_LIMIT = 2000
 _NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
+_Recorded = tuple[Any, ...]  # what a `Queued` holds, and frames behind it
 Frame = tuple[str, int, str]  # file, line, function
 
 
@@ -45,7 +47,7 @@ Frame = tuple[str, int, str]  # file, line, function
 class _Former:
     """A group that was destroyed, as far as it is recorded."""
 
-    _member: Any
+    _member: Member
     _size: int
     _name: str
     _description: str
@@ -70,7 +72,7 @@ class FlightRecord:
     """
 
     def __init__(self, limit: int, *, frames: bool) -> None:
-        self._ring: deque[tuple[Any, ...]] = deque(maxlen=limit)
+        self._ring: deque[_Recorded] = deque(maxlen=limit)
         self._groups: list[GroupBackend | _Former] = []
         self._made: list[
             tuple[str, list[int]]
@@ -116,7 +118,7 @@ class FlightRecord:
             found[name] = flight_group(name, "", ranks)
         return found
 
-    def _add_with_frames(self, recorded: tuple[Any, ...]) -> None:
+    def _add_with_frames(self, recorded: _Recorded) -> None:
         self._ring.append((*recorded, tuple(_frames_from(sys._getframe(1)))))
 
     def _entries(self, *, frames: bool) -> list[dict[str, Any]]:
@@ -126,7 +128,7 @@ class FlightRecord:
             one["record_id"] = record_id
         return found[-self._ring.maxlen :] if self._ring.maxlen else []
 
-    def _expanded(self, recorded: tuple[Any, ...], *, frames: bool) -> Iterator[dict[str, Any]]:
+    def _expanded(self, recorded: _Recorded, *, frames: bool) -> Iterator[dict[str, Any]]:
         queued, stack = Queued(*recorded[: len(Queued._fields)]), recorded[len(Queued._fields) :]
         group = self._groups[queued.place]
         member = group._member

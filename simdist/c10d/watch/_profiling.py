@@ -61,8 +61,8 @@ class ProfiledCalls:
 
     def __init__(self, process: SimProcess) -> None:
         self.calls: list[ProfiledCall] = []
-        self.metadata: dict[str, Any] = {}  # that the trace gets
-        self.parameters: list[tuple[int, list[list[int]], dict[str, Any]]] = []  # of NCCL: when, shapes, and what
+        self.metadata: dict[str, object] = {}  # that the trace gets
+        self.parameters: list[tuple[int, list[list[int]], dict[str, object]]] = []  # of NCCL: when, shapes, and what
         self.end = process.simulation.bus.listen(WorkIssued, self._on_issue)
         self._process = process
 
@@ -80,7 +80,7 @@ class ProfiledCalls:
         self.parameters.append((self._process.simulation.now_ns, [], _parameters(_WAIT, work)))
 
 
-def _parameters(name: str, work: SimWork) -> dict[str, Any]:
+def _parameters(name: str, work: SimWork) -> dict[str, object]:
     """What a trace says of a call (`saveNcclMeta`)."""
     kind = name.partition(" ")[0]  # of messages the peers stand behind
     communicator: Any = work.member.communicator
@@ -113,8 +113,8 @@ def install(patches: Patches) -> None:
     patches.wrap(_autograd, "_add_metadata_json", _add_metadata)
 
 
-def _prepare(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def prepare(self: Any) -> None:
+def _prepare(original: Callable[[profiler.profile], None]) -> Callable[[profiler.profile], None]:
+    def prepare(self: profiler.profile) -> None:
         if current_process() is None:
             original(self)
         else:
@@ -123,8 +123,8 @@ def _prepare(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return prepare
 
 
-def _start(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def start(self: Any) -> None:
+def _start(original: Callable[[profiler.profile], None]) -> Callable[[profiler.profile], None]:
+    def start(self: profiler.profile) -> None:
         process = current_process()
         if process is None:
             original(self)
@@ -159,16 +159,16 @@ def _add_metadata(original: Callable[[str, str], None]) -> Callable[[str, str], 
     return add
 
 
-def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
-    def leave(self: Any, *exception: Any) -> Any:
+def _exit(original: Callable[..., object]) -> Callable[..., object]:
+    def leave(self: Any, *exception: object) -> object:
         process = current_process()
         if process is None or not self.enabled:
             return original(self, *exception)
         records = _autograd._disable_profiler_legacy()
         state = process.torch_state
         calls: list[ProfiledCall] = []
-        metadata: dict[str, Any] = {}
-        parameters: list[tuple[int, list[list[int]], dict[str, Any]]] = []
+        metadata: dict[str, object] = {}
+        parameters: list[tuple[int, list[list[int]], dict[str, object]]] = []
         if state.profile is not None:
             state.profile.end()
             calls, metadata, parameters = state.profile.calls, state.profile.metadata, state.profile.parameters
@@ -191,7 +191,7 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
                     stack=[],  # which averages of events ask for
                 )
             )
-        told: dict[int, dict[str, Any]] = {}
+        told: dict[int, dict[str, object]] = {}
         for number, (called_ns, shapes, what) in enumerate(parameters, first + len(calls)):
             told[number] = what
             events.append(
@@ -221,7 +221,7 @@ class _Results:
     """What is asked of Kineto's results after the fact."""
 
     def __init__(
-        self, process: SimProcess, events: Any, metadata: dict[str, Any], told: dict[int, dict[str, Any]]
+        self, process: SimProcess, events: Any, metadata: dict[str, object], told: dict[int, dict[str, object]]
     ) -> None:
         self._events = events
         self._told = told  # of some events, by number
@@ -229,7 +229,7 @@ class _Results:
         self._pid = process.pid
         self._base_ns = process.epoch_ns
 
-    def events(self) -> list[Any]:
+    def events(self) -> list[object]:
         return []
 
     def save(self, path: str) -> None:
@@ -255,7 +255,7 @@ class _Results:
         }
         Path(path).write_text(json.dumps(trace, indent=2))
 
-    def experimental_event_tree(self) -> list[Any]:
+    def experimental_event_tree(self) -> list[object]:
         return []
 
     def trace_start_ns(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -102,7 +101,7 @@ def problems_at_end(process: SimProcess) -> list[str]:
     return lines
 
 
-def _flattened(tensors: Any) -> Iterator[torch.Tensor]:
+def _flattened(tensors: object) -> Iterator[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         yield tensors
     elif isinstance(tensors, list | tuple):

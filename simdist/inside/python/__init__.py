@@ -21,6 +21,7 @@ from simdist.inside.python._functions import (
 )
 from simdist.inside.python._memory import (
     MappedFile,
+    SharedBytes,
     address_of_buffer,
     bytes_at,
     copied_bytes,
@@ -54,6 +55,7 @@ __all__ = [
     "MappedFile",
     "Redirection",
     "Setter",
+    "SharedBytes",
     "address_of_buffer",
     "bytes_at",
     "can_be_redirected",

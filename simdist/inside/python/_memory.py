@@ -14,12 +14,24 @@ from typing import Any
 from simdist.inside._facts import fact
 from simdist.inside.python._functions import original
 
-__all__ = ["MappedFile", "address_of_buffer", "bytes_at", "mapped_file", "number_kinds", "own_random_words", "word_in"]
+__all__ = [
+    "MappedFile",
+    "SharedBytes",
+    "address_of_buffer",
+    "bytes_at",
+    "mapped_file",
+    "number_kinds",
+    "own_random_words",
+    "word_in",
+]
 __all__ += ["copied_bytes", "holds_bytes", "words_at"]
 
 _RANDOM_WORDS = 624
 _BUFFER_BYTES = 128  # more than a `Py_buffer` takes
 _SIMPLE = 0  # PyBUF_SIMPLE
+
+SharedBytes = ctypes.Array[ctypes.c_char]
+"""What `bytes_at` gives."""
 
 
 def words_at(address: int, count: int) -> memoryview[int]:
@@ -38,7 +50,7 @@ number_kinds: dict[str, Any] = {
 }
 
 
-def bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
+def bytes_at(address: int, size: int) -> SharedBytes:
     """Some bytes in memory, shared: `raw` reads and writes them. A type for each size is kept, so ask for few sizes."""
     make = _bytes.get(size)
     if make is None:

@@ -48,6 +48,10 @@ class KeySet(Protocol):
         """True if the key is in it."""
         ...
 
+    def remove(self, key: Any) -> KeySet:
+        """The set without a key."""
+        ...
+
     def raw_repr(self) -> int:
         """The set as a number, a bit for each backend and each function of keys."""
         ...
@@ -56,8 +60,24 @@ class KeySet(Protocol):
 class KernelLibrary(Protocol):
     """Kernels that are registered together; unlike `torch.library.Library` it is made in no time."""
 
-    def impl(self, name: str, key: str, kernel: Callable[..., object]) -> object:
-        """Register a kernel of an operator for a dispatch key."""
+    def impl(self, name: str, key: str, kernel: Callable[..., object], with_keyset: bool = False, /) -> object:
+        """Register a kernel of an operator for a dispatch key; it may want the keys that are left before all else."""
+        ...
+
+    def define(self, schema: str, alias_analysis: str, tags: object, /) -> object:
+        """Define an operator; its name."""
+        ...
+
+    def fallback(self, key: str, kernel: Callable[..., object], with_keyset: bool, /) -> object:
+        """Register a kernel for all operators that have none for a dispatch key."""
+        ...
+
+    def register_ad_inplace_or_view_fallback(self, name: str, /) -> object:
+        """Let an operator pass by the key of views and changes in place."""
+        ...
+
+    def impl_with_aoti_compile(self, namespace: str, name: str, key: str, /) -> object:
+        """Register a kernel that is compiled when it is first called."""
         ...
 
     def reset(self) -> None:

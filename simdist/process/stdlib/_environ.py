@@ -10,11 +10,11 @@ from typing import Any
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process
 
-__all__ = ["Encoded", "begin", "encoded", "host_environ", "install", "variable_of"]
+__all__ = ["Encoded", "begin", "encoded", "encoded_name", "host_environ", "install", "variable_of"]
 
 
-Encoded = str
-"""A name or a value as `os.environ` keeps it: bytes, but for Windows. The stubs say that `encodekey` returns text."""
+Encoded = bytes
+"""A name or a value as `os.environ` keeps it; text on Windows. The stubs say that `encodekey` returns text anywhere."""
 
 _environ: Any = os.environ  # has what the stubs leave out
 
@@ -61,18 +61,21 @@ def host_environ() -> Mapping[Encoded, Encoded]:
 
 # Remembered: a world encodes the same few words for each of its ranks, and worlds start by the thousand.
 @functools.lru_cache(maxsize=1024)
-def _encoded_name(name: str) -> Encoded:
-    return os.environ.encodekey(name)
+def encoded_name(name: str) -> Encoded:
+    """A name as `os.environ` keeps it."""
+    found: Encoded = _environ.encodekey(name)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
 def _encoded_value(value: str) -> Encoded:
-    return os.environ.encodevalue(value)
+    found: Encoded = _environ.encodevalue(value)
+    return found
 
 
 def encoded(environ: dict[str, str]) -> dict[Encoded, Encoded]:
     """`environ` as `os.environ` keeps it: names and values encoded."""
-    return {_encoded_name(name): _encoded_value(value) for name, value in environ.items()}
+    return {encoded_name(name): _encoded_value(value) for name, value in environ.items()}
 
 
 def variable_of(process: SimProcess, name: str) -> str | None:
@@ -80,8 +83,9 @@ def variable_of(process: SimProcess, name: str) -> str | None:
 
     What `os.environ.get` gives on that rank, without the ten calls that it takes.
     """
-    value = process.environ.get(_encoded_name(name))
-    return None if value is None else os.environ.decodevalue(value)
+    value = process.environ.get(encoded_name(name))
+    found: str | None = None if value is None else _environ.decodevalue(value)
+    return found
 
 
 def install(patches: Patches) -> None:

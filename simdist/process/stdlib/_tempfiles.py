@@ -9,7 +9,6 @@ the host.)
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
-from simdist.process.stdlib._environ import host_environ
+from simdist.process.stdlib._environ import encoded_name, host_environ
 
 __all__ = ["FOLDER_SLOT", "install"]
 
@@ -41,7 +40,7 @@ def _load(state: _State) -> None:
 
 def _fresh(process: SimProcess, host: _State) -> _State:
     own, hosts = process.environ, host_environ()
-    alike = all(own.get(key) == hosts.get(key) for key in map(os.environ.encodekey, _FOLDERS))
+    alike = all(own.get(key) == hosts.get(key) for key in map(encoded_name, _FOLDERS))
     return host[0] if alike else None, None
 
 

@@ -17,7 +17,7 @@ from simdist.inside.python import original
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
-from simdist.process.stdlib._environ import host_environ, variable_of
+from simdist.process.stdlib._environ import encoded_name, host_environ, variable_of
 
 __all__ = ["install"]
 
@@ -25,8 +25,8 @@ _SET = "time zone in place"
 
 
 def _of_host() -> str | None:
-    value = host_environ().get(os.environ.encodekey("TZ"))
-    return None if value is None else os.environ.decodevalue(value)
+    value = host_environ().get(encoded_name("TZ"))
+    return None if value is None else os.fsdecode(value)
 
 
 class _Zone:

@@ -21,6 +21,7 @@ from simdist.inside.torch import c10d_logger
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["pytest_on_ranks"]
+_environ: Any = os.environ  # has what the stubs leave out
 _Log = pytest.LogCaptureFixture
 _Records = Callable[[_Log], list[logging.LogRecord]]
 
@@ -32,17 +33,17 @@ class _Environment:
         self._data = process.environ
 
     def get(self, name: str, default: object = None) -> object:
-        found = self._data.get(os.environ.encodekey(name))
-        return default if found is None else os.environ.decodevalue(found)
+        found = self._data.get(_environ.encodekey(name))
+        return default if found is None else _environ.decodevalue(found)
 
     def __contains__(self, name: str) -> bool:
-        return os.environ.encodekey(name) in self._data
+        return _environ.encodekey(name) in self._data
 
     def __setitem__(self, name: str, value: str) -> None:
-        self._data[os.environ.encodekey(name)] = os.environ.encodevalue(value)
+        self._data[_environ.encodekey(name)] = _environ.encodevalue(value)
 
     def __delitem__(self, name: str) -> None:
-        del self._data[os.environ.encodekey(name)]
+        del self._data[_environ.encodekey(name)]
 
 
 @contextlib.contextmanager

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence, Set
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
 from simdist.c10d.surface._memory import as_bytes
 from simdist.inside.torch import Place
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._arguments import Tensors
 
 __all__ = [
     "alike",
@@ -81,7 +84,7 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise RuntimeError("Invalid scalar type")
 
 
-def single(kind: str, tensors: Any) -> Tensor:
+def single(kind: str, tensors: Tensors) -> Tensor:
     """The one tensor of a send or receive, which takes a list of one, or a bare tensor."""
     if isinstance(tensors, Tensor):
         return tensors
@@ -91,7 +94,7 @@ def single(kind: str, tensors: Any) -> Tensor:
     return tensor
 
 
-def alike(tensors: Any) -> list[Tensor]:
+def alike(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors of an allreduce: at least one, all of one layout, type and shape."""
     operation = "allreduce"
     _require_layout(operation, tensors)
@@ -109,7 +112,7 @@ def coalesced_reduce_arguments(tensors: Sequence[Tensor]) -> None:
         _fail(operation, "unsupported layout")
 
 
-def rooted_tensors(operation: str, tensors: Any, root: int, root_tensor: int, size: int) -> list[Tensor]:
+def rooted_tensors(operation: str, tensors: Tensors, root: int, root_tensor: int, size: int) -> list[Tensor]:
     """The tensors of a broadcast, or the one of a reduce."""
     if isinstance(tensors, Tensor):
         tensors = [tensors]
@@ -311,7 +314,7 @@ def exchanged_parts(
     return _cut(received, output_bytes), _cut(sent, input_bytes)
 
 
-def split_sizes(sizes: Any) -> list[int] | None:
+def split_sizes(sizes: object) -> list[int] | None:
     """The sizes as C++ takes them: any sequence, set or generator of whole numbers; None if it would not."""
     if isinstance(sizes, str | bytes) or not isinstance(sizes, Sequence | Set | Generator | np.ndarray):
         return None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from simdist.c10d.calls import KERNELS, MESSAGES
 from simdist.c10d.surface._memory import is_dense
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._arguments import Tensors
 
 __all__ = [
     "check_reduction",
@@ -83,7 +86,7 @@ def require_tensor(tensor: Tensor, *, message: bool = False) -> None:
         raise ValueError("Tensors must be contiguous")
 
 
-def single(tensors: Any, *, message: bool = False) -> Tensor:
+def single(tensors: Tensors, *, message: bool = False) -> Tensor:
     """The one tensor of a call that takes a list of one, or a bare tensor."""
     if isinstance(tensors, Tensor):
         tensors = [tensors]
@@ -126,7 +129,9 @@ def one_device(tensors: Sequence[Tensor]) -> None:
             raise RuntimeError("Tensors must be on the same device")
 
 
-def require_lists(name: str, own: Tensor, listed: Any, root: int, rank: int, size: int) -> list[Tensor] | None:
+def require_lists(
+    name: str, own: Tensor, listed: Sequence[Sequence[Tensor]], root: int, rank: int, size: int
+) -> list[Tensor] | None:
     """The tensors of a root's list in a gather or scatter; None on the other ranks."""
     what = "output" if name == "gather" else "input"
     if not 0 <= root < size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,12 @@ from simdist.device import devices_of_this_process
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import Place
 
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._options import NcclOptions
+    from simdist.c10d.calls._work import SimWork
+    from simdist.c10d.surface._arguments import Lists, Tensors
+    from simdist.c10d.surface._store import SimStore
+
 __all__ = ["NcclProcessGroup"]
 
 Tensor = torch.Tensor
@@ -45,16 +51,16 @@ class NcclProcessGroup(NcclReductions):
     # -- copies --------------------------------------------------------------------------------------------------
 
     def broadcast(
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
-    ) -> Any:
+        self, tensors: Tensors, opts: object = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> SimWork | None:
         """Broadcast the root's tensor in place."""
         opts, root, _ = root_of(self, "broadcast", (tensors,), opts, root)
         listed = [_arguments.single(tensors)]
         return self._collective(Operands("broadcast", KINDS["broadcast"], listed, listed, broadcast, opts, root=root))
 
     def allgather(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> Any:
+        self, output_tensors: Lists, input_tensors: Tensors, opts: object = None, timeout: timedelta | None = None
+    ) -> SimWork | None:
         """Gather every rank's tensor on every rank; they may be of different sizes."""
         outputs, tensor = listed_tensors(output_tensors), _arguments.single(input_tensors)
         if any(output.numel() != outputs[0].numel() for output in outputs):
@@ -63,7 +69,7 @@ class NcclProcessGroup(NcclReductions):
             return self._gather_uneven(outputs, tensor, opts)
         return self._collective(Operands("all_gather", KINDS["allgather"], [tensor], outputs, all_gathered, opts))
 
-    def _gather_uneven(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Any:
+    def _gather_uneven(self, outputs: list[Tensor], tensor: Tensor, opts: object) -> SimWork | None:
         """One broadcast from each rank, launched together."""
         outputs[self.rank()].copy_(tensor)  # a kernel: it waits where somebody is still to fill the tensor
         sources = [tensor if rank == self.rank() else output for rank, output in enumerate(outputs)]
@@ -71,17 +77,17 @@ class NcclProcessGroup(NcclReductions):
         kind = KINDS["allgather"][0], "ALLGATHER_coalesced"
         return self._collective(Operands("all_gather", kind, [tensor], outputs, broadcasts, opts, inner=inner))
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: object = None) -> SimWork | None:
         """Gather every rank's tensor into one."""
         return self._gather_pairs("all_gather_single", [output], [tensor], opts)
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
-    ) -> Any:
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: object = None
+    ) -> SimWork | None:
         """`all_gather_single` for several pairs, in one."""
         return self._gather_pairs("all_gather_single_coalesced", list(outputs), list(tensors), opts)
 
-    def _gather_pairs(self, method: str, outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
+    def _gather_pairs(self, method: str, outputs: list[Tensor], tensors: list[Tensor], opts: object) -> SimWork | None:
         for output, tensor in zip(outputs, tensors, strict=True):
             require_tensor(tensor)
             require_tensor(output)
@@ -93,13 +99,13 @@ class NcclProcessGroup(NcclReductions):
 
     def gather(
         self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
+        output_tensors: Lists,
+        input_tensors: Tensors,
+        opts: object = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
-    ) -> Any:
+    ) -> SimWork | None:
         """Gather every rank's tensor on a root."""
         opts, root, _ = root_of(self, "gather", (output_tensors, input_tensors), opts, root)
         tensor = _arguments.single(input_tensors)
@@ -108,7 +114,9 @@ class NcclProcessGroup(NcclReductions):
             Operands("gather", KINDS["gather"], [tensor], outputs or [], gathered, opts, root=root, lists=outputs)
         )
 
-    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    def gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: dist.GatherOptions | None = None
+    ) -> SimWork | None:
         """As `gather`, into one tensor; torch has it since 2.14. `output` is not read on ranks other than the root.
 
         Raises:
@@ -127,13 +135,13 @@ class NcclProcessGroup(NcclReductions):
 
     def scatter(
         self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
+        output_tensors: Tensors,
+        input_tensors: Lists,
+        opts: object = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
-    ) -> Any:
+    ) -> SimWork | None:
         """Give each rank one tensor of a root's list."""
         opts, root, _ = root_of(self, "scatter", (output_tensors, input_tensors), opts, root)
         tensor = _arguments.single(output_tensors)
@@ -143,7 +151,9 @@ class NcclProcessGroup(NcclReductions):
             Operands("scatter", KINDS["scatter"], given, [tensor], scattered, opts, root=root, lists=inputs)
         )
 
-    def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Any:
+    def alltoall(
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: object = None
+    ) -> SimWork | None:
         """Each rank sends `input_tensors[r]` to rank r."""
         outputs, inputs = list(output_tensors), list(input_tensors)
         _arguments.one_device([*outputs, *inputs])
@@ -153,10 +163,10 @@ class NcclProcessGroup(NcclReductions):
         self,
         output: Tensor,
         tensor: Tensor,
-        output_split_sizes: Any = None,
-        input_split_sizes: Any = None,
-        opts: Any = None,
-    ) -> Any:
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: object = None,
+    ) -> SimWork | None:
         """`alltoall` with the parts of one tensor along its first dimension."""
         require_devices(output, tensor)
         require_tensor(tensor)
@@ -168,14 +178,14 @@ class NcclProcessGroup(NcclReductions):
         kind = KINDS["all_to_all_single"]
         return self._collective(Operands("all_to_all", kind, [tensor], [output], exchanged, opts, splits=sizes))
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
+    def barrier(self, opts: object = None, timeout: timedelta | None = None) -> SimWork | None:
         """An all-reduce of one element, for which the host waits."""
         index = self._barrier_device(opts)
         tensor = torch.zeros(1, dtype=torch.float32, device=torch.device("cuda", index))
         listed, kind = [tensor], ("ALLREDUCE", "all_reduce_barrier")
         return self._collective(Operands("barrier", kind, listed, listed, in_barrier, opts, blocks=True))
 
-    def _barrier_device(self, opts: Any) -> int:
+    def _barrier_device(self, opts: object) -> int:
         given = list(getattr(opts, "device_ids", None) or ())
         if given:
             if given[0] < 0:
@@ -197,25 +207,27 @@ class NcclProcessGroup(NcclReductions):
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> SimWork | None:
         """Send to a group rank."""
         return self._message("send", tensors, dst, tag)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> SimWork | None:
         """Receive from a group rank."""
         return self._message("recv", tensors, src, tag)
 
     # -- groups made of it ---------------------------------------------------------------------------------------
 
-    def split_part(self, store: Any, ranks: Sequence[int], options: Any, name: str) -> NcclGroup | None:
+    def split_part(self, store: SimStore, ranks: Sequence[int], options: NcclOptions, name: str) -> NcclGroup | None:
         """NCCL's part of a group of some of its ranks; None for a rank that is not among them."""
         return split(self, store, ranks, options, name)
 
-    def merge_part(self, store: Any, rank: int, size: int, options: Any, name: str) -> NcclGroup:
+    def merge_part(self, store: SimStore, rank: int, size: int, options: NcclOptions, name: str) -> NcclGroup:
         """NCCL's part of a group of the ranks of several groups."""
         return merge(self, store, rank, size, options, name)
 
-    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> NcclGroup:
+    def shrink(
+        self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: NcclOptions | None = None
+    ) -> NcclGroup:
         """The group without some of its ranks; called by the others. With flag 1 what is under way is aborted first."""
         return shrink(self, ranks_to_exclude, opts_override, abort=shrink_flags == 1)
 
@@ -251,7 +263,7 @@ class NcclProcessGroup(NcclReductions):
 
     # -- what it does not do -------------------------------------------------------------------------------------
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> NoReturn:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:
         """NCCL can't.
 
         Raises:
@@ -259,7 +271,7 @@ class NcclProcessGroup(NcclReductions):
         """
         raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
 
-    def allgather_coalesced(self, output_lists: Any, tensors: Any, opts: Any = None) -> NoReturn:
+    def allgather_coalesced(self, output_lists: object, tensors: Tensors, opts: object = None) -> NoReturn:
         """Likewise.
 
         Raises:
@@ -277,7 +289,7 @@ class NcclProcessGroup(NcclReductions):
 
 
 def _refuse(name: str, way_out: str) -> Callable[..., NoReturn]:
-    def refuse(self: NcclProcessGroup, *args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(self: NcclProcessGroup, *args: object, **kwargs: object) -> NoReturn:
         raise UnsupportedError(f"{name} of an nccl group is not simulated; {way_out}")
 
     return refuse

@@ -31,7 +31,11 @@ from simdist.inside.torch import NcclPlace
 from simdist.process import Strike
 
 if TYPE_CHECKING:
+    from torch.types import Device
+
     from simdist.c10d.calls._member import Member
+    from simdist.c10d.surface._arguments import Tensors
+    from simdist.c10d.surface._store import SimStore
 
 __all__ = ["NcclGroup"]
 
@@ -45,7 +49,7 @@ class _Block:
 
     calls: list[Call] = field(default_factory=list)
     connection: Connection | None = None
-    outputs: list[Any] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
     has_collectives: bool = False
     has_messages: bool = False
     asynchronous: bool = False
@@ -55,7 +59,7 @@ class _Block:
 class NcclGroup(NcclMember):
     """A group whose calls are launched on devices."""
 
-    def __init__(self, member: Member, store: Any, size: int, options: NcclOptions) -> None:
+    def __init__(self, member: Member, store: SimStore, size: int, options: NcclOptions) -> None:
         super().__init__(member, store, size, options)
         self._block: _Block | None = None
         self._nan_check = self.environment.nan_check
@@ -185,7 +189,7 @@ class NcclGroup(NcclMember):
         work.done = True
         return work
 
-    def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> SimWork | None:
+    def _message(self, kind: str, tensors: Tensors, peer: int, tag: int) -> SimWork | None:
         """Launch a send or a receive; in a block, remember it. The tag means nothing to NCCL."""
         tensor = _arguments.single(tensors, message=True)
         strike = self._called(kind)
@@ -254,7 +258,8 @@ class NcclGroup(NcclMember):
         simulation, rank = communicator.simulation, self.rank()
         index, own, streams, _ = connection.ends[rank]
         if len(member.pending) >= _MOST_LAUNCHED:
-            streams.wait_for(next(iter(member.pending)).end)
+            oldest: Any = next(iter(member.pending))
+            streams.wait_for(oldest.end)
         if self.shelf:
             for stash in self.shelf:
                 stash.clear()
@@ -332,12 +337,12 @@ class NcclGroup(NcclMember):
             streams.synchronize(index, current)
         return work
 
-    def _start_coalescing(self, device: Any = None) -> None:
+    def _start_coalescing(self, device: Device = None) -> None:
         if self._block is not None:
             return
         self._block = _Block()
 
-    def _end_coalescing(self, device: Any = None) -> StreamWork | None:
+    def _end_coalescing(self, device: Device = None) -> StreamWork | None:
         block, self._block = self._block, None
         if block is None:
             raise RuntimeError("Something went wrong. Did you call end_coalescing before start_coalescing?")

@@ -32,7 +32,14 @@ from simdist.inside.torch import NCCL, NcclPlace, Place
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from simdist.c10d.backends.nccl._timing import WorkInfo
+    from simdist.c10d.backends.nccl.watch._rank import RankNccl
     from simdist.c10d.calls._member import Member
+    from simdist.c10d.calls._work import SimFuture
+    from simdist.c10d.surface._identity import DeviceLike
+    from simdist.c10d.surface._store import SimStore
 
 __all__ = ["NcclMember"]
 
@@ -60,7 +67,7 @@ class NcclMember(EndingMember):
 
     _communicator: StreamCommunicator
 
-    def __init__(self, member: Member, store: Any, size: int, options: NcclOptions) -> None:
+    def __init__(self, member: Member, store: SimStore, size: int, options: NcclOptions) -> None:
         super().__init__(member, store, size, options.timeout)
         self.options = options
         self._name = str(options.group_name)
@@ -77,7 +84,7 @@ class NcclMember(EndingMember):
         member.process.end_listeners[self._on_end] = None
         self.closed = False  # it was shut down, or the program has aborted it
         self._is_joined = False  # somebody has waited for the end of its watchdog
-        self.results: dict[NcclWork, list[Any]] = {}  # futures of how works end
+        self.results: dict[NcclWork, list[SimFuture]] = {}  # futures of how works end
         self.timing = self.environment.timing  # works know what they took
         self.hook: Hook | None = None  # called for each work that is over
         self._begun: list[NcclWork] = []  # collectives, where somebody may ask for the last that has begun
@@ -90,7 +97,9 @@ class NcclMember(EndingMember):
         self._ids = 0  # how often it has asked for the id of a communicator of all ranks, whether one came of it or not
         self.is_split = options.split_from is not None  # its communicator comes of another's, and not of an id
         if options.split_from is not None:
-            options.split_from.count_split(options.split_from.bound_device_id.index)
+            bound = options.split_from.bound_device_id
+            assert bound is not None
+            options.split_from.count_split(bound.index)
         self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
         self._bound: torch.device | None = None
         self.preferences: Preferences | None = None  # what NCCL's variables leave of its choice, if they say something
@@ -108,7 +117,7 @@ class NcclMember(EndingMember):
 
     # -- who it is -----------------------------------------------------------------------------------------------
 
-    def _get_backend(self, device: Any) -> GroupBackend:
+    def _get_backend(self, device: DeviceLike) -> GroupBackend:
         if torch.device(device).type != "cuda":
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
         return self
@@ -118,12 +127,12 @@ class NcclMember(EndingMember):
         return [torch.device("cuda")]
 
     @property
-    def bound_device_id(self) -> Any:
+    def bound_device_id(self) -> torch.device | None:
         """The device that the program has given `init_process_group`."""
         return self._bound
 
     @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
+    def bound_device_id(self, device: torch.device | None) -> None:
         self._bound = device
 
     def _get_sequence_number_for_group(self) -> int:
@@ -159,7 +168,7 @@ class NcclMember(EndingMember):
 
     # -- communicators -------------------------------------------------------------------------------------------
 
-    def eager_connect_single_device(self, device: Any) -> None:
+    def eager_connect_single_device(self, device: DeviceLike) -> None:
         """Make the communicator of a device now, and not in the first call."""
         self.informer.say(
             f"Eagerly connecting nccl backend with device {torch.device(device)}", Place.CONNECTED_EAGERLY
@@ -237,11 +246,11 @@ class NcclMember(EndingMember):
         """How many groups were split off."""
         return self._splits
 
-    def perform_nocolor_split(self, device: Any) -> None:
+    def perform_nocolor_split(self, device: DeviceLike) -> None:
         """Take part in a split, and be no member of what comes of it."""
         self.count_split(torch.device(device).index)
 
-    def _connect(self, mine: str, key: str, ranks: Any, index: int) -> Connection:
+    def _connect(self, mine: str, key: str, ranks: Iterable[int], index: int) -> Connection:
         ranks = list(ranks)
         variables, is_pair = self._nccl.variables(), ":" in key
         joining = JoiningEnvironment.read(variables, self.options.config.blocking, len(ranks), is_pair=is_pair)
@@ -318,7 +327,7 @@ class NcclMember(EndingMember):
     def _enable_collectives_timing(self) -> None:
         self.timing = True
 
-    def _register_on_completion_hook(self, hook: Any) -> None:
+    def _register_on_completion_hook(self, hook: Callable[[WorkInfo], None]) -> None:
         self.hook = Hook(self, hook)
 
     def _wait_for_pending_works(self) -> None:
@@ -344,7 +353,7 @@ class NcclMember(EndingMember):
         return (begun[-1].number, begun[-1].op_type, begun[-1].done) if begun else None
 
     @property
-    def nccl(self) -> Any:
+    def nccl(self) -> RankNccl:
         """What NCCL keeps of the rank's process."""
         return self._nccl
 
@@ -388,7 +397,7 @@ class NcclMember(EndingMember):
     def _verify_work_timeout(self, work: NcclWork, timeout: timedelta) -> bool:
         return work.timeout_ns == round(timeout.total_seconds() * 1e9)
 
-    def _on_end(self, _: Any) -> None:
+    def _on_end(self, _: object) -> None:
         self.watchdog.stop()
         if self.monitor is not None:
             self.monitor.stop()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from simdist.c10d.backends.nccl._options import NcclOptions
 from simdist.c10d.engine import connect
-from simdist.c10d.surface._store import SimPrefixStore
+from simdist.c10d.surface._store import SimPrefixStore, SimStore
 from simdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["merge", "shrink", "split"]
 
 
-def split(group: NcclGroup, store: Any, ranks: Sequence[int], options: Any, name: str) -> NcclGroup | None:
+def split(group: NcclGroup, store: SimStore, ranks: Sequence[int], options: object, name: str) -> NcclGroup | None:
     """The group of some ranks of a group; every rank of that takes part, and who is not among them gets None.
 
     Raises:
@@ -47,7 +47,7 @@ def split(group: NcclGroup, store: Any, ranks: Sequence[int], options: Any, name
     return made
 
 
-def shrink(group: NcclGroup, excluded: Sequence[int], options: Any, *, abort: bool) -> NcclGroup:
+def shrink(group: NcclGroup, excluded: Sequence[int], options: NcclOptions | None, *, abort: bool) -> NcclGroup:
     """The group without some of its ranks, which take no part.
 
     Raises:
@@ -67,7 +67,7 @@ def shrink(group: NcclGroup, excluded: Sequence[int], options: Any, *, abort: bo
     return made
 
 
-def merge(group: NcclGroup, store: Any, rank: int, size: int, options: Any, name: str) -> NcclGroup:
+def merge(group: NcclGroup, store: SimStore, rank: int, size: int, options: NcclOptions, name: str) -> NcclGroup:
     """A group with the ranks of others that meet at `store`."""
     options = copy.copy(options)
     options.split_from = None
@@ -79,7 +79,7 @@ def merge(group: NcclGroup, store: Any, rank: int, size: int, options: Any, name
     return made
 
 
-def _make(group: NcclGroup, ranks: list[int], store: Any, options: Any) -> NcclGroup:
+def _make(group: NcclGroup, ranks: list[int], store: SimStore, options: NcclOptions | None) -> NcclGroup:
     options = copy.copy(group.options if options is None else options)
     options.split_from = None
     communicator = group._communicator

@@ -27,6 +27,8 @@ from simdist.process import Strike
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._launching import NcclGroup
+    from simdist.c10d.calls._payload import Factor
+    from simdist.c10d.calls._read import Change
 
 __all__ = ["KINDS", "Call", "Operands", "all_gathered", "all_gathered_singly", "broadcast", "broadcasts", "exchanged"]
 __all__ += ["flat", "gathered", "in_barrier", "in_place", "listed_tensors", "reduced", "require_devices"]
@@ -45,7 +47,7 @@ KINDS = {
     for method in row.methods
 }
 _OPTIONS = (dist.AllreduceOptions, dist.ReduceOptions, dist.ReduceScatterOptions)
-_SUM: Any = dist.ReduceOp.SUM
+_SUM: object = dist.ReduceOp.SUM
 
 
 @dataclass(slots=True, eq=False)
@@ -59,13 +61,13 @@ class Call:
     payload: Payload
     reads: list[tuple[Tensor, Tensor]]
     writes: list[Tensor]
-    reduction_operands: Any = ()
-    factor: Any = None
+    reduction_operands: object = ()
+    factor: Factor | None = None
     peer: int = -1
     partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
     sequence: int = -1
     strike: Strike | None = None
-    change: Callable[[Any], Any] | None = None
+    change: Change | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +84,7 @@ class Operands:
     outputs: list[Tensor]
     layout: Layout | None = None  # None: it was laid out when it was called
     opts: Any = None
-    op: Any = None  # the reduce operation, where it is given beside the options
+    op: object = None  # the reduce operation, where it is given beside the options
     root: int = -1
     lists: list[Tensor] | None = None  # of a root, in a gather or a scatter
     splits: Sequence[list[int]] | None = None  # of an all_to_all of single tensors: what is received, what is sent
@@ -99,7 +101,7 @@ def flat(tensor: Tensor) -> Tensor:
     return _memory.flat(memory_of(tensor.data))
 
 
-def _reduction_and_factor(operands: Operands) -> tuple[str, Any]:
+def _reduction_and_factor(operands: Operands) -> tuple[str, Factor | None]:
     """The name of the reduction, and the factor of PREMUL_SUM, which only its pickled form tells."""
     opts, op = operands.opts, operands.op
     if op is None and type(opts) in _OPTIONS and opts.reduceOp == _SUM:  # hot
@@ -107,7 +109,7 @@ def _reduction_and_factor(operands: Operands) -> tuple[str, Any]:
     reduction = reduction_of(opts, op)
     if reduction != "premul_sum":
         return reduction, None
-    given = op if op is not None else getattr(opts, "reduceOp", opts)
+    given: Any = op if op is not None else getattr(opts, "reduceOp", opts)
     factor = given.__getstate__()[1]
     return reduction, factor.cpu() if isinstance(factor, Tensor) else factor
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simdist.c10d.surface._compat import is_duration, whole_ms
 from simdist.inside.torch import BackendOptions
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._membership import NcclMember
 
 __all__ = ["DEFAULT_TIMEOUT", "NcclConfig", "NcclOptions"]
 
@@ -33,7 +36,7 @@ class NcclConfig:
         self.net_name: str | None = None
         self.comm_name: str | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
             raise TypeError(f"(): incompatible function arguments: {name} takes an int, not {type(value).__name__}")
         if name not in (*_NUMBERS, "net_name", "comm_name"):
@@ -48,7 +51,7 @@ class NcclOptions(BackendOptions):
         super().__init__("nccl", DEFAULT_TIMEOUT)
         self.is_high_priority_stream = is_high_priority_stream
         self.config = NcclConfig()
-        self.split_from: Any = None
+        self.split_from: NcclMember | None = None
         self.split_color = -2  # NCCL_SPLIT_NOCOLOR - 1: not split
 
     @property
@@ -63,7 +66,7 @@ class NcclOptions(BackendOptions):
         made.global_ranks_in_group = list(self.global_ranks_in_group)
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NcclOptions:
+    def __deepcopy__(self, memo: dict[int, object]) -> NcclOptions:
         made = self.__copy__()
         made.config = NcclConfig()
         made.config.__dict__.update(self.config.__dict__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,10 @@ from simdist.c10d.backends.nccl._operands import (
 )
 from simdist.c10d.surface._calls import root_of
 
+if TYPE_CHECKING:
+    from simdist.c10d.calls._work import SimWork
+    from simdist.c10d.surface._arguments import Lists, Tensors
+
 __all__ = ["NcclReductions"]
 
 Tensor = torch.Tensor
@@ -32,7 +36,9 @@ _ALL_REDUCE = KINDS["allreduce"]
 class NcclReductions(NcclGroup):
     """A group as far as it reduces."""
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
+    def allreduce(
+        self, tensors: Tensors, opts: object = None, timeout: timedelta | None = None, *, op: object = None
+    ) -> SimWork | None:
         """All-reduce one tensor in place; also takes a bare tensor, and a reduce operation instead of options."""
         if (tensors if isinstance(tensors, Tensor) else tensors[0]).is_sparse:
             raise RuntimeError(
@@ -41,7 +47,7 @@ class NcclReductions(NcclGroup):
         listed = [_arguments.single(tensors)]
         return self._collective(Operands("all_reduce", _ALL_REDUCE, listed, listed, in_place, opts, op))
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: object = None) -> SimWork | None:
         """All-reduce several tensors in one."""
         _arguments.require_listed(tensors)
         listed = list(tensors)
@@ -49,21 +55,27 @@ class NcclReductions(NcclGroup):
 
     def reduce(
         self,
-        tensors: Any,
-        opts: Any = None,
-        op: Any = None,
+        tensors: Tensors,
+        opts: object = None,
+        op: object = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
-    ) -> Any:
+    ) -> SimWork | None:
         """Reduce to a root; the tensors of the others stay as they are."""
         opts, root, _ = root_of(self, "reduce", (tensors,), opts, root)
         listed = [_arguments.single(tensors)]
         return self._collective(Operands("reduce", KINDS["reduce"], listed, listed, reduced, opts, op, root))
 
     def reduce_scatter(
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
-    ) -> Any:
+        self,
+        output_tensors: Tensors,
+        input_tensors: Lists,
+        opts: object = None,
+        timeout: timedelta | None = None,
+        *,
+        op: object = None,
+    ) -> SimWork | None:
         """Reduce a list of tensors, one for each rank."""
         output: Tensor = output_tensors if isinstance(output_tensors, Tensor) else output_tensors[0]
         inputs = listed_tensors(input_tensors)
@@ -78,17 +90,19 @@ class NcclReductions(NcclGroup):
             operands.inner = "_reduce_oop", list(zip(inputs, results, strict=True))
         return self._collective(operands)
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: object = None) -> SimWork | None:
         """Reduce one tensor, and keep this rank's part of it."""
         return self._reduce_scatter_pairs("reduce_scatter_single", [output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: Any = None
-    ) -> Any:
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: object = None
+    ) -> SimWork | None:
         """`reduce_scatter_single` for several pairs, in one."""
         return self._reduce_scatter_pairs("reduce_scatter_single_coalesced", list(outputs), list(tensors), opts)
 
-    def _reduce_scatter_pairs(self, method: str, outputs: list[Tensor], tensors: list[Tensor], opts: Any) -> Any:
+    def _reduce_scatter_pairs(
+        self, method: str, outputs: list[Tensor], tensors: list[Tensor], opts: object
+    ) -> SimWork | None:
         for output, tensor in zip(outputs, tensors, strict=True):
             require_devices(output, tensor)
             if output.dtype != tensor.dtype:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -15,9 +15,11 @@ from simdist.cluster import NcclModel
 from simdist.inside.torch import RECORDER_HEADER, Place, c10d_bindings
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._membership import NcclMember
     from simdist.c10d.backends.nccl._work import NcclWork
     from simdist.c10d.backends.nccl.kernels._preferences import Preferences
     from simdist.c10d.calls._operation import Operation
+    from simdist.c10d.engine._streamed import StreamCommunicator
 
 __all__ = ["Hook", "WorkInfo", "estimated_us"]
 
@@ -37,7 +39,7 @@ _DEPRECATED = (
 class WorkInfo:
     """What torch's `WorkInfo` has: an operation that is over, its begin and end, and what it took on the device."""
 
-    op_type: Any
+    op_type: object
     seq: int
     time_started: datetime
     time_finished: datetime
@@ -47,7 +49,7 @@ class WorkInfo:
 class Hook:
     """Calls a function of the program for each work of a group that is over, soon after its watchdog has seen that."""
 
-    def __init__(self, group: Any, function: Callable[[WorkInfo], None]) -> None:
+    def __init__(self, group: NcclMember, function: Callable[[WorkInfo], None]) -> None:
         if group.nccl.once("completion hook"):
             log(group.member.process, "W", _DEPRECATED, Place.HOOK_IS_OLD)
         if group.hook is not None:
@@ -90,7 +92,9 @@ class Hook:
             self._group.abort_connections(reason=text)
 
 
-def estimated_us(communicator: Any, operations: list[Operation], preferences: Preferences | None) -> float:
+def estimated_us(
+    communicator: StreamCommunicator, operations: list[Operation], preferences: Preferences | None
+) -> float:
     """What operations would take, one after the other, in microseconds; by the cluster's model, or the usual one."""
     from simdist.c10d.backends.nccl.kernels._tuned import TunedAlgorithm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -13,6 +13,11 @@ from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl.watch._debug_lines import show_warning, variable
 from simdist.c10d.backends.nccl.watch._transport import cut_off, cut_short, peer_left
 from simdist.inside.torch import NCCL, NcclPlace, Place
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._work import NcclWork
+    from simdist.c10d.engine._stream_parts import Part
+    from simdist.c10d.engine._streamed import Connection
 
 __all__ = ["NcclFailure", "async_error", "nccl_error"]
 
@@ -53,9 +58,9 @@ def _said(kind: str, warning: str) -> str:
     return f"{said}, NCCL version {NCCL}\n{kind}: {detail}\nLast error:\n{warning}"
 
 
-def _may_share(connection: Any) -> bool:
-    processes = [connection.communicator.members[rank].process for rank in connection.ranks]
-    return all(variable(process, "NCCL_MULTI_RANK_GPU_ENABLE") not in ("", "0") for process in processes)
+def _may_share(connection: Connection) -> bool:
+    members = [connection.communicator.members[rank] for rank in connection.ranks]
+    return all(variable(member.process, "NCCL_MULTI_RANK_GPU_ENABLE") not in ("", "0") for member in members if member)
 
 
 class NcclFailure:
@@ -65,9 +70,10 @@ class NcclFailure:
     late_ns = 1_000_000
     closing_ns = 0
 
-    def refused_connection(self, connection: Any) -> Callable[[int], BaseException] | None:
+    def refused_connection(self, connection: Connection) -> Callable[[int], BaseException] | None:
         """Why a communicator can't be made, for each of its ranks; None: it can."""
-        hosts = {rank: connection.communicator.members[rank].process.host for rank in connection.ranks}
+        members = {rank: connection.communicator.members[rank] for rank in connection.ranks}
+        hosts = {rank: member.process.host for rank, member in members.items() if member is not None}
         devices = {rank: end[3] for rank, end in connection.ends.items()}
         shared: dict[int, int] = {}  # each rank whose device another has, too, and the first of those
         for rank in connection.ranks:
@@ -92,7 +98,7 @@ class NcclFailure:
 
         return error
 
-    def first_is_missing(self, connection: Any, rank: int, why: int | str) -> BaseException:
+    def first_is_missing(self, connection: Connection, rank: int, why: int | str) -> BaseException:
         """The rank that makes the ncclUniqueId has not put it into the store in time, or the store has failed."""
         names = list(connection.makers.values())
         asked = ", ".join(f"/default_pg/{connection.communicator.name}//cuda//{name}" for name in names)
@@ -109,11 +115,11 @@ class NcclFailure:
             f"by key '{names[0]}', but store->get('{names[0]}') got error: {error}{likely}"
         )
 
-    def others_are_missing(self, connection: Any) -> BaseException:
+    def others_are_missing(self, connection: Connection) -> BaseException:
         """A communicator that is made without blocking has not come about in time."""
         return dist.DistBackendError(f"NCCL timeout in: {Place.CALL_TIMED_OUT.path_for_cuda}")
 
-    def wait_timed_out(self, work: Any, limit_ns: int) -> BaseException:
+    def wait_timed_out(self, work: NcclWork, limit_ns: int) -> BaseException:
         """A wait on the host ran out of time: the rank gives the communicator up."""
         process = work.process
         elapsed_ms = (process.simulation.now_ns - work.issued_ns) // 1_000_000
@@ -127,18 +133,18 @@ class NcclFailure:
         )
         work.set_error("TIMEOUT", text)
         work.give_up()
-        error: BaseException = work.error
-        return error
+        assert work.error is not None
+        return work.error
 
-    def peer_left(self, connection: Any, rank: int, parts: Sequence[Any]) -> None:
+    def peer_left(self, connection: Connection, rank: int, parts: Sequence[Part]) -> None:
         """Those who wait for something from it may be told by the network."""
         peer_left(connection, rank, parts, functools.partial(async_error, "ncclRemoteError"))
 
-    def cut_off(self, connection: Any, parts: Sequence[Any]) -> None:
+    def cut_off(self, connection: Connection, parts: Sequence[Part]) -> None:
         """Who is connected by InfiniBand is told when its card has given up."""
         cut_off(connection, parts, functools.partial(async_error, "ncclRemoteError"))
 
-    def cut_short(self, connection: Any, part: Any, source: int, size: int, room: int) -> None:
+    def cut_short(self, connection: Connection, part: Part, source: int, size: int, room: int) -> None:
         """Sockets tell the rank that is sent more than it has room for."""
         cut_short(connection, part, source, (size, room), functools.partial(async_error, "ncclInvalidUsage"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from simdist.c10d.engine._stream_work import StreamWork
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl.watch._recorder import Entry
     from simdist.c10d.engine._stream_parts import Part
     from simdist.c10d.engine._streamed import Connection
@@ -27,7 +28,7 @@ _NO_TIMEOUT = timedelta(0)
 class NcclWork(StreamWork):
     """One call of one rank, as its watchdog and its recorder know it."""
 
-    group: Any
+    group: NcclGroup
     calls: list[Part]  # it stands for, one or those of a block
     op_type: str
     extra_ns = 0  # what its end takes off the timeouts of those after it

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
 
 from simdist.errors import SimdistError
 from simdist.process import Patches, current_process
+
+if TYPE_CHECKING:
+    from simdist.c10d._rank_state import RankState
 
 __all__ = ["BackendTables"]
 
@@ -46,7 +49,7 @@ class BackendTables:
         self._begun = False  # something is registered
         self._lasting: list[Callable[[], None]] = []  # what modules registered when they were imported
 
-    def install(self, patches: Patches, make_sim_group: Callable[..., Any], *, default: str) -> None:
+    def install(self, patches: Patches, make_sim_group: Callable[..., object], *, default: str) -> None:
         """Add the backend "sim", and keep apart what ranks register.
 
         Raises:
@@ -85,7 +88,7 @@ class BackendTables:
         self.loaded = own
 
     def _registering(self, original: Callable[..., None]) -> Callable[..., None]:
-        def register(*args: Any, **kwargs: Any) -> None:
+        def register(*args: object, **kwargs: object) -> None:
             process = current_process()
             if process is None or process.torch_state is None:
                 original(*args, **kwargs)
@@ -107,7 +110,7 @@ class BackendTables:
         register()
         tables |= {name: value for name, value in vars(c10d.Backend).items() if name not in known}
 
-    def _register_for_all(self, register: Callable[[], None], state: Any) -> None:
+    def _register_for_all(self, register: Callable[[], None], state: RankState) -> None:
         self._lasting.append(register)
         self.load(None)
         self._register_for(self._shared, register)

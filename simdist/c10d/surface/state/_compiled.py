@@ -23,7 +23,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,6 +41,9 @@ from simdist.process import (
     when_imported,
 )
 
+if TYPE_CHECKING:
+    from types import CodeType
+
 __all__ = ["CompiledCode"]
 
 _NAME = "set_eval_frame_isolate_recompiles_id"
@@ -56,7 +59,7 @@ class CompiledCode:
     """The regions of one world's ranks."""
 
     def __init__(self) -> None:
-        self._frames: Any = frame_evaluation
+        self._frames = frame_evaluation
         self._set: Any = getattr(self._frames, _NAME, None)  # torch before 2.13 has none
         self._patches: Patches | None = None  # once a rank has called something compiled
         self._regions: dict[tuple[int, int], int] = {}  # by process and number that torch asked for
@@ -67,7 +70,7 @@ class CompiledCode:
 
     def install(self, patches: Patches) -> None:
         """Translate the numbers of regions from now on."""
-        loaded: Any = sys.modules.get("torch._dynamo.eval_frame")
+        loaded = sys.modules.get("torch._dynamo.eval_frame")
         self._inside[0] = getattr(loaded, _INSIDE, False)
         if self._set is None:
             patches.wrap(torch, "compile", _as_it_is)
@@ -81,7 +84,7 @@ class CompiledCode:
 
     def uninstall(self) -> None:
         """Drop what ranks compiled, and put everything back; the replacements of `install` are undone by the caller."""
-        loaded: Any = sys.modules.get("torch._dynamo.eval_frame")
+        loaded = sys.modules.get("torch._dynamo.eval_frame")
         if loaded is not None and getattr(loaded, _NAME, None) == self._translate:
             setattr(loaded, _NAME, self._set)  # it was imported on a rank
         if self._patches is None:
@@ -93,17 +96,17 @@ class CompiledCode:
         if os.name == "posix" and _POINTER not in os.environ:
             importlib.import_module("posix").unsetenv(_POINTER)
         self._set(self._present.get(0, -1))
-        convert: Any = importlib.import_module("torch._dynamo.convert_frame")
+        convert = importlib.import_module("torch._dynamo.convert_frame")
         for reference in list(convert.input_codes.seen):
             code = reference()
             if code is not None and any(self._entries(code, region) for region in self._ours):
                 self._frames.reset_code(code)
 
-    def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _beginning(self, original: Callable[..., object]) -> Callable[..., object]:
         """What dynamo counts is the rank's from now on."""
 
         @functools.wraps(original)
-        def compile(*args: Any, **kwargs: Any) -> Any:
+        def compile(*args: object, **kwargs: object) -> object:
             process = current_process()
             if process is not None and self._patches is None:
                 self._begin(process)
@@ -121,7 +124,7 @@ class CompiledCode:
             key = process.pid, number
             region = self._regions.get(key)
             if region is None:
-                loaded: Any = importlib.import_module("torch._dynamo.eval_frame")
+                loaded = importlib.import_module("torch._dynamo.eval_frame")
                 region = self._regions[key] = next(loaded._next_isolate_recompiles_id)
                 self._ours[region] = process.pid
                 # A setting of this thread alone: otherwise inductor compiles in threads and processes of its own.
@@ -133,8 +136,8 @@ class CompiledCode:
     def _begin(self, process: SimProcess) -> None:
         """A rank calls something compiled for the first time in this world."""
         patches = self._patches = Patches()
-        convert: Any = importlib.import_module("torch._dynamo.convert_frame")
-        rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+        convert = importlib.import_module("torch._dynamo.convert_frame")
+        rules = importlib.import_module("torch._dynamo.trace_rules")
         # Torch calls our groups from C++ while compiled code runs; they are not to be compiled.
         skipped = [*rules.SKIP_DIRS, _OURS]
         patches.replace(rules, "SKIP_DIRS", skipped)
@@ -142,7 +145,7 @@ class CompiledCode:
         patches.replace(convert, "_get_total_cache_entry_count", self._count_of_rank)
         patches.replace(convert, "compile_lock", _CompileLock(convert.compile_lock))
         patches.wrap(convert, "get_compile_id", _id_of_rank)
-        dynamo: Any = sys.modules["torch._dynamo"]
+        dynamo = sys.modules["torch._dynamo"]
         patches.replace(dynamo, "reset", self._reset_of_rank(dynamo.reset))
         _compiled_batches.install(patches)
         for reference in list(convert.input_codes.seen):
@@ -162,12 +165,12 @@ class CompiledCode:
         if self._patches is not None:
             self._present[0 if leaving is None else leaving.pid] = self._frames.get_eval_frame_isolate_recompiles_id()
             self._set(self._present.get(0 if entering is None else entering.pid, -1))
-            loaded: Any = sys.modules["torch._dynamo.eval_frame"]
+            loaded = sys.modules["torch._dynamo.eval_frame"]
             if hasattr(loaded, _INSIDE):  # torch 2.13 has it
                 self._inside[0 if leaving is None else leaving.pid] = getattr(loaded, _INSIDE)
                 setattr(loaded, _INSIDE, self._inside.get(0 if entering is None else entering.pid, False))
 
-    def _entries(self, code: Any, region: int) -> int:
+    def _entries(self, code: CodeType, region: int) -> int:
         return len(self._frames._get_cache_entries_for_region(code, region))
 
     def _reset_of_rank(self, original: Callable[[], None]) -> Callable[[], None]:
@@ -185,7 +188,7 @@ class CompiledCode:
 
         return reset
 
-    def _count_of_rank(self, code: Any) -> int:
+    def _count_of_rank(self, code: CodeType) -> int:
         process = current_process()
         if process is None:
             return int(self._frames._get_total_cache_entry_count(code))
@@ -196,17 +199,17 @@ class CompiledCode:
         )
 
 
-def _id_of_rank(original: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+def _id_of_rank(original: Callable[[dict[str, object]], object]) -> Callable[[dict[str, object]], object]:
     @functools.wraps(original)
-    def get_compile_id(frame_state: dict[str, Any]) -> Any:
+    def get_compile_id(frame_state: dict[str, object]) -> object:
         return original(frame_state if current_process() is None else _compiled_state.numbered(frame_state))
 
     return get_compile_id
 
 
-def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
+def _as_it_is(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def compile(model: Any = None, **options: Any) -> Any:
+    def compile(model: Callable[..., object] | None = None, **options: object) -> object:
         if current_process() is None:
             return original(model, **options)
         return (lambda function: function) if model is None else model
@@ -220,7 +223,7 @@ class _CompileLock:
     It guards what all ranks share, so that it is one lock for all of them, unlike those of a rank's own code.
     """
 
-    def __init__(self, real: Any) -> None:
+    def __init__(self, real: object) -> None:
         self._acquire, self._release = real_methods(real)
 
     def __enter__(self) -> None:

@@ -17,6 +17,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ __all__ = ["MODULE", "install"]
 
 MODULE = "torch._dynamo.compiled_autograd"
 # What contexts set while they last, in which a rank may park.
-_CONTEXTS: dict[str, Callable[[], Any]] = {
+_CONTEXTS: dict[str, Callable[[], object]] = {
     "compiled_autograd_enabled": bool,
     "compiled_autograd_enabled_force_eager": bool,
     "in_compiled_autograd_region": bool,
@@ -38,8 +39,8 @@ _CONTEXTS: dict[str, Callable[[], Any]] = {
     "COMPILE_COUNTER": itertools.count,
 }
 _clear_cache: Callable[[], None] = backward_compilers.clear_cache
-_Compiler = tuple[Any, Any]  # what C++ calls for a backward pass, and whether its sizes are dynamic
-_Contexts = tuple[dict[str, Any], _Compiler]
+_Compiler = tuple[Any, bool]  # what C++ calls for a backward pass, and whether its sizes are dynamic
+_Contexts = tuple[dict[str, object], _Compiler]
 
 
 class _Passes:
@@ -53,13 +54,13 @@ class _Passes:
 class _Graph:
     """What one rank has captured, and each rank's compiler has made of it. C++ keeps it, and calls it."""
 
-    def __init__(self, captured: Any, wrapper: Callable[..., Any], passes: _Passes) -> None:
+    def __init__(self, captured: object, wrapper: Callable[..., object], passes: _Passes) -> None:
         self.captured = captured
         self.wrapper = wrapper
         self.passes = passes
-        self.made: dict[SimProcess | None, Any] = {}
+        self.made: dict[SimProcess | None, object] = {}
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> object:
         """A pass of the calling rank, which compiles the graph the first time."""
         process = current_process()
         if process not in self.made:
@@ -105,16 +106,16 @@ def install(patches: Patches) -> None:
 
 
 @functools.cache
-def _of_contexts(module: Any) -> tuple[Replacement, ...]:
+def _of_contexts(module: ModuleType) -> tuple[Replacement, ...]:
     slot: Slot[_Contexts] = Slot("compiled backward passes", _save, _load, _fresh)
     within = (
         Replacement(module.AutogradCompilerInstance, "end_capture", _capturing),
         Replacement(torch.autograd.graph, "_engine_run_backward", _running),
     )
 
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+    def following(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def change(*args: Any, **kwargs: Any) -> Any:
+        def change(*args: object, **kwargs: object) -> object:
             runtime = current_runtime()
             if runtime is not None:
                 _begin(runtime, within)
@@ -135,15 +136,15 @@ def _begin(runtime: Runtime, within: tuple[Replacement, ...]) -> None:
         runtime.patches.wrap(backward_compilers, "clear_cache", _clearing)
 
 
-def _capturing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _capturing(original: Callable[..., tuple[Callable[..., object], object]]) -> Callable[..., object]:
     @functools.wraps(original)
-    def end_capture(self: Any, outputs: Any) -> Any:
+    def end_capture(self: Any, outputs: object) -> object:
         process, runtime = current_process(), current_runtime()
         if process is None or runtime is None:
             return original(self, outputs)
         captured, compiler = [], self.compiler_fn
 
-        def compile(graph: Any) -> Any:
+        def compile(graph: object) -> object:
             captured.append(graph)
             return compiler(graph)
 
@@ -161,9 +162,9 @@ def _capturing(original: Callable[..., Any]) -> Callable[..., Any]:
     return end_capture
 
 
-def _running(original: Callable[..., Any]) -> Callable[..., Any]:
+def _running(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
+    def run_backward(*args: object, **kwargs: object) -> object:
         process, runtime = current_process(), current_runtime()
         if process is not None and runtime is not None and vars(sys.modules[MODULE])["compiled_autograd_enabled"]:
             passes: _Passes = runtime.extras[_Passes]
@@ -180,7 +181,7 @@ def _running(original: Callable[..., Any]) -> Callable[..., Any]:
     return run_backward
 
 
-def _clearing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _clearing(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def clear_cache() -> None:
         process, runtime = current_process(), current_runtime()

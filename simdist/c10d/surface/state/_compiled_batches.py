@@ -7,13 +7,16 @@ and asks the group itself.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.inside.torch import BELOW_TORCH, Replacements, c10d_bindings, functional_operators
 from simdist.process import Patches
+
+if TYPE_CHECKING:
+    from simdist.c10d.surface._compat import Work
 
 __all__ = ["install"]
 
@@ -33,11 +36,12 @@ def install(patches: Patches) -> None:
 
 def _batch(
     operations: list[str], peers: list[int], tags: list[int], tensors: list[torch.Tensor], group_name: str
-) -> Any:
+) -> list[torch.Tensor]:
     group = c10d_bindings._resolve_process_group(group_name) if tensors else None
     if not isinstance(group, GroupBackend) or not len(operations) == len(peers) == len(tags) == len(tensors):
         elsewhere: Any = functional_operators.batch_p2p_ops.default
-        return elsewhere.redispatch(BELOW_TORCH, operations, peers, tags, tensors, group_name)
+        made: list[torch.Tensor] = elsewhere.redispatch(BELOW_TORCH, operations, peers, tags, tensors, group_name)
+        return made
     device = tensors[0].device
     coalesces = group._get_backend(device).supports_coalescing
     if coalesces:
@@ -60,6 +64,6 @@ def _batch(
     return found
 
 
-def _register(tensor: torch.Tensor, work: Any) -> None:
+def _register(tensor: torch.Tensor, work: Work | None) -> None:
     if work is not None:
         c10d_bindings._register_work(tensor, work)

@@ -27,7 +27,7 @@ _Place = tuple[str, str]
 _MISSING = object()
 
 # Variables of a module, which its own functions write: what they are in a new process.
-_VARIABLES: dict[_Place, Callable[[], Any]] = {
+_VARIABLES: dict[_Place, Callable[[], object]] = {
     (f"{_DYNAMO}.convert_frame", "FRAME_COUNTER"): int,
     (f"{_DYNAMO}.convert_frame", "FRAME_COMPILE_COUNTER"): Counter,
     (f"{_DYNAMO}.utils", "curr_frame"): int,
@@ -81,8 +81,9 @@ _TABLES: tuple[_Place, ...] = (
     *((_METRICS, name) for name in ("cpp_outer_loop_fused_inner_counts", "node_runtimes", "nodes_num_elem")),
 )
 _RESET_TOO = ("guard_failures", "graph_break_reasons", "warn_once_cache")  # by `torch._dynamo.reset`
-_State = tuple[list[Any], list[Any], dict[int, Any]]
-_numbers: dict[int, Any] = {}  # of the process that runs: what stands for each code's frame state, with that
+_Numbers = dict[int, tuple[dict[str, object], dict[str, object]]]
+_State = tuple[list[object], list[Any], _Numbers]
+_numbers: _Numbers = {}  # of the process that runs: what stands for each code's frame state, with that
 
 
 def _there(place: _Place) -> Any:
@@ -122,9 +123,9 @@ def _fresh(process: SimProcess, of_host: _State) -> _State:
 LEARNED: Slot[_State] = Slot("what dynamo learned", _save, _load, _fresh)
 
 
-def numbered(frame_state: dict[str, Any]) -> dict[str, Any]:
+def numbered(frame_state: dict[str, object]) -> dict[str, object]:
     """What the running process keeps in place of a code object's frame state, which is one for all: its number."""
-    return _numbers.setdefault(id(frame_state), (frame_state, {}))[1]  # type: ignore[no-any-return]
+    return _numbers.setdefault(id(frame_state), (frame_state, {}))[1]
 
 
 def reset() -> None:

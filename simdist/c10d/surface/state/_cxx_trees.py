@@ -20,7 +20,7 @@ from simdist.process import Patches, SimProcess, current_process, current_runtim
 __all__ = ["import_now"]
 
 _NAME = "torch.utils._cxx_pytree"
-_Functions = dict[SimProcess, tuple[Any, ...]]
+_Functions = dict[SimProcess, tuple[Callable[..., object], ...]]
 
 
 def import_now() -> None:
@@ -29,8 +29,8 @@ def import_now() -> None:
         importlib.import_module(_NAME)
 
 
-def _calling(known: _Functions, place: int) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+def _calling(known: _Functions, place: int) -> Callable[..., object]:
+    def call(*args: object) -> object:
         process: Any = current_process()
         functions = known.get(process) or next(iter(known.values()))
         return functions[place](*args)
@@ -40,7 +40,9 @@ def _calling(known: _Functions, place: int) -> Callable[..., Any]:
 
 def _sharing(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def register(cls: type, flatten_fn: Any, unflatten_fn: Any, **kwargs: Any) -> None:
+    def register(
+        cls: type, flatten_fn: Callable[..., object], unflatten_fn: Callable[..., object], **kwargs: object
+    ) -> None:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None or imported_for_all(sys._getframe(1)):
             original(cls, flatten_fn, unflatten_fn, **kwargs)

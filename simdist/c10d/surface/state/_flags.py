@@ -70,28 +70,28 @@ _WRITERS = (
 )
 _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
-_NONE: dict[int, Any] = {}  # hooks, as hardly any program has them
-_State = tuple[Any, ...]
+_NONE: dict[int, object] = {}  # hooks, as hardly any program has them
+_State = tuple[list[object], tuple[bool, bool], tuple[bool, bool], dict[str, object], str, set[object], list[object]]
 # What modules that all ranks share have registered for `torch.load` as they were imported in this world: each does it
 # once only, so that every rank has it, and it stays as long as the module does.
-_of_imports: set[Any] = set()
+_of_imports: set[object] = set()
 
 
-def _read(get: Any) -> Any:
+def _read(get: Callable[[], object]) -> object:
     try:
         return get()
     except RuntimeError:  # torch 2.13 on a precision that was set in two ways at once
         return None
 
 
-def _read_all() -> list[Any]:
+def _read_all() -> list[object]:
     try:
         return [get() for get, _ in _SWITCHES]
     except RuntimeError:
         return [_read(get) for get, _ in _SWITCHES]
 
 
-def _hooks() -> list[Any]:
+def _hooks() -> list[object]:
     """Hooks, and the switch beside them."""
     found = map(_of_modules.__getitem__, _HOOKS)
     return [(dict(each) if each else _NONE) if isinstance(each, dict) else each for each in found]
@@ -163,9 +163,9 @@ def forget_imports() -> None:
     _of_imports.clear()
 
 
-def _noting(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _noting(original: Callable[[list[object]], None]) -> Callable[[list[object]], None]:
     @functools.wraps(original)
-    def _add_safe_globals(safe_globals: Any) -> None:
+    def _add_safe_globals(safe_globals: list[object]) -> None:
         added = list(safe_globals)
         if current_process() is not None and imported_for_all(sys._getframe(1)):
             _of_imports.update(added)

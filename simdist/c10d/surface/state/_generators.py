@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import torch
 
@@ -18,14 +18,16 @@ from simdist.process import GlobalGenerator, Patches, current_process, drawn_fro
 
 __all__ = ["install", "torch_generator"]
 
+_Ts = TypeVarTuple("_Ts")
+_R = TypeVar("_R")
 _SEED_BITS = 53  # of torch's own (c10::detail::getNonDeterministicRandom): what a double holds exactly
 
 
-def _without_modes(method: Callable[..., Any]) -> Callable[..., Any]:
+def _without_modes(method: Callable[[*_Ts], _R]) -> Callable[[*_Ts], _R]:
     """Decorate what handles states as tensors: a rank may park while a compiler traces, which takes all for fake."""
 
     @functools.wraps(method)
-    def do(*args: Any) -> Any:
+    def do(*args: *_Ts) -> _R:
         if not (dispatch_modes() or function_modes()):
             return method(*args)
         with without_modes(), without_functions():
@@ -40,22 +42,22 @@ class _TorchGenerator:
     at = (4, 6)
 
     def __init__(self) -> None:
-        self._generator: Any = torch.default_generator
+        self._generator = torch.default_generator
         self._place = place_of_engine()
         found = None if self._place is None else engine_words(self._generator, self._place)
         self.memory: memoryview[int] | None = None if found is None else found.cast("B")
 
     @_without_modes
-    def save(self) -> Any:
+    def save(self) -> bytes:
         return self._generator.get_state().numpy().tobytes()
 
     @_without_modes
-    def load(self, state: Any) -> None:
+    def load(self, state: bytes) -> None:
         self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     @_without_modes
-    def fresh(self, chance: bytes) -> tuple[Any, bytes]:
-        generator: Any = torch.Generator().manual_seed(int.from_bytes(chance[:8], "little"))
+    def fresh(self, chance: bytes) -> tuple[bytes, bytes]:
+        generator = torch.Generator().manual_seed(int.from_bytes(chance[:8], "little"))
         raw = b"" if self._place is None else engine_words(generator, self._place).tobytes()
         return generator.get_state().numpy().tobytes(), raw
 
@@ -68,9 +70,9 @@ def torch_generator() -> GlobalGenerator:
     return _TorchGenerator()
 
 
-def _seed(original: Callable[[Any], int]) -> Callable[[Any], int]:
+def _seed(original: Callable[[torch.Generator], int]) -> Callable[[torch.Generator], int]:
     @functools.wraps(original)
-    def seed(self: Any) -> int:
+    def seed(self: torch.Generator) -> int:
         process = current_process()
         if process is None:
             return original(self)

@@ -16,6 +16,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -63,12 +64,12 @@ def install(patches: Patches) -> None:
 
 
 @functools.cache
-def _of_losses(loss: Any) -> tuple[Replacement, ...]:
+def _of_losses(loss: ModuleType) -> tuple[Replacement, ...]:
     """So that `loss_parallel()` on one rank answers no operator of another."""
     writers = [(loss, name) for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops")]
     handlers = loss.DTensor._op_dispatcher._custom_op_handlers
 
-    def load(entries: dict[Any, Any]) -> None:
+    def load(entries: dict[object, object]) -> None:
         if handlers != entries:
             handlers.clear()
             handlers.update(entries)
@@ -82,12 +83,14 @@ class _Rules:
     Only their operators' entries are exchanged: `of_host` has what stood there before.
     """
 
-    def __init__(self, propagation: Any, propagator: Any) -> None:
+    def __init__(self, propagation: ModuleType, propagator: Any) -> None:
         names = [f"op_{name}" for name in ("to_rules", "strategy_funcs", "single_dim_strategy_funcs", "to_schema_info")]
         names.append("op_to_schema_info_for_single_dim_strategy")
-        self._tables: list[dict[Any, Any]] = [getattr(propagator, name) for name in names if hasattr(propagator, name)]
-        self._of_host: dict[Any, list[Any]] = {}
-        self.slot: Slot[dict[Any, list[Any]]] = Slot(
+        self._tables: list[dict[object, object]] = [
+            getattr(propagator, name) for name in names if hasattr(propagator, name)
+        ]
+        self._of_host: dict[object, list[object]] = {}
+        self.slot: Slot[dict[object, list[object]]] = Slot(
             "rules for sharding", self._save, self._load, lambda process, of_host: of_host
         )
         self.writers = tuple(
@@ -96,13 +99,13 @@ class _Rules:
             if hasattr(propagation.ShardingPropagator, name)
         )
 
-    def _entries(self, operator: Any) -> list[Any]:
+    def _entries(self, operator: object) -> list[object]:
         return [table.get(operator) for table in self._tables]
 
-    def _save(self) -> dict[Any, list[Any]]:
+    def _save(self) -> dict[object, list[object]]:
         return {operator: self._entries(operator) for operator in self._of_host}
 
-    def _load(self, state: dict[Any, list[Any]]) -> None:
+    def _load(self, state: dict[object, list[object]]) -> None:
         for operator, of_host in self._of_host.items():
             for table, entry in zip(self._tables, state.get(operator, of_host), strict=True):
                 if entry is None:
@@ -110,9 +113,9 @@ class _Rules:
                 else:
                     table[operator] = entry
 
-    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _following(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def register(propagator: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        def register(propagator: object, operator: object, *args: object, **kwargs: object) -> object:
             runtime = current_runtime()
             contexts = sys.modules.get(f"{_CONTEXTS}._attention")
             if contexts is not None and operator in contexts.custom_ops:
@@ -130,12 +133,12 @@ class _Rules:
 
 
 @functools.cache
-def _of_rules(propagation: Any, propagator: Any) -> _Rules:
+def _of_rules(propagation: ModuleType, propagator: Any) -> _Rules:
     return _Rules(propagation, propagator)
 
 
 def _tell_of_rules(patches: Patches) -> None:
-    tensors: Any = sys.modules["torch.distributed.tensor._api"]
+    tensors = sys.modules["torch.distributed.tensor._api"]
     rules = _of_rules(sys.modules[_RULES], tensors.DTensor._op_dispatcher.sharding_propagator)
     patches.on_undo(rules.forget)
     patches.redirect(rules.writers)
@@ -143,7 +146,7 @@ def _tell_of_rules(patches: Patches) -> None:
 
 @functools.cache
 def _of_random_numbers(random: Any) -> tuple[Replacement, ...]:
-    def load(tracker: Any) -> None:
+    def load(tracker: object) -> None:
         random._rng_tracker = tracker
 
     writers = [(random._RNGStateTracker, "__init__")]
@@ -151,7 +154,7 @@ def _of_random_numbers(random: Any) -> tuple[Replacement, ...]:
 
 
 @functools.cache
-def _of_contexts(attention: Any, rules: Any) -> tuple[Replacement, ...]:
+def _of_contexts(attention: ModuleType, rules: ModuleType) -> tuple[Replacement, ...]:
     """So that attention over a context that is shared out on one rank is that of this rank, and ends with it."""
     functional, dispatcher, options = attention.F, attention.DTensor._op_dispatcher, vars(attention._cp_options)
     propagator = dispatcher.sharding_propagator
@@ -197,12 +200,12 @@ when_imported(_LOSS, lambda patches: patches.redirect(_of_losses(sys.modules[_LO
 when_imported(_RANDOM, lambda patches: patches.redirect(_of_random_numbers(sys.modules[_RANDOM])))
 
 
-def _same_cache_but_empty(cached: Any) -> Any:
+def _same_cache_but_empty(cached: Any) -> object:
     return functools.cache(cached.__wrapped__)
 
 
 # Caches without a bound, and what torch warns of once per mesh.
-_FRESH: dict[str, Callable[[Any], Any]] = {
+_FRESH: dict[str, Callable[[Any], object]] = {
     "_gen_transform_infos": _same_cache_but_empty,
     "_planner_cache": lambda _: {},
     "_warned_flatten_issues": lambda _: set(),

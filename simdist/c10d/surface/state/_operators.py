@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import operator_schemas
@@ -33,17 +33,20 @@ from simdist.inside.torch import (
 )
 from simdist.process import Patches, Runtime, SimProcess, current_process, current_runtime, imported_for_all
 
+if TYPE_CHECKING:
+    from simdist.inside.torch import KernelLibrary
+
 __all__ = ["install"]
 
 _IN_PYTHON = Registry("operators", operator_tables())
-_library: Any = torch.library
-_make_real: Any = kernel_library
+_library = torch.library
+_make_real = kernel_library
 
 
 class _Operator:
     """One that ranks have defined."""
 
-    def __init__(self, said: tuple[Any, ...], real: Any, name: Any) -> None:
+    def __init__(self, said: tuple[str, str, object], real: KernelLibrary, name: object) -> None:
         self.said = said  # schema, aliases and tags
         self.real = real  # the library that holds it, and nothing else
         self.name = name  # what its definition gives
@@ -54,11 +57,12 @@ class _Kernel:
     """What runs for one operator and one dispatch key."""
 
     def __init__(self, before: Any) -> None:
-        self.real: Any = None
-        self.functions: dict[SimProcess, list[tuple[_RanksLibrary, Any, bool]]] = {}  # the last one counts
+        self.real: KernelLibrary
+        # Of each rank the last one counts.
+        self.functions: dict[SimProcess, list[tuple[_RanksLibrary, Callable[..., object], bool]]] = {}
         self._before = before  # the kernel that stood there; None for an operator of ranks
 
-    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, keys: object, *args: object, **kwargs: object) -> object:
         process: Any = current_process()
         own = self.functions.get(process)
         if own is None:
@@ -75,13 +79,13 @@ class _Operators:
     def __init__(self) -> None:
         self.operators: dict[str, _Operator] = {}
         self.kernels: dict[tuple[str, str], _Kernel] = {}
-        self.namespaces: dict[str, dict[SimProcess, Any]] = {}  # libraries that a rank may have one of
-        self.others: list[Any] = []
+        self.namespaces: dict[str, dict[SimProcess, KernelLibrary]] = {}  # libraries that a rank may have one of
+        self.others: list[KernelLibrary] = []
 
     def end(self) -> None:
         """Undefine everything."""
         names = list(self.operators)
-        held: list[Any] = [*self.kernels.values(), *self.operators.values()]
+        held: list[_Operator | _Kernel] = [*self.kernels.values(), *self.operators.values()]
         for real in (
             *(each.real for each in held),
             *self.others,
@@ -98,7 +102,7 @@ class _Operators:
 def _forget(names: list[str]) -> None:
     """What Python remembers of operators that are no longer there."""
     forget_operators(names)
-    cache: dict[Any, Any] = vars(operator_schemas)["_SCHEMA_TO_SIGNATURE_CACHE"]
+    cache: dict[object, object] = vars(operator_schemas)["_SCHEMA_TO_SIGNATURE_CACHE"]
     for name in names:
         base, _, overload = name.partition(".")
         cache.pop((base, overload), None)
@@ -107,7 +111,7 @@ def _forget(names: list[str]) -> None:
 class _RanksLibrary:
     """What `torch.library.Library` makes in C++, for a rank."""
 
-    def __init__(self, world: _Operators, process: SimProcess, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, world: _Operators, process: SimProcess, arguments: tuple[str, ...]) -> None:
         self._world = world
         self._process = process
         kind, self._namespace, *self._where = arguments
@@ -118,13 +122,13 @@ class _RanksLibrary:
             first = not owners or process in owners
             owners[process] = _make_real("DEF", *arguments[1:]) if first else self._real()
 
-    def _real(self) -> Any:
+    def _real(self) -> KernelLibrary:
         return _make_real(self._kind, self._namespace, *self._where)
 
     def _full(self, name: str) -> str:
         return name if "::" in name else f"{self._namespace}::{name}"
 
-    def define(self, schema: str, alias_analysis: str = "", tags: Any = ()) -> Any:
+    def define(self, schema: str, alias_analysis: str = "", tags: object = ()) -> object:
         name = self._full(schema.partition("(")[0].strip())
         said = schema, alias_analysis, tags
         known = self._world.operators.get(name)
@@ -139,7 +143,7 @@ class _RanksLibrary:
         known.owners[self._process] = self
         return known.name
 
-    def impl(self, name: str, dispatch_key: str, function: Any, with_keyset: bool = False) -> None:
+    def impl(self, name: str, dispatch_key: str, function: Callable[..., object], with_keyset: bool = False) -> None:
         name = self._full(name)
         kernel = self._world.kernels.get((name, dispatch_key))
         if function is _library.fallthrough_kernel:
@@ -152,7 +156,7 @@ class _RanksLibrary:
             self._world.kernels[name, dispatch_key] = kernel
         kernel.functions.setdefault(self._process, []).append((self, function, with_keyset))
 
-    def fallback(self, dispatch_key: str, function: Any, with_keyset: bool = False) -> None:
+    def fallback(self, dispatch_key: str, function: Callable[..., object], with_keyset: bool = False) -> None:
         self._keep(lambda real: real.fallback(dispatch_key, function, with_keyset))
 
     def register_ad_inplace_or_view_fallback(self, name: str) -> None:
@@ -161,7 +165,7 @@ class _RanksLibrary:
     def impl_with_aoti_compile(self, namespace: str, name: str, dispatch_key: str) -> None:
         self._keep(lambda real: real.impl_with_aoti_compile(namespace, name, dispatch_key))
 
-    def _keep(self, act: Callable[[Any], None]) -> None:
+    def _keep(self, act: Callable[[KernelLibrary], object]) -> None:
         real = self._real()
         act(real)
         self._world.others.append(real)
@@ -186,8 +190,8 @@ class _RanksLibrary:
                     _forget([name])
 
 
-def _calling(kernel: _Kernel) -> Callable[..., Any]:
-    def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+def _calling(kernel: _Kernel) -> Callable[..., object]:
+    def call(keys: object, *args: object, **kwargs: object) -> object:
         return kernel(keys, *args, **kwargs)
 
     return call
@@ -199,9 +203,9 @@ def _kernel_before(name: str, dispatch_key: str) -> Any:
     return compiled_kernel(name, dispatch_key)
 
 
-def _making(original: Callable[..., Any]) -> Callable[..., Any]:
+def _making(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def make(*arguments: Any) -> Any:
+    def make(*arguments: str) -> object:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None or imported_for_all(sys._getframe(1)):
             return original(*arguments)

@@ -51,13 +51,13 @@ class RankTable(_Table):
         process = current_process()
         return self.of_host if process is None else self.find(process)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[dict[Any, Any]], tuple[_Table]]:
         return dict, (dict(self.now()),)
 
 
-def _forwarding(name: str) -> Callable[..., Any]:
+def _forwarding(name: str) -> Callable[..., object]:
     @functools.wraps(getattr(dict, name))
-    def method(self: RankTable, *args: Any, **kwargs: Any) -> Any:
+    def method(self: RankTable, *args: Any, **kwargs: Any) -> object:
         if name == "__ior__":
             self.now().update(*args)
             return self
@@ -80,7 +80,7 @@ class OwnTable(RankTable):
         super().__init__(of_host, lambda process: self.of.setdefault(process, {}))
 
 
-_made: dict[tuple[Any, str], RankTable] = {}
+_made: dict[tuple[object, str], RankTable] = {}
 
 
 def install(patches: Patches) -> None:
@@ -100,7 +100,7 @@ def _of_world(name: str) -> Callable[[SimProcess], _Table]:
     return find
 
 
-def _table(owner: Any, name: str, make: Callable[[_Table], RankTable]) -> RankTable | None:
+def _table(owner: object, name: str, make: Callable[[_Table], RankTable]) -> RankTable | None:
     """What stands in for a dictionary; None if there is none, or it stands there already."""
     there = vars(owner).get(name)
     if type(there) is not dict:

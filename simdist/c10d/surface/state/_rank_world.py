@@ -9,19 +9,24 @@ sets is set on each.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.inside.torch import c10d_module, newer_group_tables
 from simdist.process import current_process
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from simdist.inside.torch import Store
+
 __all__ = ["RankWorld", "WorldPerThread"]
 
 
-class _GroupMap(dict[Any, Any]):
+class _GroupMap(dict["ProcessGroup", "tuple[str, Store]"]):
     """The groups that a rank has; one that is taken out is gone, as a real one is when nothing refers to it."""
 
-    def __delitem__(self, group: Any) -> None:
+    def __delitem__(self, group: ProcessGroup) -> None:
         super().__delitem__(group)
         _leave(group)
 
@@ -33,7 +38,7 @@ class _GroupMap(dict[Any, Any]):
             _leave(group)
 
 
-def _leave(group: Any) -> None:
+def _leave(group: ProcessGroup) -> None:
     if isinstance(group, GroupBackend):
         group.leave()
 
@@ -42,16 +47,16 @@ class RankWorld:
     """What a rank's thread finds there in the beginning (torch's `_World`); the maps are the rank's from then on."""
 
     def __init__(self) -> None:
-        self.default_pg: Any = None
-        self.pg_map: dict[Any, Any] = _GroupMap()
-        self.pg_names: dict[Any, Any] = {}
-        self.pg_group_ranks: dict[Any, Any] = {}
-        self.pg_backend_config: dict[Any, Any] = {}
+        self.default_pg: ProcessGroup | None = None
+        self.pg_map: dict[ProcessGroup, tuple[str, Store]] = _GroupMap()
+        self.pg_names: dict[ProcessGroup, str] = {}
+        self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = {}
+        self.pg_backend_config: dict[ProcessGroup, str] = {}
         self.group_count = 0
-        self.tags_to_pg: dict[Any, Any] = {}
-        self.pg_to_tag: dict[Any, Any] = {}
-        self.pg_coalesce_state: dict[Any, Any] = {}
-        self.comms: list[Any] = []
+        self.tags_to_pg: dict[str, list[ProcessGroup]] = {}
+        self.pg_to_tag: dict[ProcessGroup, str] = {}
+        self.pg_coalesce_state: dict[ProcessGroup, list[object]] = {}
+        self.comms: list[object] = []
         for name in newer_group_tables(vars(self)):
             setattr(self, name, {})
         self.seen_by: list[dict[str, Any]] = []  # the attributes on each of the rank's threads
@@ -78,7 +83,7 @@ class _OfHost:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: WorldPerThread, owner: type) -> Any:
+    def __get__(self, instance: WorldPerThread, owner: type) -> object:
         return getattr(vars(instance)[_HOST], self._name)
 
 
@@ -92,7 +97,7 @@ class WorldPerThread(threading.local):
         >>> c10d._world = WorldPerThread(c10d._world)
     """
 
-    def __init__(self, host: Any) -> None:  # called again on each thread that looks, with the same argument
+    def __init__(self, host: object) -> None:  # called again on each thread that looks, with the same argument
         process = current_process()
         if process is None:
             vars(self)[_HOST] = host
@@ -101,7 +106,7 @@ class WorldPerThread(threading.local):
         vars(self).update(world.seen_by[0] if world.seen_by else vars(world))
         world.seen_by.append(vars(self))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         own = vars(self)
         if _HOST in own:
             setattr(own[_HOST], name, value)
@@ -110,11 +115,11 @@ class WorldPerThread(threading.local):
                 attributes[name] = value
 
     @property
-    def pg_config_info(self) -> list[dict[str, Any]]:
+    def pg_config_info(self) -> list[dict[str, object]]:
         """As torch's own: one entry for each group."""
         own = vars(self)
         if _HOST in own:
-            found: list[dict[str, Any]] = own[_HOST].pg_config_info
+            found: list[dict[str, object]] = own[_HOST].pg_config_info
             return found
         size = c10d_module._get_group_size(None)
         return [

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from types import FunctionType
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -36,9 +36,9 @@ from simdist.process import (
 __all__ = ["Registry", "install"]
 
 _Table = Any  # a dictionary, list or set
-_optimizer: Any = sys.modules["torch.optim.optimizer"]
-_rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # a function has the name, too
-_kl: Any = sys.modules["torch.distributions.kl"]
+_optimizer = sys.modules["torch.optim.optimizer"]
+_rendezvous = sys.modules["torch.distributed.rendezvous"]  # a function has the name, too
+_kl = sys.modules["torch.distributions.kl"]
 _TREES = tuple(
     getattr(trees, name)
     for name in (
@@ -77,14 +77,14 @@ class Registry:
                 table.clear()
                 _add(table, content)
 
-    def write_for_all(self, runtime: Runtime, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def write_for_all(self, runtime: Runtime, write: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Let `write`, or the decorator that it returns, add entries, and add them to what every process has."""
         found = self._write(runtime, write, *args, **kwargs)
         # A decorator, and not what one has decorated, which stays what it is.
         is_decorator = isinstance(found, FunctionType) and not any(found is each for each in args)
         return functools.partial(self._write, runtime, found) if is_decorator else found
 
-    def _write(self, runtime: Runtime, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _write(self, runtime: Runtime, write: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         states = runtime.slots.states(self.slot)  # none before a rank has registered something itself
         before = self._save() if states else []
         found = write(*args, **kwargs)
@@ -99,7 +99,7 @@ class Registry:
         return found
 
 
-def _add(table: _Table, entries: Any) -> None:
+def _add(table: _Table, entries: Iterable[Any]) -> None:
     if isinstance(table, list):
         table.extend(entries)
     else:
@@ -109,14 +109,14 @@ def _add(table: _Table, entries: Any) -> None:
 def _separating(
     name: str,
     tables: Sequence[_Table],
-    writers: Sequence[tuple[Any, str]],
+    writers: Sequence[tuple[object, str]],
     prepare: Callable[[], None] | None = None,
 ) -> list[Replacement]:
     registry = Registry(name, tables)
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def register(*args: Any, **kwargs: Any) -> Any:
+        def register(*args: object, **kwargs: object) -> object:
             runtime = current_runtime()
             if runtime is None:
                 return original(*args, **kwargs)
@@ -132,14 +132,14 @@ def _separating(
     return [Replacement(owner, writer, make) for owner, writer in writers if hasattr(owner, writer)]
 
 
-def _variables(name: str, module: Any, variables: Sequence[str], writers: Sequence[str]) -> list[Replacement]:
+def _variables(name: str, module: ModuleType, variables: Sequence[str], writers: Sequence[str]) -> list[Replacement]:
     """Give each process these variables of a module from the first call of a writer on."""
-    namespace: dict[str, Any] = vars(module)
+    namespace = vars(module)
 
-    def save() -> list[Any]:
+    def save() -> list[object]:
         return [namespace[each] for each in variables]
 
-    def load(values: list[Any]) -> None:
+    def load(values: list[object]) -> None:
         namespace.update(zip(variables, values, strict=True))
 
     if not all(each in namespace for each in variables):
@@ -147,14 +147,14 @@ def _variables(name: str, module: Any, variables: Sequence[str], writers: Sequen
     return followed(name, [(module, writer) for writer in writers], save, load)
 
 
-_VALIDATED: Any = distributions.Distribution
+_VALIDATED = distributions.Distribution
 
 
-def _save_validation() -> Any:
+def _save_validation() -> bool:
     return _VALIDATED._validate_args
 
 
-def _load_validation(value: Any) -> None:
+def _load_validation(value: bool) -> None:
     if _VALIDATED._validate_args is not value:
         _VALIDATED._validate_args = value
 
@@ -219,12 +219,12 @@ def _of_module(name: str) -> tuple[Replacement, ...]:
     if name == _TIMER:
         return tuple(_variables("the client of timers", module, ("_timer_client",), ("configure",)))
 
-    def load(state: tuple[dict[Any, Any], Any]) -> None:
+    def load(state: tuple[dict[str, object], object]) -> None:
         handlers, module._default_metrics_handler = state
         module._metrics_map.clear()
         module._metrics_map.update(handlers)
 
-    def save() -> tuple[dict[Any, Any], Any]:
+    def save() -> tuple[dict[str, object], object]:
         return dict(module._metrics_map), module._default_metrics_handler
 
     return tuple(followed("handlers of metrics", [(module, "configure")], save, load))

@@ -13,7 +13,7 @@ from simdist.process import Patches, current_process, wrote_file
 
 __all__ = ["install"]
 
-_writer: Any = vars(torch.serialization)["_open_zipfile_writer_file"]
+_writer = vars(torch.serialization)["_open_zipfile_writer_file"]
 
 
 def install(patches: Patches) -> None:
@@ -22,7 +22,7 @@ def install(patches: Patches) -> None:
     patches.wrap(_writer, "__exit__", _noting)
 
 
-def _making(original: Callable[..., Any]) -> Callable[..., Any]:
+def _making(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
     @functools.wraps(original)
     def __init__(self: Any, name: str) -> None:
         made = current_process() is not None and not Path(name).exists()
@@ -32,9 +32,9 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def __exit__(self: Any, *error: Any) -> Any:
+    def __exit__(self: Any, *error: object) -> object:
         done = original(self, *error)
         wrote_file(self.name)
         return done

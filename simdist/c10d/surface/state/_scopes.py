@@ -20,7 +20,7 @@ from simdist.process import Patches, Slot, followed, when_imported
 
 __all__ = ["FORWARD", "install", "load_forward", "save_forward"]
 
-_ddp: Any = DistributedDataParallel
+_ddp = DistributedDataParallel
 _FLAGS = tuple(
     name
     for name in (
@@ -46,7 +46,7 @@ def _load(flags: tuple[bool, ...]) -> None:
         getattr(modes_module, _OF_COMPILED_CODE)(flags[-1])
 
 
-def save_forward() -> Any:
+def save_forward() -> object:
     """The module whose forward pass runs."""
     return getattr(_ddp, "_active_ddp_module", None)
 
@@ -57,13 +57,13 @@ def load_forward(module: Any) -> None:
         _ddp._active_ddp_module = module
 
 
-FORWARD: Slot[Any] = Slot("forward pass", save_forward, load_forward, lambda process, of_host: None)
+FORWARD: Slot[object] = Slot("forward pass", save_forward, load_forward, lambda process, of_host: None)
 _ENTERING = tuple(followed("dispatch modes", ((modes_module.TorchDispatchMode, "__enter__"),), _save, _load))
 
 
 # -- tracing: a rank may park in a function that `torch.fx` or `make_fx` traces, as where that makes a group -----------
 
-_proxies: Any = proxy_tensor
+_proxies = proxy_tensor
 _Traced = tuple[bool, Any, Any]
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.elastic.utils.distributed
@@ -23,6 +23,9 @@ from torch.utils.data import dataloader
 from simdist.inside.torch import loader_signals, loader_worker
 from simdist.process import COPIERS, Patches, Replacement, SimProcess, Slot, current_process, current_runtime
 
+if TYPE_CHECKING:
+    from simdist.inside.python import Make
+
 __all__ = ["install", "separate_workers"]
 
 _LARGE_BYTES = 1 << 20
@@ -30,7 +33,7 @@ _FIRST_PORT = 50_000  # of those that torch's `get_free_port` gives a rank
 _EXECUTOR = "torch.distributed.checkpoint._async_process_executor"
 _watched: dict[tuple[SimProcess, int], dict[int, SimProcess]] = {}  # by process and loader
 _iterators: list[weakref.ref[Any]] = []  # of loaders, each with workers
-_spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
+_spawn = importlib.import_module("torch.multiprocessing.spawn")
 
 
 def install(patches: Patches) -> None:
@@ -64,7 +67,7 @@ def separate_workers() -> None:
 # -- state -----------------------------------------------------------------------------------------------------------
 
 
-def _load_info(info: Any) -> None:
+def _load_info(info: object) -> None:
     loader_worker._worker_info = info
 
 
@@ -72,7 +75,9 @@ def _load_handler_set(is_set: bool) -> None:
     loader_signals._SIGCHLD_handler_set = is_set
 
 
-_INFO: Slot[Any] = Slot("DataLoader worker", lambda: loader_worker._worker_info, _load_info, lambda process, host: None)
+_INFO: Slot[object] = Slot(
+    "DataLoader worker", lambda: loader_worker._worker_info, _load_info, lambda process, host: None
+)
 _HANDLER_SET: Slot[bool] = Slot(
     "DataLoader handler",
     lambda: bool(loader_signals._SIGCHLD_handler_set),
@@ -81,17 +86,17 @@ _HANDLER_SET: Slot[bool] = Slot(
 )
 
 
-def _save_checkpoints() -> Any:
+def _save_checkpoints() -> object:
     return vars(sys.modules[_EXECUTOR])["_CHECKPOINT_PROCESS"] if _EXECUTOR in sys.modules else None
 
 
-def _load_checkpoints(process: Any) -> None:
+def _load_checkpoints(process: object) -> None:
     if _EXECUTOR in sys.modules:
         vars(sys.modules[_EXECUTOR])["_CHECKPOINT_PROCESS"] = process
 
 
 # The process of `async_save`, which DCP keeps for the next checkpoint.
-_CHECKPOINTS: Slot[Any] = Slot(_EXECUTOR, _save_checkpoints, _load_checkpoints, lambda process, host: None)
+_CHECKPOINTS: Slot[object] = Slot(_EXECUTOR, _save_checkpoints, _load_checkpoints, lambda process, host: None)
 
 
 # -- replacements ----------------------------------------------------------------------------------------------------
@@ -179,7 +184,7 @@ def _free_port(original: Callable[[], int]) -> Callable[[], int]:
     return get_free_port
 
 
-_HANDLING: dict[str, Callable[[Any], Any]] = {
+_HANDLING: dict[str, Make] = {
     "_set_worker_signal_handlers": _set_handlers,
     "_set_worker_pids": _set_pids,
     "_remove_worker_pids": _remove_pids,
@@ -198,8 +203,8 @@ def _death_signal(original: Callable[[int], None]) -> Callable[[int], None]:
     return set_death_signal
 
 
-def _collected(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def delete(iterator: Any) -> None:
+def _collected(original: Callable[[object], None]) -> Callable[[object], None]:
+    def delete(iterator: object) -> None:
         workers = vars(iterator).get("_workers")
         child: SimProcess | None = getattr(workers[0]._popen, "simulated", None) if workers else None
         if child is None or child.parent is current_process() is not None:
@@ -207,7 +212,7 @@ def _collected(original: Callable[[Any], None]) -> Callable[[Any], None]:
         elif child.parent is not None and child.parent.running:  # the collector may strike on any rank
             child.parent.deliver(lambda: end(iterator))
 
-    def end(iterator: Any) -> None:
+    def end(iterator: object) -> None:
         if vars(iterator).get("_pin_memory_thread") is threading.current_thread():  # which is waited for
             threading.Thread(target=original, args=(iterator,)).start()
         else:
@@ -238,15 +243,15 @@ def _copy_tensor(tensor: Any) -> Any:
     return copied.requires_grad_(tensor.requires_grad)
 
 
-def _lazily(tensor: Any) -> Any:
-    lazy_clone: Any = vars(torch)["_lazy_clone"]
+def _lazily(tensor: torch.Tensor) -> torch.Tensor:
+    lazy_clone: Callable[[torch.Tensor], torch.Tensor] = vars(torch)["_lazy_clone"]
     try:
         return lazy_clone(tensor)
     except RuntimeError:  # its memory belongs to somebody else: numpy's, a file's
         return tensor.clone()
 
 
-def _copy_generator(generator: Any) -> Any:
+def _copy_generator(generator: torch.Generator) -> torch.Generator:
     return generator.clone_state() if generator.device.type == "cpu" else generator
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from simdist.c10d.backends.nccl.kernels import _folds
-from simdist.c10d.backends.nccl.kernels._collisions import LARGEST_LL, Plan, collide, collide_messages
+from simdist.c10d.backends.nccl.kernels._collisions import LARGEST_LL, Plan, Wires, collide, collide_messages
 from simdist.c10d.backends.nccl.kernels._folds import Operand
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences
 from simdist.c10d.calls._operation import Operation
@@ -91,11 +91,11 @@ class NcclAlgorithm(StreamAlgorithm):
         largest = max(each.size * count for each, count in zip(operations, copies, strict=True))
         return [Plan("ll" if largest <= LARGEST_LL else "simple")] * len(operations)
 
-    def collide(self, calls: Calls, left: dict[Any, Any]) -> Collision:
+    def collide(self, calls: Calls, left: Wires) -> Collision:
         """Let the kernels of calls that do not fit do what each does."""
         return collide(calls, self.plans([operation for operation, _, _ in calls]), left)
 
-    def collide_messages(self, pair: tuple[int, int], calls: Calls, left: dict[Any, Any]) -> Collision:
+    def collide_messages(self, pair: tuple[int, int], calls: Calls, left: Wires) -> Collision:
         """The same of a send and a receive."""
         return collide_messages(pair, calls, left)
 

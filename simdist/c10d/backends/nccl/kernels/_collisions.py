@@ -36,16 +36,16 @@ from simdist.c10d.backends.nccl.kernels._fifos import (
 )
 from simdist.c10d.backends.nccl.kernels._folds import Operand, Tree
 from simdist.c10d.calls._operation import Operation
-from simdist.c10d.calls._payload import Brought
+from simdist.c10d.calls._payload import Brought, Factor
 from simdist.c10d.engine import Collision
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.surface._memory import as_bytes, checksum
 
-__all__ = ["LARGEST_LL", "Plan", "collide", "collide_messages"]
+__all__ = ["LARGEST_LL", "Plan", "Wires", "collide", "collide_messages"]
 
 Tensor = torch.Tensor
 
-Wires = dict[Any, Wire]  # by channel, protocol, source and target
+Wires = dict[tuple[int | str, str, int, int], Wire]  # by channel, protocol, source and target
 LARGEST_LL = 1 << 20  # bytes of a collective
 _LARGEST_LL_MESSAGE = 16384  # NCCL_P2P_LL_THRESHOLD
 _MESSAGE_CHUNK = 512 << 10  # NCCL_P2P_NVL_CHUNKSIZE
@@ -70,12 +70,12 @@ class _Side:
     ranks: int
     operation: Operation
     inputs: Any
-    factor: Any
+    factor: Factor | None
     plan: Plan
     wires: Wires
     filled: list[Tensor] = field(default_factory=list)
 
-    def wire(self, channel: Any, protocol: Protocol, source: int, target: int) -> Wire:
+    def wire(self, channel: int | str, protocol: Protocol, source: int, target: int) -> Wire:
         key = channel, protocol.name, source, target
         found = self.wires.get(key)
         if found is None:
@@ -154,7 +154,7 @@ def _settled(
     return Collision(frozenset(done), crc, tuple(cut))
 
 
-def _cut(key: Any, wire: Wire, wires: Wires) -> tuple[int, int, int, int] | None:
+def _cut(key: tuple[int | str, str, int, int], wire: Wire, wires: Wires) -> tuple[int, int, int, int] | None:
     """A message for which a network's card has no room: from whom, to whom, its bytes, the room that it has."""
     channel, protocol, source, target = key
     for (other_channel, other, *ends), found in wires.items():

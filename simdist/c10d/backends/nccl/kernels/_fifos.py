@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -29,7 +29,8 @@ _STEPS = 8  # of a buffer: a sender is no further ahead
 _LL_LINE = 8  # bytes of data, beside as many of flags
 _LL128_LINES = 1920  # bytes of data that a warp writes and waits for at once
 _ALIGNED = 16  # elements
-_ENDED: Any = object()
+_ENDED = object()
+_Place = TypeVar("_Place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def _move_lines(protocol: Protocol, turn: Turn, arithmetic: Arithmetic) -> Kerne
         wire.put(data, 1)
 
 
-def settle(kernels: Mapping[int, Sequence[Kernel]], wires: Mapping[Any, Wire]) -> list[int]:
+def settle(kernels: Mapping[int, Sequence[Kernel]], wires: Mapping[_Place, Wire]) -> list[int]:
     """Run kernels, those of a rank side by side, until nothing moves any more; the ranks of which none is stuck."""
     running = {rank: list(each) for rank, each in kernels.items()}
     before = None

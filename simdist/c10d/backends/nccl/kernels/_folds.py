@@ -16,11 +16,14 @@ first NaN, or for minimum and maximum the first two zeros of different signs, of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from simdist.native import ring, tree
+
+if TYPE_CHECKING:
+    from simdist.c10d.calls._payload import Factor
 
 __all__ = [
     "ALIGNED_BYTES",
@@ -51,7 +54,7 @@ class Operand:
 
     __slots__ = ("combine", "data", "factor", "kind", "reduction")
 
-    def __init__(self, data: Tensor, reduction: str, factor: Any, *, is_bool: bool) -> None:
+    def __init__(self, data: Tensor, reduction: str, factor: Factor | None, *, is_bool: bool) -> None:
         self.data = data
         self.factor = factor
         self.reduction = reduction

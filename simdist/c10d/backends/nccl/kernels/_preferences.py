@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.c10d.backends.nccl._words import nccl_error
 from simdist.c10d.calls import KERNELS
@@ -23,6 +23,7 @@ from simdist.errors import UnsupportedError
 from simdist.inside.torch import NCCL, NcclPlace
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._options import NcclConfig
     from simdist.c10d.calls._operation import Operation
 
 __all__ = ["Preferences", "preferences"]
@@ -81,7 +82,7 @@ class Preferences:
     thresholds: tuple[int, ...] = ()  # bytes for each thread: a tree's by protocol, and a ring's
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], config: Any = None) -> Preferences:
+    def read(cls, environ: Mapping[str, str], config: type | NcclConfig | None = None) -> Preferences:
         """What `environ` and the config of a group say.
 
         Raises:
@@ -168,7 +169,7 @@ class Preferences:
             )
 
 
-def preferences(config: Any) -> Preferences | None:
+def preferences(config: NcclConfig) -> Preferences | None:
     """Those of the calling rank and its group's config; None: it has none."""
     environ = os.environ
     said = any(name in environ for name in (*_LISTS, *_NUMBERS, *_SIZES, _THRESHOLDS))

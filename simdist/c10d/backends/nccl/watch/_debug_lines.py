@@ -21,8 +21,7 @@ _LEVELS = {"VERSION": 1, "WARN": 2, "INFO": 3, "ABORT": 4, "TRACE": 5}
 
 def variable(process: SimProcess, name: str, default: str = "") -> str:
     """A variable of a process; at any moment, on any thread."""
-    found: bytes = process.environ.get(name.encode(), default.encode())  # type: ignore[call-overload]  # as they are kept
-    return os.fsdecode(found)
+    return os.fsdecode(process.environ.get(name.encode(), default.encode()))
 
 
 def _level(process: SimProcess) -> int:

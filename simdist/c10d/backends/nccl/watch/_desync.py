@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -17,7 +17,9 @@ from simdist.c10d.backends.nccl.watch._monitor import put, when_it_runs
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl._work import NcclWork
+    from simdist.c10d.surface._store import SimStore
 
 __all__ = ["DesyncDebugger"]
 
@@ -32,7 +34,7 @@ class DesyncDebugger:
     `NCCL_<rank>_trace_start` and `NCCL_<rank>_trace_end` hold a number of eight bytes, a name and a zero.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: NcclGroup) -> None:
         self._group = group
         self._enabled = True
         self._unseen: list[tuple[int, str]] = []  # works that were launched since the watchdog looked last
@@ -91,7 +93,7 @@ class DesyncDebugger:
         log(group.nccl.process, "E", f"Rank {group.rank()}{report}", place)
 
 
-def _report(store: Any, own: int, size: int) -> str:
+def _report(store: SimStore, own: int, size: int) -> str:
     """Who has come how far, by what is in the store.
 
     Raises:
@@ -127,7 +129,7 @@ def _report(store: Any, own: int, size: int) -> str:
     return f"{said}{best}the lagging/dead/mismatched ranks that caused the desync are:{_lagging(states)}{_seen(states)}"
 
 
-def _read(store: Any, key: str) -> tuple[int, str] | None:
+def _read(store: SimStore, key: str) -> tuple[int, str] | None:
     value = store.server.data.get(store._name(key))
     if value is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.c10d.backends.nccl._words import async_error
 from simdist.c10d.backends.nccl._work import NcclWork
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simdist.c10d.backends.nccl.watch._monitor import Monitor
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
     from simdist.c10d.backends.nccl.watch._watchdog import Watchdog
+    from simdist.c10d.calls._work import SimFuture
     from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
 __all__ = ["EndingMember"]
@@ -40,7 +41,7 @@ class EndingMember(GroupBackend):
     _is_joined: bool  # somebody has waited for the end of its watchdog
     _error: str  # what has happened to the group first
     environment: Environment
-    results: dict[NcclWork, list[Any]]  # futures of how works end
+    results: dict[NcclWork, list[SimFuture]]  # futures of how works end
 
     def shutdown(self) -> None:
         """Wait until what is queued is over, and end the communicators."""
@@ -108,7 +109,7 @@ class EndingMember(GroupBackend):
 
     # -- what goes wrong -----------------------------------------------------------------------------------------
 
-    def get_error(self) -> Any:
+    def get_error(self) -> object:
         """What has happened to the group; the first stays."""
         return c10d_bindings.ErrorType.__members__[self._error]
 

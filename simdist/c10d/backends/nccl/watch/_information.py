@@ -7,12 +7,15 @@ group was destroyed, or when the program ends, no matter who still holds the gro
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from simdist.c10d.backends.nccl._log import log, shows
 from simdist.inside.torch import NCCL, Place
+
+if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._launching import NcclGroup
 
 __all__ = ["Informer"]
 
@@ -20,7 +23,7 @@ __all__ = ["Informer"]
 class Informer:
     """Says what happens to one group of a rank. Whether the lines show is asked each time: the variable may change."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: NcclGroup) -> None:
         self._group = group
         self._process = group.nccl.process
 

@@ -13,7 +13,7 @@ import os
 import signal
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -24,7 +24,9 @@ from simdist.inside.torch import Place
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
+    from simdist.c10d.surface._store import SimStore
 
 __all__ = ["Monitor", "Poller", "ask_for_dumps", "broadcast", "dump", "put", "when_it_runs"]
 
@@ -56,7 +58,7 @@ def when_it_runs(process: SimProcess, action: Callable[[], None]) -> None:
         action()
 
 
-def ask_for_dumps(group: Any) -> None:
+def ask_for_dumps(group: NcclGroup) -> None:
     """Ask all processes of the job for a dump, this one included; say so if nobody here has yet."""
     nccl, store = group.nccl, group._store
     while hasattr(store, "underlying_store"):
@@ -72,7 +74,7 @@ def ask_for_dumps(group: Any) -> None:
         monitor.notice()
 
 
-def broadcast(group: Any, store: Any, signal: str, rank: int) -> None:
+def broadcast(group: NcclGroup, store: SimStore, signal: str, rank: int) -> None:
     """Leave a rank's number in a store under the name of a signal, as a thread of torch's does."""
     try:
         put(group.nccl.process, store, signal, struct.pack("<i", rank))
@@ -83,7 +85,7 @@ def broadcast(group: Any, store: Any, signal: str, rank: int) -> None:
         group.informer.say(f"Broadcasting signal {signal} to other ranks via TCPStore.", Place.SIGNAL_SENT)
 
 
-def put(process: SimProcess, store: Any, key: str, value: bytes) -> None:
+def put(process: SimProcess, store: SimStore, key: str, value: bytes) -> None:
     """Set a key for a thread of torch's, which the program does not wait for.
 
     Raises:
@@ -97,7 +99,7 @@ def put(process: SimProcess, store: Any, key: str, value: bytes) -> None:
         server.changed(name)
 
 
-def dump(group: Any, *, frames: bool | None = None, retried: bool = False) -> bool:
+def dump(group: NcclGroup, *, frames: bool | None = None, retried: bool = False) -> bool:
     """Dump with stacks, or without, or as a variable says; False if nothing is recorded."""
     nccl = group.nccl
     try:
@@ -139,7 +141,7 @@ class Monitor(Poller):
     It is an `Expiring` of the simulation while there is a pipe to look into, or a store that does not answer any more.
     """
 
-    def __init__(self, group: Any, nccl: RankNccl) -> None:
+    def __init__(self, group: NcclGroup, nccl: RankNccl) -> None:
         environment = group.environment
         self._group = group
         self._nccl = nccl
@@ -154,7 +156,7 @@ class Monitor(Poller):
         self._pipe: DumpPipe | None = None
         self.deadline_ns: int | None = None
 
-    def begin(self, store: Any) -> None:
+    def begin(self, store: SimStore) -> None:
         """The group is there."""
         if self._answers:
             store.server.monitors.append(self)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.c10d.backends.nccl.watch._debug_lines import show_warning, variable
 from simdist.errors import UnsupportedError
@@ -19,6 +19,8 @@ from simdist.inside.torch import NcclPlace
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._options import NcclConfig
+    from simdist.c10d.backends.nccl._work import NcclWork
     from simdist.c10d.engine._stream_parts import Part
     from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
@@ -37,11 +39,11 @@ def _shares_nothing(process: SimProcess) -> bool:
     return all(_number(process, f"NCCL_{name}_DISABLE", 0) for name in ("P2P", "SHM"))
 
 
-def _network(process: SimProcess, config: Any) -> str:
+def _network(process: SimProcess, config: NcclConfig) -> str:
     return (variable(process, "NCCL_NET") or config.net_name or "").upper()
 
 
-def problem_of_networks(process: SimProcess, config: Any) -> str:
+def problem_of_networks(process: SimProcess, config: NcclConfig) -> str:
     """NCCL's error if no network matches its variables and the group's config, else an empty text.
 
     Raises:
@@ -149,7 +151,7 @@ def _is_linked(connection: Connection, part: Part, rank: int) -> bool:
     return part.rank in (ring[place - 1], ring[(place + 1) % len(ring)])
 
 
-def _tell(part: Part, work: Any, warning: str, place: NcclPlace, error: Callable[[str], str]) -> None:
+def _tell(part: Part, work: NcclWork, warning: str, place: NcclPlace, error: Callable[[str], str]) -> None:
     group = work.group
     if work.done or group.closed or not part.process.running:
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl.watch._desync import DesyncDebugger
@@ -20,6 +20,7 @@ from simdist.c10d.backends.nccl.watch._monitor import ask_for_dumps, when_it_run
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
+    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl._work import NcclWork
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
     from simdist.c10d.backends.nccl.watch._recorder import Entry
@@ -47,7 +48,7 @@ _NO_STACK = (
 class Watchdog:
     """Watches the works of one rank's group. It is an `Expiring` of the simulation while there are any."""
 
-    def __init__(self, group: Any, rank_nccl: RankNccl) -> None:
+    def __init__(self, group: NcclGroup, rank_nccl: RankNccl) -> None:
         self._group = group
         self._nccl = rank_nccl
         self._process = rank_nccl.process
@@ -195,6 +196,7 @@ class Watchdog:
             group.remote_errors.tell()
         ask_for_dumps(group)
         act_ns = self._acts_ns = process.simulation.now_ns + environment.pause_ns
+        assert group.monitor is not None
         group.monitor.watchdog_stands_still(act_ns)
         process.simulation.call_at(act_ns, lambda: when_it_runs(process, lambda: self._act(work, error, _RAISED[kind])))
 
@@ -223,6 +225,7 @@ class Watchdog:
         log(process, "E", what, Place.WATCHDOG_ENDED)
         if not self._group.environment.rethrows:
             self._failing = True
+            assert self._group.monitor is not None
             self._group.monitor.watchdog_stands_still(None)
             return
         process.add_output(
