@@ -205,6 +205,7 @@ LAYERS: dict[str, set[str]] = {
         "values",
         "result",
         "faults",
+        "judges",
         "programs",
         "scenario",
         "sweeps",
