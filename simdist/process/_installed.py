@@ -100,6 +100,7 @@ class PythonReplacements:
         patches.install(_ALWAYS)
         _when_imported.install(patches)
         _environ.begin(patches)
+        _warnings.begin()
         _stdio.install(patches)
         _lock_methods.bind_again()
         simulation.start_thread = original(_thread.start_new_thread)

@@ -112,6 +112,7 @@ class SimProcess:
         "torch_state",
         "value",
         "wakeup_descriptor",
+        "warned",
     )
 
     def __init__(
@@ -176,6 +177,7 @@ class SimProcess:
             int(_signal.SIGINT): _signal.default_int_handler
         }  # what it has set, by signal
         self.handlers.update(dict.fromkeys(ignored, _signal.SIG_IGN))
+        self.warned: set[tuple[object, ...]] = set()  # what warnings it has been shown
         self.pending: list[int] = []  # signals whose handlers have not run
         self.handled = 0  # how many have
         self.masks: SignalMasks | None = None  # of signals that threads block; None: nobody ever has

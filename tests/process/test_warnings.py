@@ -8,12 +8,14 @@ import pickle
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import simdist
+from tests.warm import Interpreters
 
 
 def rank() -> int:
@@ -119,3 +121,77 @@ def test_what_a_shared_module_does_to_the_interpreter_while_it_is_imported_is_fo
         kept[:] = filters
         copyreg.dispatch_table.clear()
         copyreg.dispatch_table.update(ways)
+
+
+def warns_of_its_place() -> None:
+    for _ in range(3):
+        warnings.warn("of one place", UserWarning, stacklevel=1)
+
+
+def shown_by_ranks(body: Callable[[], None], world_size: int = 2) -> list[str]:
+    """What ranks show, all in one list; pytest's own list of warnings is kept out."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        simdist.run(body, world_size=world_size).raise_for_failure()
+    return [str(each.message) for each in caught]
+
+
+def test_each_rank_of_each_world_is_warned_once_for_a_place(interpreters: Interpreters) -> None:
+    code = (
+        "import simdist; from tests.process.test_warnings import warns_of_its_place\n"
+        "for _ in range(2):\n"
+        "    result = simdist.run(warns_of_its_place, world_size=2)\n"
+        "    print(result.digest, [rank.stderr.count('UserWarning: of one place') for rank in result.ranks])\n"
+    )
+    done = interpreters.run([sys.executable, "-c", code])
+
+    first, second = done.stdout.splitlines()
+    assert first.endswith("[1, 1]")
+    assert second == first
+
+
+def test_what_the_host_was_warned_of_is_no_matter_to_ranks_and_theirs_none_to_it() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        warns_of_its_place()
+        result = simdist.run(warns_of_its_place, world_size=2)
+        warns_of_its_place()
+
+    result.raise_for_failure()
+    assert [str(each.message) for each in caught] == ["of one place"] * 4  # the host twice, and each rank
+
+
+def test_a_rank_that_changes_its_filters_is_warned_again_and_others_are_not() -> None:
+    def warns() -> None:
+        warns_of_its_place()
+        if rank() == 1:
+            warnings.simplefilter("default")
+        time.sleep(1)
+        warns_of_its_place()
+
+    assert shown_by_ranks(warns, 3) == ["of one place"] * 4
+
+
+@pytest.mark.parametrize(
+    ("action", "shown"), [("default", 2), ("module", 1), ("once", 1), ("always", 4), ("ignore", 0)]
+)
+def test_what_is_shown_of_two_places_is_what_a_process_shows(action: str, shown: int) -> None:
+    def warns() -> None:
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+        for _ in range(2):
+            warnings.warn("one", UserWarning, stacklevel=1)
+            warnings.warn("one", UserWarning, stacklevel=1)
+
+    assert shown_by_ranks(warns) == ["one"] * 2 * shown
+
+
+def test_a_forked_child_knows_what_its_parent_was_warned_of() -> None:
+    import multiprocessing
+
+    def warns() -> None:
+        warns_of_its_place()
+        child = multiprocessing.get_context("fork").Process(target=warns_of_its_place)
+        child.start()
+        child.join()
+
+    assert shown_by_ranks(warns) == ["of one place"] * 2

@@ -214,6 +214,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
     if forked:
         child.streams = sys.stdout, sys.stderr, sys.excepthook
         child.handlers = dict(parent.handlers)
+        child.warned = set(parent.warned)
         runtime.slots.inherit(child)
     else:
         ignored = {number: each for number, each in parent.handlers.items() if each == signal.SIG_IGN}

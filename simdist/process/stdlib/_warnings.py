@@ -1,10 +1,15 @@
-"""A rank's own warning filters.
+"""A rank's own warning filters, and what it has been warned of.
 
 `warnings.catch_warnings`, and `pytest.warns` above it, saves the module's filters on entry and puts them back on exit.
 Ranks that are inside at the same time would put back each other's. So from the first moment that a rank touches the
 filters, each has its own, swapped when the baton changes hands; a world in which none does pays nothing. A module that
 all ranks share sets its filters for all of them, and for good, when the first imports it; in doubt, for if any rank has
 filters of its own by then, only the one that imports it gets them.
+
+A warning is shown once for each place. Python notes that in the globals of the module that is warned, which ranks and
+worlds share for libraries: the first rank of the first world would be warned alone. So a note that a rank leaves there
+is taken away again, and kept with its process. Invariant: no note of a rank is in a shared module when it goes on. What
+the host was warned of before is void while a world lives, as it is inside `catch_warnings`.
 """
 
 from __future__ import annotations
@@ -13,21 +18,24 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_runtime
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 
-__all__ = ["FILTERS_SLOT", "install"]
+__all__ = ["FILTERS_SLOT", "begin", "install"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _State = tuple[list[tuple[object, ...]], Callable[..., object], Callable[..., object]]
 
 _module: Any = warnings  # has what the stubs leave out
-_filters_changed: Callable[[], None] = getattr(_module, "_filters_mutated", None) or _module._filters_mutated_lock_held
+_FILTERS_CHANGED = "_filters_mutated" if hasattr(warnings, "_filters_mutated") else "_filters_mutated_lock_held"
+_filters_changed: Callable[[], None] = getattr(_module, _FILTERS_CHANGED)
 
 
 def _save() -> _State:
@@ -36,7 +44,7 @@ def _save() -> _State:
 
 def _load(state: _State) -> None:
     _module.filters, _module.showwarning, _module._showwarnmsg_impl = state
-    _filters_changed()
+    original(_filters_changed)()  # of no rank
 
 
 def _fresh(process: SimProcess, host: _State) -> _State:
@@ -46,23 +54,67 @@ def _fresh(process: SimProcess, host: _State) -> _State:
 FILTERS_SLOT: Slot[_State] = Slot("warnings", _save, _load, _fresh)
 
 
-def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
-    @functools.wraps(original)
+def _separating(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    @functools.wraps(function)
     def touch(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         runtime = current_runtime()
         if runtime is not None and not imported_for_all(sys._getframe(1)):
             runtime.separate(FILTERS_SLOT)
-        return original(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return touch
+
+
+def _own(show_all: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
+    @functools.wraps(show_all)
+    def show(message: warnings.WarningMessage) -> None:
+        process = current_process()
+        if process is not None and (note := _taken(message)) is not None:
+            if note in process.warned:
+                return
+            process.warned.add(note)
+        show_all(message)
+
+    return show
+
+
+def _taken(message: warnings.WarningMessage) -> tuple[object, ...] | None:
+    """Take the note of a warning that is about to be shown out of its module; None if it is shown each time."""
+    text, category = str(message.message), message.category
+    # What Python notes, the widest last: of this line, of all lines, of all places.
+    notes = ((text, category, message.lineno), (text, category, 0), (text, category))
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        noted = frame.f_globals.get("__warningregistry__")
+        if noted and (found := [note for note in notes if noted.pop(note, None)]):
+            return frame.f_globals.get("__name__"), *found[-1]
+        frame = frame.f_back
+    return None
+
+
+def _forgetting(changed: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(changed)
+    def mutated() -> None:
+        changed()
+        if (process := current_process()) is not None:
+            process.warned.clear()  # as Python does with what modules have noted
+
+    return mutated
 
 
 _REPLACEMENTS = (
     Replacement(warnings.catch_warnings, "__enter__", _separating),
     *(Replacement(warnings, name, _separating) for name in ("simplefilter", "filterwarnings", "resetwarnings")),
+    Replacement(warnings, "_showwarnmsg", _own),
+    Replacement(warnings, _FILTERS_CHANGED, _forgetting),
 )
 
 
 def install(patches: Patches) -> None:
-    """Watch for a rank that touches the filters."""
+    """Watch for a rank that touches the filters, or is warned."""
     patches.redirect(_REPLACEMENTS)
+
+
+def begin() -> None:
+    """A world begins: what modules have noted of the host's warnings is void."""
+    original(_filters_changed)()
