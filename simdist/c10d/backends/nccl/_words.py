@@ -60,7 +60,11 @@ def _said(kind: str, warning: str) -> str:
 
 def _may_share(connection: Connection) -> bool:
     members = [connection.communicator.members[rank] for rank in connection.ranks]
-    return all(variable(member.process, "NCCL_MULTI_RANK_GPU_ENABLE") not in ("", "0") for member in members if member)
+    return all(
+        variable(member.process, "NCCL_MULTI_RANK_GPU_ENABLE") not in ("", "0")
+        for member in members
+        if member is not None
+    )
 
 
 class NcclFailure:
