@@ -26,7 +26,7 @@ class Noted:
     site: Line | None = None
     whole: tuple[int, ...] = ()
     step: int = -1
-    is_warning: bool = False  # Python shows a warning once per process, so a later run has one less
+    is_warning: bool = False  # torch's C++ gives some once per process, so a later run has one less
 
     @property
     def compared(self) -> tuple[object, ...]:
