@@ -46,6 +46,7 @@ from simdist.process import Patches, current_process
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._options import NcclOptions
+    from simdist.c10d.calls._member import Member
     from simdist.c10d.surface._identity import GroupBackend
     from simdist.inside.torch import Store, TCPStore
 
@@ -91,30 +92,35 @@ class Makers:
         limit_ns = round(timeout.total_seconds() * 1e9)
         devices = () if options is None else options._devices
         lazy = any(device.lazy for device in devices) if devices else lazy_by_default(process)
-        if ranks is None:
-            ranks = process.torch_state.ranks_in_making
-            if not ranks and size == self._network.cluster.world_size:
-                ranks = range(size)
-        member = connect(
-            process,
-            self._network,
-            store,
-            rank,
-            size,
-            limit_ns,
-            self._moving(backend),
-            strict=self._strict,
-            lazy=lazy,
-            ranks=ranks,
-        )
+        member = self._connected(store, rank, size, limit_ns, backend, lazy=lazy, ranks=ranks)
         group = self._group_class(member, store, size, timeout, options)
         group.maker = self
         flight_record_of(process).enter(group)
         return group
 
-    def _moving(self, backend: Backend) -> Backend:
-        """The backend as this world has it: with its payloads, or without."""
-        return backend if self._moves_payloads else replace(backend, moves_payloads=False)
+    def _connected(
+        self,
+        store: SimStore,
+        rank: int,
+        size: int,
+        limit_ns: int,
+        backend: Backend,
+        *,
+        lazy: bool,
+        ranks: Sequence[int] | None = None,
+    ) -> Member:
+        """The calling rank's end of a group that is being made, with its payloads or without as the world has them."""
+        process = current_process()
+        assert process is not None
+        if ranks is None:
+            ranks = process.torch_state.ranks_in_making
+            if not ranks and size == self._network.cluster.world_size:
+                ranks = range(size)
+        if not self._moves_payloads:
+            backend = replace(backend, moves_payloads=False)
+        return connect(
+            process, self._network, store, rank, size, limit_ns, backend, strict=self._strict, lazy=lazy, ranks=ranks
+        )
 
     def nccl_group(
         self,
@@ -139,21 +145,7 @@ class Makers:
             if timeout is not None:
                 options._timeout = timeout
         limit_ns = round(options.timeout.total_seconds() * 1e9)
-        ranks: Sequence[int] = state.ranks_in_making
-        if not ranks and size == self._network.cluster.world_size:
-            ranks = range(size)
-        member = connect(
-            process,
-            self._network,
-            store,
-            rank,
-            size,
-            limit_ns,
-            self._moving(NCCL),
-            strict=self._strict,
-            lazy=True,
-            ranks=ranks,
-        )
+        member = self._connected(store, rank, size, limit_ns, NCCL, lazy=True)
         group = NcclProcessGroup(member, store, size, options)
         if state.making is not None:
             group.bound_device_id = state.making.device
