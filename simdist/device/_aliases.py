@@ -70,7 +70,9 @@ def use(compiled: Compiled | None) -> None:
 
 def block_of(tensor: Tensor) -> Block | None:
     """The block of a tensor's storage; None where torch made the storage itself."""
-    return block_of_storage(tensor.untyped_storage())
+    storage = tensor.untyped_storage()
+    block: Block | None = getattr(storage, "block", None)
+    return block_of_storage(storage) if block is None else block
 
 
 def block_of_storage(storage: torch.UntypedStorage) -> Block | None:

@@ -114,7 +114,7 @@ def release(claims: list[Outstanding], claimant: Claimant) -> None:
     """An operation has begun, or never will."""
     for each in claims:
         each.drop(claimant)
-    for each in claims:
+    for each in claims:  # after all are gone
         if each.followers:
             followers, each.followers = each.followers, []
             for follower in followers:

@@ -143,14 +143,14 @@ class DeviceState:
         """Swap what `torch.cuda` keeps in its module: called whenever another process gets the baton."""
         variables = cuda_variables
         if leaving is not None:
-            kept = self._hardware.of(leaving).variables
+            kept = self._hardware[leaving].variables
             for name in CUDA_VARIABLES:
                 kept[name] = variables[name]
         if entering is None:
             variables.update(self._host)
             _version["cuda"], core_names["_has_cuda"] = _HOST
             return
-        variables.update(self._hardware.of(entering).variables)
+        variables.update(self._hardware[entering].variables)
         if leaving is None:
             variables["_cudart"] = runtime_library()
             _version["cuda"] = _HOST[0] or CUDA_VERSION

@@ -91,34 +91,31 @@ class ProcessDevices:
             account.close()
 
 
-class Hardware:
-    """The devices of every host of a world, and every process's view of them."""
+class Hardware(dict[SimProcess, ProcessDevices]):
+    """The devices of every host of a world, and every process's view of them: what a process has, made when asked for."""
 
     def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
         self._hosts = {
             name: [Device(cluster.device_memory_bytes) for _ in range(cluster.devices_on(name))]
             for name in cluster.hosts
         }
-        self._processes: dict[SimProcess, ProcessDevices] = {}
         self.make_races: Callable[[SimProcess], Races | None] = lambda process: (
             None
         )  # what looks for races in a process, if anything does
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
 
-    def of(self, process: SimProcess) -> ProcessDevices:
-        """What a process has."""
-        known = self._processes.get(process)
-        if known is None:
-            fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
-            fresh["_lazy_seed_tracker"] = type(fresh["_lazy_seed_tracker"])()
-            known = self._processes[process] = ProcessDevices(
-                process, self._hosts[process.host.name], fresh, self.make_races(process)
-            )
-        return known
+    def __missing__(self, process: SimProcess) -> ProcessDevices:
+        fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
+        fresh["_lazy_seed_tracker"] = type(fresh["_lazy_seed_tracker"])()
+        made = self[process] = ProcessDevices(
+            process, self._hosts[process.host.name], fresh, self.make_races(process)
+        )
+        return made
 
     def close(self) -> None:
         """Forget everything: processes and their tensors refer to each other."""
-        self._processes.clear()
+        self.clear()
         for devices in self._hosts.values():
             for device in devices:
                 device.accounts.clear()
@@ -153,19 +150,19 @@ def present() -> ProcessDevices:
     process = current_process()
     if process is None or _present is None:
         raise AssertionError("Torch not compiled with CUDA enabled")
-    return _present.of(process)
+    return _present[process]
 
 
 def present_or_none() -> ProcessDevices | None:
     """The devices of the calling process; None if it has none: a tensor outlived its world."""
     process = current_process()
-    return None if process is None or _present is None else _present.of(process)
+    return None if process is None or _present is None else _present[process]
 
 
 def count() -> int:
     """How many devices the caller sees; none outside simulated ranks."""
     process = current_process()
-    return 0 if process is None or _present is None else len(_present.of(process).accounts)
+    return 0 if process is None or _present is None else len(_present[process].accounts)
 
 
 def account_of(index: int | None) -> Account:
@@ -177,7 +174,7 @@ def account_of(index: int | None) -> Account:
     process = current_process()
     if process is None or _present is None:
         return _stray(index or 0)
-    devices = _present.of(process)
+    devices = _present[process]
     if not devices.generators:
         begin_cuda()
     if index is None:

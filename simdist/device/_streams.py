@@ -148,8 +148,8 @@ class Streams:
         if self.races is not None:
             self.races.order_host_after_all(index)
         if self._ready_ns or self._tails:
-            keys = [key for key in {**self._ready_ns, **self._tails} if key[0] == index]
-            self.wait_for(latest([self.mark(*key) for key in keys]))
+            marks = [self.mark(*key) for key in {**self._ready_ns, **self._tails} if key[0] == index]
+            self.wait_for(marks[0] if len(marks) == 1 else latest(marks))
 
     def synchronize_current(self, index: int) -> None:
         """Park until the current stream of a device is done: a value is wanted on the host. Hot."""
@@ -171,7 +171,8 @@ class Streams:
             while mark.at_ns is None and not (heeds_errors and self.error is not None):
                 process.simulation.park(wait)
                 process.drain()
-        self.sleep_until(mark.at_ns or 0)
+        if mark.at_ns is not None and mark.at_ns > process.simulation.now_ns:
+            self.sleep_until(mark.at_ns)
         if heeds_errors and self.error is not None:
             raise self.error
 

@@ -46,14 +46,19 @@ class Part:
         writes: Sequence[Tensor] = (),
         factor: Factor | None = None,
     ) -> None:
+        member = connection.communicator.members[rank]
+        assert member is not None  # it calls
         self.connection = connection
         self.rank = rank
+        self.member: Member = member
+        self.process: SimProcess = member.process
         self.operation = operation
         self.payload = payload
         self.begin = begin
         self.factor = factor  # that its operand is multiplied by before a sum
         self.end = Mark(cause=self)
         self.begun = self.lost = False
+        self.awaited = False  # a task of its rank waits until it has begun
         self.sequence = -1  # of its operation in the group
         self.site = ""
         self.whole: StreamCollective | None = None  # None for a message
@@ -67,18 +72,6 @@ class Part:
         self._claims: list[Any] = []
         # Of claims that read: a block, weakly, and what stands for it.
         self._flats: list[tuple[weakref.ref[object], Tensor]] = []
-
-    @property
-    def member(self) -> Member:
-        """The end of the group that called."""
-        member = self.connection.communicator.members[self.rank]
-        assert member is not None
-        return member
-
-    @property
-    def process(self) -> SimProcess:
-        """The process that called."""
-        return self.member.process
 
     @property
     def tensor(self) -> Tensor:
@@ -98,18 +91,23 @@ class Part:
         self._reads = self._writes = ()
 
     def change_read(self) -> None:
-        """Change what its operation reads, if a verdict wants it. Calls of the device tell what goes wrong."""
-        if self.change is not None:
-            try:
-                change_read(self.change, self.operation, self.payload, self.rank)
-            except Exception as error:
-                self.connection.streams_of(self.rank).error = error
+        """Change what its operation reads, as a verdict wants it. Calls of the device report what goes wrong."""
+        assert self.change is not None
+        try:
+            change_read(self.change, self.operation, self.payload, self.rank)
+        except Exception as error:
+            self.connection.streams_of(self.rank).error = error
+            self.process.wake()
 
     def settle_claims(self) -> None:
         """It has begun, or never will."""
-        release(self._claims, self)
-        self.forget()
-        self.process.wake()
+        if self._claims:
+            release(self._claims, self)
+        self.payload = None
+        self._reads = self._writes = ()
+        self._flats = []
+        if self.awaited:
+            self.process.wake()
 
     def forget(self) -> None:
         """It needs its tensors no longer: nothing that is kept of it may keep their memory."""
@@ -131,6 +129,7 @@ class Part:
         task = simulation.current
         if task is None or task.context is not process or not simulation.owns_this_thread():
             return
+        self.awaited = True
         while not self.begun:
             simulation.park(self)
             process.drain()
@@ -234,7 +233,12 @@ class StreamCollective:
             part.claim()
 
     def _start(self) -> None:
-        ready = latest([each.begin for each in self.parts.values()])
+        begins = [part.begin for part in self.parts.values()]
+        known = [begin.at_ns for begin in begins if begin.at_ns is not None]
+        if len(known) == len(begins):
+            self._plan(max(known))
+            return
+        ready = latest(begins)
         ready.when_known(lambda: self._plan(ready.at_ns or 0))
 
     def _part_off(self, part: Part) -> None:
@@ -277,7 +281,7 @@ class StreamCollective:
         connection = self.connection
         communicator = connection.communicator
         simulation = communicator.simulation
-        parts = list(self._parts_in_order())
+        parts = [self.parts[rank] for rank in self.ranks]
         calls = self._calls(parts)
         meets = communicator.streamed.meets(calls)
         operation = parts[0].operation if self._whole is self else max(parts, key=_size).operation
@@ -286,7 +290,8 @@ class StreamCollective:
             return
         self.begin_ns = simulation.now_ns
         for part in parts:
-            part.change_read()
+            if part.change is not None:
+                part.change_read()
         if connection.left or not meets:
             self._collide(parts)
             return
@@ -306,9 +311,6 @@ class StreamCollective:
                 end_ns - cost.wire_ns, end_ns, cost.byte_ns, cost.load, lambda: self._move_end(crc)
             )
         self._strike_during(parts, end_ns)
-
-    def _parts_in_order(self) -> Iterable[Part]:
-        return map(self.parts.__getitem__, self.ranks)
 
     def _calls(self, parts: Sequence[Part]) -> list[Brought]:
         """The calls of all ranks of the connection; of those that take no part, calls with nothing to exchange."""
@@ -382,7 +384,7 @@ class StreamCollective:
         communicator = connection.communicator
         simulation = communicator.simulation
         self._wire = self._timer = None
-        parts = list(self._parts_in_order())
+        parts = [self.parts[rank] for rank in self.ranks]
         whole = self._whole
         if whole is not self:
             connection.collectives.pop((self.index, self.ranks[0]), None)

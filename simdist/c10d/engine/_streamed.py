@@ -156,7 +156,8 @@ class Connection:
         if self.communicator.strict and not (fits and send.operation.dtype_name == receive.operation.dtype_name):
             self._disagree(send, receive)
             return
-        send.change_read()
+        if send.change is not None:
+            send.change_read()
         begin_ns = self.communicator.simulation.now_ns
         received_ns = sent_ns + self.communicator.latency_ns(send.rank, receive.rank, begin_ns)
         ends_ns = {send: received_ns, receive: received_ns}  # a rendezvous: a send ends when its bytes are there

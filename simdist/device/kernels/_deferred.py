@@ -72,6 +72,7 @@ class Deferred:
         self._name = name
         self._inputs = inputs
         self._run: Callable[[], object] | None = run  # None once it has
+        self._awaited = False  # a task of its rank waits until it has run
         self._claims: list[Outstanding] = []
         self._before: list[tuple[Outstanding, Claimant]] = []  # claims that it comes after
 
@@ -119,7 +120,8 @@ class Deferred:
         release(self._claims, self)
         self._streams.kept.pop(self, None)
         self.data.settle(self._process.simulation.now_ns)
-        self._process.wake()
+        if self._awaited or self._streams.error is not None:
+            self._process.wake()
 
     # -- for memory that is touched ----------------------------------------------------------------------------------
 
@@ -134,6 +136,7 @@ class Deferred:
         task = simulation.current
         if task is None or task.context is not process or not simulation.owns_this_thread():
             return
+        self._awaited = True
         while self._run is not None:
             simulation.park(self)
             process.drain()

@@ -50,9 +50,9 @@ def says_cuda() -> tuple[str | None, bool]:
 
 
 def begin_cuda() -> None:
-    """Begin CUDA, in this process or for the calling rank, unless it has begun."""
-    beginning: Any = cuda_beginning()
-    beginning()
+    """Begin CUDA, in this process or for the calling rank, unless it has begun. Hot."""
+    if not cuda_variables["_initialized"]:
+        cuda_beginning()()
 
 
 def cuda_beginning() -> Callable[[], None]:

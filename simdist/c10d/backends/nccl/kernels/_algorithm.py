@@ -66,18 +66,15 @@ class NcclAlgorithm(StreamAlgorithm):
     def meets(self, calls: Calls) -> bool:
         """NCCL compares nothing: other bytes, kinds or roots collide; other types of equal size become one's own."""
         first = calls[0][0]
-        if first.name == "all_to_all":
-            return all(each.name == first.name for each, _, _ in calls) and _exchange_fits(calls)
-        return all(
-            each is first
-            or (
-                each.name == first.name
-                and each.root == first.root
-                and each.element == first.element
-                and each.size == first.size
-            )
-            for each, _, _ in calls
-        )
+        name, root, element, size = first.name, first.root, first.element, first.size
+        exchanges = name == "all_to_all"
+        for each, _, _ in calls:
+            if each is not first and not (
+                each.name == name
+                and (exchanges or (each.root == root and each.element == element and each.size == size))
+            ):
+                return False
+        return not exchanges or _exchange_fits(calls)
 
     def execute(self, calls: Calls) -> int:
         """Move the bytes."""

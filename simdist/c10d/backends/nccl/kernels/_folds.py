@@ -201,7 +201,7 @@ def _by_ring(
 def _native_name(operands: Sequence[Operand]) -> tuple[str, float] | None:
     """What the extension calls the operation, and the factor of its operands; None if it has no such operation."""
     kind, data = operands[0].kind, operands[0].data
-    if kind == "premul_sum" or any(operand.kind != kind for operand in operands):
+    if kind == "premul_sum" or len({operand.kind for operand in operands}) > 1:
         return None
     if kind == "avg":
         return ("sum", 1.0 / len(operands)) if data.is_floating_point() else None
