@@ -574,7 +574,7 @@ def _pytest() -> str:
         rows: list[str] = []  # noqa: RUF012  # there is one instance
 
         class option:
-            simdist_trace = simdist_events = None
+            simdist_trace = simdist_events = simdist_scheduler = None
 
         def addinivalue_line(self, _: str, text: str) -> None:
             name, _, said = text.partition(": ")

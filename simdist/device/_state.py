@@ -92,7 +92,7 @@ class ProcessDevices:
 
 
 class Hardware(dict[SimProcess, ProcessDevices]):
-    """The devices of every host of a world, and every process's view of them: what a process has, made when asked for."""
+    """The devices of every host of a world; by process, what each has of them, made when first asked for."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -108,9 +108,7 @@ class Hardware(dict[SimProcess, ProcessDevices]):
     def __missing__(self, process: SimProcess) -> ProcessDevices:
         fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
         fresh["_lazy_seed_tracker"] = type(fresh["_lazy_seed_tracker"])()
-        made = self[process] = ProcessDevices(
-            process, self._hosts[process.host.name], fresh, self.make_races(process)
-        )
+        made = self[process] = ProcessDevices(process, self._hosts[process.host.name], fresh, self.make_races(process))
         return made
 
     def close(self) -> None:

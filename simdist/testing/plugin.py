@@ -41,7 +41,7 @@ With `--simdist-explore N` a marked test runs under N other schedules after the 
 fails. Its fixtures are set up once for all of them, so what they return should not change.
 
 Options: `--simdist-seed`, `--simdist-seeds`, `--simdist-explore`, `--simdist-check-determinism`, `--simdist-judges`,
-`--simdist-trace`.
+`--simdist-trace`, `--simdist-scheduler`.
 
 pytest loads this module in every run, so it imports nothing but pytest; open `_plugin/__init__.py` for the rest.
 """
@@ -100,6 +100,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     group.addoption(
         "--simdist-judges", action="store_true", help="let all judges look on in each simulated test, unless it says"
     )
+    group.addoption(
+        "--simdist-scheduler",
+        metavar="ADDRESS",
+        help="run simulated tests on a Dask cluster, such as tcp://10.0.0.1:8786",
+    )
     group.addoption("--simdist-trace", metavar="DIR", help="write a Chrome trace of each simulated world to DIR")
     group.addoption("--simdist-events", metavar="DIR", help="write the events of each simulated world to DIR, as lines")
 
@@ -135,6 +140,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from simdist.testing._plugin._files import make_folders
 
         make_folders(config)
+    if config.option.simdist_scheduler is not None:
+        from simdist.testing._plugin._elsewhere import Elsewhere
+
+        config.pluginmanager.register(Elsewhere(config, config.option.simdist_scheduler), "simdist-elsewhere")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -160,6 +169,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
         *(["all judges"] if option.simdist_judges else []),
         *(["each test twice, events compared"] if option.simdist_check_determinism else []),
         *([f"traces in {option.simdist_trace}"] if option.simdist_trace else []),
+        *([f"on the workers of {option.simdist_scheduler}"] if option.simdist_scheduler else []),
     ]
     return f"simdist: {', '.join(words)}" if words else None
 
