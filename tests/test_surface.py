@@ -22,19 +22,21 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),
     "frames": set(),
+    "_lazy": set(),
     "inside": {"errors", "numpy", "torch"},
     "native": {"_native", "errors", "torch"},
     "records": {"values"},
     "result": {"errors", "frames", "values"},
     "kernel": {"inside", "errors", "frames", "records", "networkx", "numpy", "simpy"},
     "cluster": {"errors", "values", "kernel", "networkx"},
-    "storage": set(),
+    "storage": {"_lazy"},
     "_chance": set(),
     "process": {"inside", "_chance", "errors", "frames", "records", "kernel", "cluster", "numpy"},
     "files": {"inside", "errors", "records", "kernel", "cluster", "storage", "process", "torch"},
     "_content": {"inside", "torch"},
-    "device": {"inside", "native", "numpy", "errors", "frames", "kernel", "cluster", "process", "torch"},
+    "device": {"_lazy", "inside", "native", "numpy", "errors", "frames", "kernel", "cluster", "process", "torch"},
     "c10d": {
+        "_lazy",
         "inside",
         "_content",
         "errors",
@@ -48,8 +50,20 @@ LAYERS: dict[str, set[str]] = {
         "numpy",
         "torch",
     },
-    "faults": {"errors", "values", "records", "result", "kernel", "cluster", "process", "files", "c10d", "torch"},
-    "trace": {"errors", "values", "records", "result", "c10d", "matplotlib", "networkx"},
+    "faults": {
+        "_lazy",
+        "errors",
+        "values",
+        "records",
+        "result",
+        "kernel",
+        "cluster",
+        "process",
+        "files",
+        "c10d",
+        "torch",
+    },
+    "trace": {"_lazy", "errors", "values", "records", "result", "c10d", "matplotlib", "networkx"},
     "judges": {
         "inside",
         "errors",
@@ -64,7 +78,6 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "_settings": {"errors", "values", "kernel", "cluster", "storage", "faults", "judges"},
-    "_quiet": {"process"},
     "_replay": {"values", "cluster", "faults"},
     "_observer": {"result", "kernel"},
     "_harmless_writes": set(),
@@ -171,6 +184,7 @@ LAYERS: dict[str, set[str]] = {
         "api",
         "errors",
         "faults",
+        "process",
         "result",
         "scenario",
         "storage",
@@ -180,7 +194,6 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "sweeps": {
-        "_quiet",
         "errors",
         "frames",
         "values",
@@ -199,7 +212,6 @@ LAYERS: dict[str, set[str]] = {
     "searches": {
         "kernel",
         "_content",
-        "_quiet",
         "_settings",
         "errors",
         "values",
@@ -213,6 +225,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "strategies": {"cluster", "errors", "faults", "result", "searches", "values"},
     "hardware": {
+        "_lazy",
         "inside",
         "_chance",
         "_content",
@@ -229,6 +242,7 @@ LAYERS: dict[str, set[str]] = {
         "torch",
     },
     "testing": {
+        "_lazy",
         "inside",
         "errors",
         "frames",
@@ -238,6 +252,7 @@ LAYERS: dict[str, set[str]] = {
         "kernel",
         "cluster",
         "process",
+        "programs",
         "c10d",
         "faults",
         "_observer",
@@ -343,7 +358,7 @@ def test_a_package_lists_what_it_re_exports_and_defines_nothing_itself(package: 
     imported = {
         alias.asname or alias.name
         for node in [*tree.body, *lazily]
-        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing")
+        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing", "simdist._lazy")
         for alias in node.names
     }
     module = importlib.import_module(dotted(package))

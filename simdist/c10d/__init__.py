@@ -10,8 +10,9 @@ own.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from simdist._lazy import lazily
 
 if TYPE_CHECKING:
     from simdist.c10d._install import TorchState
@@ -88,8 +89,4 @@ _HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._
     "unseen_steps": "calls._unseen",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simdist._lazy import lazily
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release, values_now
 from simdist.device._events import StreamRaced
@@ -72,10 +73,6 @@ __all__ = [
 if TYPE_CHECKING:
     from simdist.device.kernels._compiled import build_kernels, built_kernels, compiler, remove_old_builds
 
-
-def __getattr__(name: str) -> object:
-    if name not in ("build_kernels", "built_kernels", "compiler", "remove_old_builds"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from simdist.device.kernels import _compiled  # which worlds without devices do not need
-
-    return getattr(_compiled, name)
+# Worlds without devices do not need these.
+_HOMES = dict.fromkeys(("build_kernels", "built_kernels", "compiler", "remove_old_builds"), "kernels._compiled")
+__getattr__ = lazily(__name__, _HOMES)

@@ -15,6 +15,7 @@ faults.
 
 from typing import TYPE_CHECKING
 
+from simdist._lazy import lazily
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._draws import draws_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
@@ -107,11 +108,5 @@ __all__ = [
 if TYPE_CHECKING:
     from simdist.faults._injector import Injector
 
-
-def __getattr__(name: str) -> object:
-    """The injector, on first use: it needs torch, which files and command lines are checked without."""
-    if name == "Injector":
-        from simdist.faults._injector import Injector
-
-        return Injector
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# It needs torch, which files and command lines are checked without.
+__getattr__ = lazily(__name__, {"Injector": "_injector"})

@@ -26,8 +26,9 @@ sleeps belong here and nowhere else. Open `compare/_replay.py` first.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from simdist._lazy import lazily
 
 if TYPE_CHECKING:
     from simdist.hardware._launch import Nodes
@@ -61,25 +62,21 @@ __all__ = [
 
 # Loaded on first use: ranks and their supervisors import this package too, and need none of it.
 _HOMES = {
-    "Match": "simdist.hardware.compare._match",
-    "Nodes": "simdist.hardware._launch",
-    "NotReplayed": "simdist.hardware.compare._portable",
-    "ParityReport": "simdist.hardware.compare._parity",
-    "Point": "simdist.hardware.compare._compare",
-    "RealReport": "simdist.hardware.compare._replay",
-    "calibrate": "simdist.hardware.compare._calibrate",
-    "check_parity": "simdist.hardware.compare._parity",
-    "exit_code": "simdist.hardware.compare._parity",
-    "html_page": "simdist.hardware.compare._page",
-    "replay": "simdist.hardware.compare._replay",
-    "rows_of": "simdist.hardware.compare._calibrate",
-    "unavailable": "simdist.hardware.compare._replay",
-    "why_no_namespaces": "simdist.hardware.links._namespaces",
-    "write_dumps": "simdist.hardware.compare._dumps",
+    "Match": "compare._match",
+    "Nodes": "_launch",
+    "NotReplayed": "compare._portable",
+    "ParityReport": "compare._parity",
+    "Point": "compare._compare",
+    "RealReport": "compare._replay",
+    "calibrate": "compare._calibrate",
+    "check_parity": "compare._parity",
+    "exit_code": "compare._parity",
+    "html_page": "compare._page",
+    "replay": "compare._replay",
+    "rows_of": "compare._calibrate",
+    "unavailable": "compare._replay",
+    "why_no_namespaces": "links._namespaces",
+    "write_dumps": "compare._dumps",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazily(__name__, _HOMES)

@@ -10,6 +10,7 @@ from simdist.programs._attempt import Attempt, Bounds, EndlessError, Problems, P
 from simdist.programs._function import FunctionProgram, Seen, count_problems, setting_problems, watched
 from simdist.programs._plan import PlanProgram, overrides_of
 from simdist.programs._pools import Worker
+from simdist.programs._quiet import no_logs_of_ranks
 from simdist.programs._workers import FEW, Workers, cores, died_words, workers_problems
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "cores",
     "count_problems",
     "died_words",
+    "no_logs_of_ranks",
     "overrides_of",
     "ran_within",
     "setting_problems",

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
 from simdist.faults import Surroundings
-from simdist.programs import Attempt, PlanProgram, Program, Workers, count_problems, workers_problems
+from simdist.programs import Attempt, PlanProgram, Program, Workers, count_problems, no_logs_of_ranks, workers_problems
 from simdist.scenario import Plan, undisturbed
 from simdist.searches._database import Database
 from simdist.searches._explore import function_program, judged

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from simdist._quiet import no_logs_of_ranks
 from simdist._settings import SETTINGS, check_fitting, misfits
 from simdist.errors import ArgumentError, FaultError, TopologyError
 from simdist.programs import (
@@ -25,6 +24,7 @@ from simdist.programs import (
     Worker,
     Workers,
     cores,
+    no_logs_of_ranks,
     ran_within,
     setting_problems,
     watched,

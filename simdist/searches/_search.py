@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from simdist._quiet import no_logs_of_ranks
 from simdist.errors import SimdistError
 from simdist.kernel import guided_by
-from simdist.programs import Attempt, Bounds, EndlessError, PlanProgram, Program, Ran, Workers
+from simdist.programs import Attempt, Bounds, EndlessError, PlanProgram, Program, Ran, Workers, no_logs_of_ranks
 from simdist.searches._attempts import schedule
 from simdist.searches._depth_first import DepthFirst
 from simdist.searches._outcomes import Cause, cause_of, outcome_of

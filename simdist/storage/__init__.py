@@ -59,9 +59,9 @@ Open `_disk.py` first; `_profile.py` has the rules by name, `_names.py` which na
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from simdist._lazy import lazily
 from simdist.storage._mount import Mount
 from simdist.storage._profile import PROFILES, Profile
 
@@ -74,17 +74,13 @@ __all__ = ["PROFILES", "Content", "Disk", "Draw", "FileState", "Image", "Inode",
 
 # Loaded on first use: a run without a disk needs none of it.
 _HOMES = {
-    "Content": "simdist.storage._content",
-    "Disk": "simdist.storage._disk",
-    "Draw": "simdist.storage._inode",
-    "FileState": "simdist.storage._inode",
-    "Image": "simdist.storage._disk",
-    "Inode": "simdist.storage._inode",
-    "Range": "simdist.storage._inode",
+    "Content": "_content",
+    "Disk": "_disk",
+    "Draw": "_inode",
+    "FileState": "_inode",
+    "Image": "_disk",
+    "Inode": "_inode",
+    "Range": "_inode",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazily(__name__, _HOMES)

@@ -7,10 +7,9 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from simdist._quiet import no_logs_of_ranks
 from simdist.errors import ArgumentError
 from simdist.files import Looks
-from simdist.programs import PlanProgram, Workers, cores
+from simdist.programs import PlanProgram, Workers, cores, no_logs_of_ranks
 from simdist.scenario import Plan, undisturbed
 from simdist.sweeps._crashes import Crashes, crashes_elsewhere
 from simdist.sweeps._kept import Kept

@@ -11,8 +11,9 @@ Every name is loaded when it is first used: pytest imports this package in each 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from simdist._lazy import lazily
 
 if TYPE_CHECKING:
     from simdist.testing._conformance import Outcome, Report, run_tests
@@ -56,11 +57,7 @@ _HOMES = {
     "spawn_threads_and_init_comms": "_multithreaded",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

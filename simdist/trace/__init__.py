@@ -33,9 +33,9 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from simdist._lazy import lazily
 from simdist.result import Span
 from simdist.trace._stream import EventStream, event_of, events_of
 
@@ -81,30 +81,26 @@ __all__ = [
 
 # Loaded on first use: a run needs none of it.
 _HOMES = {
-    "StreamRun": "simdist.trace._streams",
-    "Trace": "simdist.trace._trace",
-    "Waiting": "simdist.trace._waits",
-    "chrome_trace": "simdist.trace._chrome",
-    "event_line": "simdist.trace._lines",
-    "flight_recorder_dumps": "simdist.trace._flight_recorder",
-    "moment_of": "simdist.trace._waits",
-    "notes_of": "simdist.trace._notes",
-    "read_trace": "simdist.trace._reader",
-    "save": "simdist.trace._figure",
-    "short_duration": "simdist.trace._axis",
-    "short_message": "simdist.trace._notes",
-    "stream_timeline": "simdist.trace._streams",
-    "timeline": "simdist.trace._figure",
-    "trace_of": "simdist.trace._trace",
-    "wait_graph": "simdist.trace._graph",
-    "waiting_at": "simdist.trace._waits",
-    "write_chrome_trace": "simdist.trace._chrome",
-    "write_events": "simdist.trace._lines",
-    "write_flight_recorder": "simdist.trace._flight_recorder",
+    "StreamRun": "_streams",
+    "Trace": "_trace",
+    "Waiting": "_waits",
+    "chrome_trace": "_chrome",
+    "event_line": "_lines",
+    "flight_recorder_dumps": "_flight_recorder",
+    "moment_of": "_waits",
+    "notes_of": "_notes",
+    "read_trace": "_reader",
+    "save": "_figure",
+    "short_duration": "_axis",
+    "short_message": "_notes",
+    "stream_timeline": "_streams",
+    "timeline": "_figure",
+    "trace_of": "_trace",
+    "wait_graph": "_graph",
+    "waiting_at": "_waits",
+    "write_chrome_trace": "_chrome",
+    "write_events": "_lines",
+    "write_flight_recorder": "_flight_recorder",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazily(__name__, _HOMES)

@@ -23,7 +23,7 @@ import pytest
 
 from simdist.programs import Worker
 
-__all__ = ["Observed", "ServedTests"]
+__all__ = ["Observed", "ServedTests", "pytest_addoption"]
 
 _PIPE = "SIMDIST_SERVED_TESTS"  # the variable that names its end of the pipe
 _LINES = 12  # of its output that are shown when it dies
